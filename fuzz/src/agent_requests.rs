@@ -10,7 +10,7 @@ use prost::Message as _;
 use crate::agent::metrics::accept;
 use crate::agent::metrics::otlp::messages::Response;
 use crate::agent::web::access::{Exposure, PageAccess};
-use crate::client::protocol::{Inbox, PageLink, REQUEST_BYTES, Request, TooLong, frame};
+use crate::client::protocol::{AgentRequest, Inbox, PageLink, REQUEST_BYTES, TooLong, frame};
 use crate::sources::grpc;
 
 /// Parses the bytes as the selected kind of input.
@@ -33,12 +33,12 @@ fn frames(data: &[u8]) {
     let Some((piece, stream)) = data.split_first() else { return };
     let (whole, cut) = (taken(stream, stream.len().max(1)), taken(stream, usize::from(*piece).max(1)));
     assert_eq!(whole, cut, "pieces of {piece}");
-    for request in whole.0.iter().filter_map(|frame| serde_json::from_slice::<Request>(frame).ok()) {
+    for request in whole.0.iter().filter_map(|frame| serde_json::from_slice::<AgentRequest>(frame).ok()) {
         let written = frame(&request).expect("a request can be written");
         let mut inbox = Inbox::new(written.len());
         inbox.put(&written);
         let read = inbox.take().expect("it is short").expect("it is whole");
-        assert_eq!(serde_json::from_slice::<Request>(&read).expect("it was written so"), request);
+        assert_eq!(serde_json::from_slice::<AgentRequest>(&read).expect("it was written so"), request);
     }
 }
 

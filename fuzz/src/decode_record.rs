@@ -3,12 +3,12 @@
 
 use memwatch_common::native::COPY_BYTES;
 use memwatch_common::probes;
-use memwatch_common::record::{CALL_RECORD_BYTES, Item, PROCESS_RECORD_BYTES, Record};
+use memwatch_common::record::{CALL_RECORD_BYTES, Item, PROCESS_RECORD_BYTES, RingRecord};
 use memwatch_common::rm::RmRecord;
 use memwatch_core::decode::{Action, DecodeError, decode, decode_tensor};
 use memwatch_core::input::rm::RmCall;
 use memwatch_core::kernel_driver::KernelDriver;
-use memwatch_core::kernel_driver::books::Books;
+use memwatch_core::kernel_driver::books::DriverLedger;
 use memwatch_core::kernel_driver::decode::Lies;
 use memwatch_core::stack::lines::LineTable;
 
@@ -31,7 +31,7 @@ fn request(record: &RmRecord) {
     books.apply(&call, None);
     let video = books.memory(call.tgid).filter(|(.., memory)| memory.lies == Lies::Video);
     let bytes: u64 = video.map(|(.., memory)| memory.granted_bytes).sum();
-    let live: u64 = books.books(call.tgid).into_iter().flat_map(Books::live).map(|(_, bytes)| bytes).sum();
+    let live: u64 = books.books(call.tgid).into_iter().flat_map(DriverLedger::live).map(|(_, bytes)| bytes).sum();
     assert_eq!(bytes, live);
 }
 
@@ -42,8 +42,8 @@ fn request(record: &RmRecord) {
 pub fn run(data: &[u8]) {
     lines(data);
     long(data);
-    match Record::from_bytes(data) {
-        Ok(Record::Call(record)) => {
+    match RingRecord::from_bytes(data) {
+        Ok(RingRecord::Call(record)) => {
             assert_eq!(data.len(), CALL_RECORD_BYTES);
             let row = probes::by_id(record.probe);
             match decode(&record) {
@@ -58,11 +58,11 @@ pub fn run(data: &[u8]) {
                 Err(DecodeError::ResultUnreadable(_)) => assert!(record.status == 0 && record.flags != 0),
             }
         }
-        Ok(Record::Process(record)) => {
+        Ok(RingRecord::Process(record)) => {
             assert_eq!(data.len(), PROCESS_RECORD_BYTES);
             assert!(record.event().is_none_or(|event| event as u8 == record.event));
         }
-        Ok(record @ (Record::Tensor(_) | Record::Text(_))) => {
+        Ok(record @ (RingRecord::Tensor(_) | RingRecord::Text(_))) => {
             if let Some(event) = decode_tensor(&record) {
                 assert_eq!(decode_tensor(&record), Some(event), "the same record is the same event");
             }

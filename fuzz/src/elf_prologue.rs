@@ -8,8 +8,8 @@ use std::io::{self, Cursor, Read, Seek, SeekFrom};
 use memwatch_common::probes::PROBES;
 
 use crate::sources::elf::ElfReader;
-use crate::sources::kernel::resolve::{Layout, Machine, SymbolTable};
-use crate::sources::kernel::site::{KernelVersion, Site, SiteReason, select};
+use crate::sources::kernel::resolve::{InstructionSet, SymbolLayout, SymbolTable};
+use crate::sources::kernel::site::{AttachOffset, KernelVersion, SiteReason, select};
 
 const ADDRESS: u64 = 0x12_3450;
 /// Versions before and after each change of the instructions that the kernel emulates.
@@ -28,7 +28,7 @@ const KERNELS: [KernelVersion; 5] = [
 pub fn run(data: &[u8]) {
     match data.split_first() {
         Some((selector, file)) if selector % 2 == 0 => resolve(file),
-        Some((_, code)) => sites(code, ADDRESS, Machine::X86_64),
+        Some((_, code)) => sites(code, ADDRESS, InstructionSet::X86_64),
         None => {}
     }
 }
@@ -64,7 +64,7 @@ fn resolve(file: &[u8]) {
 fn sparse(file: &[u8]) {
     let data = ElfReader::new(Sparse { file, at: 0 });
     let _ = SymbolTable::parse(&data);
-    if let Ok(layout) = Layout::parse(&ElfReader::new(Sparse { file, at: 0 })) {
+    if let Ok(layout) = SymbolLayout::parse(&ElfReader::new(Sparse { file, at: 0 })) {
         for table in layout.tables() {
             assert!(table.symbols.1 <= HOLE_BYTES && table.strings.1 <= HOLE_BYTES);
         }
@@ -100,8 +100,8 @@ impl Seek for Sparse<'_> {
     }
 }
 
-fn sites(code: &[u8], address: u64, machine: Machine) {
-    let mut moved: Option<Site> = None;
+fn sites(code: &[u8], address: u64, machine: InstructionSet) {
+    let mut moved: Option<AttachOffset> = None;
     for kernel in KERNELS {
         let site = select(code, address, machine, kernel);
         let length = u64::try_from(code.len()).expect("code in memory");

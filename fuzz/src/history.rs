@@ -7,7 +7,7 @@
 
 use memwatch_common::loss::Loss;
 use memwatch_common::probes::PROBES;
-use memwatch_common::record::{CallRecord, ProcessRecord, Record, RecordKind};
+use memwatch_common::record::{CallRecord, ProcessRecord, RecordKind, RingRecord};
 use memwatch_core::input::{DeviceFacts, DeviceReading, Input, NvmlState, ProcessFacts, ProcessUse, Sensors};
 use memwatch_core::words::{GpuUuid, Tgid};
 
@@ -40,8 +40,8 @@ pub(crate) fn inputs(data: &[u8]) -> Vec<Input> {
 fn input(step: &[u8; STEP_BYTES], now_ns: u64) -> Input {
     let tgid = u32::from(step[2] >> 6) + 1;
     match step[0] {
-        0..=229 => Input::Record(Record::Call(call(step, tgid, now_ns))),
-        230..=237 => Input::Record(Record::Process(process_event(step, tgid, now_ns))),
+        0..=229 => Input::Record(RingRecord::Call(call(step, tgid, now_ns))),
+        230..=237 => Input::Record(RingRecord::Process(process_event(step, tgid, now_ns))),
         238..=240 => Input::Process(ProcessFacts {
             tgid,
             start_ns: now_ns.saturating_sub(u64::from(step[3]) << 22),
@@ -63,7 +63,7 @@ fn input(step: &[u8; STEP_BYTES], now_ns: u64) -> Input {
 
 fn call(step: &[u8; STEP_BYTES], tgid: u32, now_ns: u64) -> CallRecord {
     let probe = &PROBES[usize::from(step[1]) % PROBES.len()];
-    let words = Words { first: step[3], second: step[4], size: step[5], small: step[6] };
+    let words = StepWords { first: step[3], second: step[4], size: step[5], small: step[6] };
     // Two bits select the source of each word: six arguments, then two out words.
     let roles = u32::from_le_bytes([step[7], step[8], step[9], 0]);
     let word = |index: usize| words.of((roles >> (2 * index)) & 3);
@@ -88,14 +88,14 @@ fn call(step: &[u8; STEP_BYTES], tgid: u32, now_ns: u64) -> CallRecord {
 }
 
 /// Values of one step.
-struct Words {
+struct StepWords {
     first: u8,
     second: u8,
     size: u8,
     small: u8,
 }
 
-impl Words {
+impl StepWords {
     fn of(&self, role: u32) -> u64 {
         match role {
             0 => key(self.first),

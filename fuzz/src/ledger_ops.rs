@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use memwatch_common::record::{ProcessEvent, Record};
+use memwatch_common::record::{ProcessEvent, RingRecord};
 use memwatch_core::Pipeline;
 use memwatch_core::decode::decode;
 use memwatch_core::input::Input;
 use memwatch_core::ledger::ProcessLedger;
-use memwatch_core::ledger::totals::{DeviceTotals, Kind, Totals};
+use memwatch_core::ledger::totals::{AllocationKind, DeviceTotals, Totals};
 use memwatch_core::snapshot::{ProcessGpuView, ProcessView, Snapshot};
 
 use crate::history;
@@ -42,7 +42,7 @@ fn in_batches(inputs: Vec<Input>) -> Snapshot {
     let mut pipeline = Pipeline::new(false);
     let mut calls = Vec::new();
     for input in inputs {
-        if let Input::Record(Record::Call(call)) = input {
+        if let Input::Record(RingRecord::Call(call)) = input {
             calls.push(call);
         } else {
             pipeline.step_calls(&calls);
@@ -57,7 +57,7 @@ fn in_batches(inputs: Vec<Input>) -> Snapshot {
 /// Applies an input to the ledgers alone, since a snapshot does not show all of their numbers.
 fn apply(ledgers: &mut BTreeMap<u32, ProcessLedger>, input: &Input) {
     match input {
-        Input::Record(Record::Call(record)) => {
+        Input::Record(RingRecord::Call(record)) => {
             let Ok(call) = decode(record) else { return };
             let ledger = ledgers.entry(record.tgid).or_insert_with(|| ProcessLedger::new(record.tgid % 2 == 0));
             let before = (ledger.unknown_frees(), ledger.implicit_frees());
@@ -65,7 +65,7 @@ fn apply(ledgers: &mut BTreeMap<u32, ProcessLedger>, input: &Input) {
             assert!(before.0 <= ledger.unknown_frees() && before.1 <= ledger.implicit_frees(), "{call:?}");
             check_totals(ledger.totals());
         }
-        Input::Record(Record::Process(record)) => {
+        Input::Record(RingRecord::Process(record)) => {
             let ends = matches!(record.event(), Some(ProcessEvent::Exec | ProcessEvent::Exit));
             if let Some(ledger) = ledgers.get_mut(&record.tgid).filter(|_| ends) {
                 ledger.end(record.time_ns);
@@ -78,20 +78,20 @@ fn apply(ledgers: &mut BTreeMap<u32, ProcessLedger>, input: &Input) {
 }
 
 fn live(totals: &DeviceTotals) -> impl Iterator<Item = u64> {
-    Kind::ALL.map(|kind| totals.kind(kind).live_bytes).into_iter()
+    AllocationKind::ALL.map(|kind| totals.kind(kind).live_bytes).into_iter()
 }
 
 fn check_totals(totals: &Totals) {
     let whole = totals.whole();
     for part in totals.devices().map(|(_, part)| part).chain([whole, totals.host()]) {
-        for counter in Kind::ALL.map(|kind| *part.kind(kind)).into_iter().chain([part.owned]) {
+        for counter in AllocationKind::ALL.map(|kind| *part.kind(kind)).into_iter().chain([part.owned]) {
             assert!(counter.live_bytes <= counter.peak_bytes && counter.peak_bytes <= counter.total_bytes, "{part:?}");
         }
-        let owned = Kind::ALL.into_iter().filter(|kind| kind.is_owned_device_memory());
+        let owned = AllocationKind::ALL.into_iter().filter(|kind| kind.is_owned_device_memory());
         assert_eq!(owned.map(|kind| part.kind(kind).live_bytes).sum::<u64>(), part.owned.live_bytes, "{part:?}");
     }
     let sum = |of: &dyn Fn(&DeviceTotals) -> u64| totals.devices().map(|(_, part)| of(part)).sum::<u64>();
-    for kind in Kind::ALL {
+    for kind in AllocationKind::ALL {
         assert_eq!(sum(&|part| part.kind(kind).live_bytes), whole.kind(kind).live_bytes, "{kind:?}");
         assert_eq!(sum(&|part| part.kind(kind).total_bytes), whole.kind(kind).total_bytes, "{kind:?}");
         assert!(sum(&|part| part.kind(kind).peak_bytes) >= whole.kind(kind).peak_bytes, "{kind:?}");

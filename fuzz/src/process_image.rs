@@ -5,9 +5,9 @@ use std::iter::repeat;
 
 use memwatch_core::input::holdings::HoldingClass;
 use memwatch_core::words::Ordinal;
-use memwatch_inspect::holdings::{Block, Blocks, Options, read};
-use memwatch_inspect::memory::Memory;
-use memwatch_inspect::python::layout::{Layout, PythonVersion, of_version};
+use memwatch_inspect::holdings::{AllocatedBlock, Blocks, InspectOptions, read};
+use memwatch_inspect::memory::MemoryAccess;
+use memwatch_inspect::python::layout::{CpythonLayout, PythonVersion, of_version};
 
 /// Addresses of the image, of the class names, and of the blocks.
 const BASE: u64 = 0x10_0000;
@@ -47,12 +47,12 @@ const NAMES: [&str; 24] = [
 
 /// An image whose words are built from two input bytes each: small numbers are addresses in the
 /// image, flags, names and blocks.
-struct Image {
+struct FuzzedImage {
     words: Vec<u8>,
     names: Vec<u8>,
 }
 
-impl Image {
+impl FuzzedImage {
     fn of(data: &[u8]) -> Self {
         let word = |pair: &[u8; 2]| {
             let unit = u64::from(u16::from_le_bytes(*pair));
@@ -82,7 +82,7 @@ impl Image {
     }
 }
 
-impl Memory for Image {
+impl MemoryAccess for FuzzedImage {
     fn fill(&self, address: u64, into: &mut [u8]) -> bool {
         // Pages exist as a whole and are zero after the end of the image. The bytes are copied in
         // one piece, since readers ask for large pieces and instrumented loops are slow.
@@ -95,7 +95,7 @@ impl Memory for Image {
 }
 
 /// Returns the layout of the Python version that the first byte selects.
-fn layout(choice: u8) -> Option<Layout> {
+fn layout(choice: u8) -> Option<CpythonLayout> {
     let mut layout = of_version(PythonVersion { major: 3, minor: 9 + choice % 4 }).ok()?;
     layout.walk.interpreters_head = BASE;
     Some(layout)
@@ -108,16 +108,20 @@ fn layout(choice: u8) -> Option<Layout> {
 pub fn run(data: &[u8]) {
     let Some((choice, data)) = data.split_first() else { return };
     let Some(layout) = layout(*choice) else { return };
-    let image = Image::of(data);
-    let block = |index| Block {
+    let image = FuzzedImage::of(data);
+    let block = |index| AllocatedBlock {
         ordinal: Ordinal(0),
         address: BLOCKS_BASE + BLOCK_BYTES * index,
         bytes: BLOCK_BYTES,
         requested_bytes: BLOCK_BYTES - 8 * index,
     };
     let blocks = Blocks::new((0..BLOCKS).map(block).collect());
-    let options =
-        Options { most_read_bytes: 4 << 20, most_objects: 1000, workspaces: vec![BASE], ..Options::default() };
+    let options = InspectOptions {
+        most_read_bytes: 4 << 20,
+        most_objects: 1000,
+        workspaces: vec![BASE],
+        ..InspectOptions::default()
+    };
     let holdings = read(&image, Some(&layout), &blocks, &options);
     assert_eq!(holdings.rows.len(), usize::try_from(BLOCKS).unwrap_or(usize::MAX));
     assert!(holdings.objects <= 1000 && holdings.read_bytes <= (4 << 20) + (64 << 10));

@@ -4,7 +4,9 @@ use std::panic::{self, AssertUnwindSafe};
 
 use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
-use memwatch_core::recording::{Encoder, FORMAT, FORMAT_WITH_KEYFRAMES, Front, Keyframe, KeyframeFront, Part, Reader};
+use memwatch_core::recording::{
+    Encoder, FORMAT, FORMAT_WITH_KEYFRAMES, Front, Keyframe, KeyframeFront, RecordingPart, RecordingReader,
+};
 
 /// Largest chunk that is built. Inputs of a fuzz target are shorter.
 const LONGEST_BYTES: u32 = 1 << 16;
@@ -24,12 +26,12 @@ pub fn run(data: &[u8]) {
 }
 
 fn play(bytes: &[u8]) {
-    let Ok(mut reader) = Reader::open(bytes) else { return };
+    let Ok(mut reader) = RecordingReader::open(bytes) else { return };
     let mut pipeline = Pipeline::new(!reader.front().everybody);
     while let Ok(Some(part)) = reader.next_part() {
         let chunk = match part {
-            Part::Chunk(chunk) => chunk,
-            Part::Keyframe(keyframe) => {
+            RecordingPart::Chunk(chunk) => chunk,
+            RecordingPart::Keyframe(keyframe) => {
                 drop(keyframe.state());
                 continue;
             }

@@ -8,7 +8,7 @@
 /// An address of a process: key of the allocation map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Place {
+pub struct AllocationKey {
     /// Address in the process.
     pub address: u64,
     /// Process id in the initial pid namespace.
@@ -36,4 +36,4 @@ pub struct AllocationMap {
     pub teardowns: u64,
 }
 
-const _: () = assert!(size_of::<Place>() == 16 && size_of::<AllocationMap>() == 40);
+const _: () = assert!(size_of::<AllocationKey>() == 16 && size_of::<AllocationMap>() == 40);

@@ -17,9 +17,9 @@ const SHIFT: u32 = 59;
 
 /// A group of files, armed and disarmed together while probes are attached or removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Group(u32);
+pub struct ArmGroup(u32);
 
-impl Group {
+impl ArmGroup {
     /// Returns the group of a file, from the user id of its owner and its inode number.
     #[expect(clippy::cast_possible_truncation, reason = "three bits")]
     pub const fn of_file(owner: u32, inode: u64) -> Self {
@@ -71,8 +71,8 @@ mod tests {
     fn a_cookie_carries_a_group_beside_everything_else() {
         let plan = CapturePlan::registers().out(3).tolerant();
         for number in 0..IN_COOKIE {
-            let cookie = Group(number).in_cookie(plan.cookie(u16::MAX) | ONLY_LISTED);
-            assert_eq!((Group::of_cookie(cookie), cookie & ONLY_LISTED), (Group(number), ONLY_LISTED));
+            let cookie = ArmGroup(number).in_cookie(plan.cookie(u16::MAX) | ONLY_LISTED);
+            assert_eq!((ArmGroup::of_cookie(cookie), cookie & ONLY_LISTED), (ArmGroup(number), ONLY_LISTED));
             assert_eq!(CapturePlan::from_cookie(cookie), (u16::MAX, plan));
         }
     }
@@ -81,8 +81,8 @@ mod tests {
     fn a_users_files_are_never_in_a_group_with_roots() {
         for owner in 1..100_u32 {
             for inode in 0..100 {
-                assert_ne!(Group::of_file(owner, inode), Group::of_file(0, u64::from(owner)));
-                assert!(Group::of_file(owner, inode).of_requests().number() < GROUPS);
+                assert_ne!(ArmGroup::of_file(owner, inode), ArmGroup::of_file(0, u64::from(owner)));
+                assert!(ArmGroup::of_file(owner, inode).of_requests().number() < GROUPS);
             }
         }
     }

@@ -1,9 +1,9 @@
 //! Logic of the kernel half at the entry and the return of a call. Each probe has a plan, packed into the uprobe's
 //! 64-bit attach cookie.
 //!
-//! The logic is generic over [`Kernel`], so that tests can run it on a hash map and inject faults.
+//! The logic is generic over [`CaptureKernel`], so that tests can run it on a hash map and inject faults.
 
-use crate::arming::Group;
+use crate::arming::ArmGroup;
 use crate::loss::Loss;
 use crate::plan::{
     Book, CapturePlan, DIGEST, DIGEST_WORDS, FILE_IN_ARGUMENT_1, FILE_IN_OUT_WORD, ON_STACK, ONLY_LISTED,
@@ -16,7 +16,7 @@ pub const NESTING: usize = 2;
 /// A call between its entry and its return.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Frame {
+pub struct CallFrame {
     /// Row of the probe table; meaningful if `stack_pointer` is not 0.
     pub probe: u64,
     /// User stack pointer at entry; 0 marks an unused frame.
@@ -31,7 +31,7 @@ pub struct Frame {
     pub peek_failed: u64,
     /// Entry that the call's entry probe removed from the allocation map; restored if the call fails.
     pub debited: Booked,
-    /// Number of the file's [`Group`].
+    /// Number of the file's [`ArmGroup`].
     pub group: u64,
     /// How many more times the entry was reported (one file attached to under two identities). Its return will be
     /// reported as often.
@@ -39,7 +39,7 @@ pub struct Frame {
 }
 
 /// An unused frame.
-pub const NO_FRAME: Frame = Frame {
+pub const NO_FRAME: CallFrame = CallFrame {
     probe: 0,
     stack_pointer: 0,
     entered_ns: 0,
@@ -51,12 +51,12 @@ pub const NO_FRAME: Frame = Frame {
     echoes: 0,
 };
 
-impl Frame {
+impl CallFrame {
     /// Whether the call was entered after every probe of its file was in place, so that its return is seen.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
-    pub fn is_armed<K: Kernel>(&self, kernel: &K) -> bool {
-        self.entered_ns >= kernel.armed_ns(Group::numbered(self.group as u32))
+    pub fn is_armed<K: CaptureKernel>(&self, kernel: &K) -> bool {
+        self.entered_ns >= kernel.armed_ns(ArmGroup::numbered(self.group as u32))
     }
 }
 
@@ -84,7 +84,7 @@ pub const NOT_MAPPED_YET: Booked = Booked { bytes: 0, probe: 0, owner: 0, grante
 #[repr(C)]
 pub struct InFlight {
     /// Frames, used from the front.
-    pub frames: [Frame; NESTING],
+    pub frames: [CallFrame; NESTING],
     /// Scratch space for the record of a returning call, which does not fit on the BPF stack.
     pub record: CallRecord,
     /// 1 if user space knows the thread's process.
@@ -95,7 +95,7 @@ pub struct InFlight {
 
 /// Identity of a thread, in the initial pid namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Thread {
+pub struct ThreadKey {
     /// Process number.
     pub tgid: u32,
     /// Thread number.
@@ -103,9 +103,9 @@ pub struct Thread {
 }
 
 /// Kernel functions that the capture logic needs.
-pub trait Kernel {
+pub trait CaptureKernel {
     /// Returns the running thread.
-    fn thread(&self) -> Thread;
+    fn thread(&self) -> ThreadKey;
     /// Returns `CLOCK_BOOTTIME` in nanoseconds.
     fn now_ns(&self) -> u64;
     /// Whether calls of this process are recorded.
@@ -117,12 +117,12 @@ pub trait Kernel {
     /// Runs `change` on the thread's calls in flight, after creating an empty entry if there is none.
     ///
     /// Returns `None` if the table or the owner's share of it is full.
-    fn with_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
+    fn with_in_flight<R>(&self, thread: ThreadKey, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
     /// Runs `change` on the thread's calls in flight, if there are any.
-    fn with_existing_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
+    fn with_existing_in_flight<R>(&self, thread: ThreadKey, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
     /// Returns the time since when every probe of these files is in place: `CLOCK_BOOTTIME`, nanoseconds. A call
     /// entered earlier may return unseen.
-    fn armed_ns(&self, group: Group) -> u64;
+    fn armed_ns(&self, group: ArmGroup) -> u64;
     /// Returns a number that identifies the open file behind a descriptor of the running process. It is the same in
     /// every process that shares the open file, until the last one closes it; 0 if there is none.
     fn open_file(&self, descriptor: u32) -> u64;
@@ -142,14 +142,14 @@ pub trait Kernel {
 
 /// Handles the entry of a watched function: stores registers and time until the return.
 #[inline(always)]
-pub fn on_enter<K: Kernel>(kernel: &K, cookie: u64, args: &[u64; 6], stack_pointer: u64) {
+pub fn on_enter<K: CaptureKernel>(kernel: &K, cookie: u64, args: &[u64; 6], stack_pointer: u64) {
     let thread = kernel.thread();
     if !is_wanted(kernel, cookie, thread.tgid) {
         return;
     }
     let (probe, plan) = CapturePlan::from_cookie(cookie);
-    let group = Group::of_cookie(cookie);
-    let mut frame = Frame {
+    let group = ArmGroup::of_cookie(cookie);
+    let mut frame = CallFrame {
         probe: u64::from(probe),
         stack_pointer,
         entered_ns: kernel.now_ns(),
@@ -171,14 +171,14 @@ pub fn on_enter<K: Kernel>(kernel: &K, cookie: u64, args: &[u64; 6], stack_point
 }
 
 #[inline(always)]
-fn is_wanted<K: Kernel>(kernel: &K, cookie: u64, tgid: u32) -> bool {
+fn is_wanted<K: CaptureKernel>(kernel: &K, cookie: u64, tgid: u32) -> bool {
     kernel.watched(tgid) && (cookie & ONLY_LISTED == 0 || kernel.listed(tgid))
 }
 
 /// Stores a frame over unarmed ones. While probes are being attached, calls enter whose return has no probe yet;
 /// their frames are never taken.
 #[inline(always)]
-fn push_over_unarmed<K: Kernel>(kernel: &K, calls: &mut InFlight, frame: &Frame) -> bool {
+fn push_over_unarmed<K: CaptureKernel>(kernel: &K, calls: &mut InFlight, frame: &CallFrame) -> bool {
     let left_behind = !calls.frames[0].is_armed(kernel);
     if left_behind {
         for slot in &mut calls.frames {
@@ -195,7 +195,7 @@ fn push_over_unarmed<K: Kernel>(kernel: &K, calls: &mut InFlight, frame: &Frame)
 /// or is this call reported twice (one library attached through two mounts). In both cases the new frame replaces
 /// it.
 #[inline(always)]
-fn push(calls: &mut InFlight, frame: &Frame) -> bool {
+fn push(calls: &mut InFlight, frame: &CallFrame) -> bool {
     let mut placed = false;
     for slot in &mut calls.frames {
         if placed {
@@ -205,7 +205,7 @@ fn push(calls: &mut InFlight, frame: &Frame) -> bool {
             let echoes = if again { slot.echoes + 1 } else { 0 };
             // The first report of this entry has already removed the freed address.
             let debited = if again { slot.debited } else { frame.debited };
-            *slot = Frame { debited, echoes, ..*frame };
+            *slot = CallFrame { debited, echoes, ..*frame };
             placed = true;
         }
     }
@@ -214,14 +214,14 @@ fn push(calls: &mut InFlight, frame: &Frame) -> bool {
 
 /// Clears a frame: no return of its call is expected.
 #[inline(always)]
-fn clear(slot: &mut Frame) {
+fn clear(slot: &mut CallFrame) {
     slot.stack_pointer = 0;
     slot.echoes = 0;
 }
 
 /// Whether this return was already reported: its frame was taken, and its entry had been reported as many times.
 #[inline(always)]
-fn is_echo(frames: &mut [Frame; NESTING], probe: u16) -> bool {
+fn is_echo(frames: &mut [CallFrame; NESTING], probe: u16) -> bool {
     let mut found = false;
     for slot in frames {
         if !found && slot.stack_pointer == 0 && slot.probe == u64::from(probe) && slot.echoes > 0 {
@@ -235,7 +235,7 @@ fn is_echo(frames: &mut [Frame; NESTING], probe: u16) -> bool {
 /// Handles the return of a watched function: completes the record and emits it. Only watched processes have calls
 /// in flight.
 #[inline(always)]
-pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_pointer: u64) {
+pub fn on_return<K: CaptureKernel>(kernel: &K, cookie: u64, return_value: u64, stack_pointer: u64) {
     let thread = kernel.thread();
     if cookie & ONLY_LISTED != 0 && !kernel.listed(thread.tgid) {
         return;
@@ -243,7 +243,7 @@ pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_po
     let (probe, plan) = CapturePlan::from_cookie(cookie);
     let seen = kernel.with_existing_in_flight(thread, |calls| {
         let InFlight { frames, record, introduced, .. } = calls;
-        let straddles = frames[0].entered_ns < kernel.armed_ns(Group::of_cookie(cookie));
+        let straddles = frames[0].entered_ns < kernel.armed_ns(ArmGroup::of_cookie(cookie));
         let index = returning(frames, probe, stack_pointer).ok_or_else(|| straddles || is_echo(frames, probe))?;
         let frame = &mut frames[index];
         *record = CallRecord {
@@ -278,7 +278,7 @@ pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_po
 
 /// Completes a record with the data known only at the return, and emits it.
 #[inline(always)]
-fn complete<K: Kernel>(kernel: &K, plan: &CapturePlan, frame: &Frame, record: &mut CallRecord) {
+fn complete<K: CaptureKernel>(kernel: &K, plan: &CapturePlan, frame: &CallFrame, record: &mut CallRecord) {
     if record.status == 0 {
         read_outs(kernel, plan, record);
         if plan.file == FILE_IN_OUT_WORD {
@@ -312,7 +312,7 @@ fn low_word(return_value: u64) -> i32 {
 /// At the return probe the return address has been popped, so the stack pointer is one word above that at the
 /// entry.
 #[inline(always)]
-fn returning(frames: &mut [Frame; NESTING], probe: u16, stack_pointer: u64) -> Option<usize> {
+fn returning(frames: &mut [CallFrame; NESTING], probe: u16, stack_pointer: u64) -> Option<usize> {
     let mut found = None;
     for (index, slot) in frames.iter_mut().enumerate() {
         if found.is_some() {
@@ -329,7 +329,7 @@ fn returning(frames: &mut [Frame; NESTING], probe: u16, stack_pointer: u64) -> O
 
 /// Updates the allocation map, which follows the driver directly, unlike records, which may be lost.
 #[inline(always)]
-fn keep_ledger<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, debited: &Booked) {
+fn keep_ledger<K: CaptureKernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, debited: &Booked) {
     let succeeded = record.status == 0;
     let bytes = match plan.book {
         Book::None => return,
@@ -358,7 +358,7 @@ fn keep_ledger<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, d
 }
 
 #[inline(always)]
-fn read_outs<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &mut CallRecord) {
+fn read_outs<K: CaptureKernel>(kernel: &K, plan: &CapturePlan, record: &mut CallRecord) {
     // With a null out-pointer (cuCtxPopCurrent) there is nothing to read.
     let mut unreadable = false;
     let first = at_offset(argument(&record.args, plan.out[0]), plan.out_offset_words[0]);
@@ -383,7 +383,7 @@ fn read_outs<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &mut CallRecord)
 }
 
 #[inline(always)]
-fn read_word<K: Kernel>(kernel: &K, address: u64, word: &mut u64) -> bool {
+fn read_word<K: CaptureKernel>(kernel: &K, address: u64, word: &mut u64) -> bool {
     let mut words = [0];
     let readable = kernel.read_words::<1>(address, &mut words);
     *word = words[0];
@@ -398,7 +398,7 @@ fn at_offset(pointer: u64, offset_words: u8) -> u64 {
 
 /// Reads the words of a struct argument that the plan requires. Returns false if they are unreadable at this time.
 #[inline(always)]
-fn read_peek<K: Kernel>(
+fn read_peek<K: CaptureKernel>(
     kernel: &K,
     plan: &CapturePlan,
     args: &[u64; 6],
@@ -436,7 +436,12 @@ fn read_peek<K: Kernel>(
 /// others may be on a page that is not resident. Returns false if not even the first word, which selects the
 /// layout, is readable.
 #[inline(always)]
-fn read_peek_by_word<K: Kernel>(kernel: &K, plan: &CapturePlan, args: &[u64; 6], peek: &mut [u64; PEEK_WORDS]) -> bool {
+fn read_peek_by_word<K: CaptureKernel>(
+    kernel: &K,
+    plan: &CapturePlan,
+    args: &[u64; 6],
+    peek: &mut [u64; PEEK_WORDS],
+) -> bool {
     let base = argument(args, plan.peek).wrapping_add(u64::from(plan.peek_offset_bytes));
     let mut first_is_readable = false;
     for (index, word) in peek.iter_mut().enumerate() {

@@ -5,15 +5,15 @@ use core::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::vec::Vec;
 
-use super::{Booked, InFlight, Kernel, NESTING, Thread, on_enter, on_return};
-use crate::arming::Group;
+use super::{Booked, CaptureKernel, InFlight, NESTING, ThreadKey, on_enter, on_return};
+use crate::arming::ArmGroup;
 use crate::loss::Loss;
 use crate::plan::{Book, CapturePlan, ON_STACK, ONLY_LISTED};
 use crate::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE};
 use crate::rm::RmRecord;
 use crate::rm::capture::RmInFlight;
 
-pub(crate) const THREAD: Thread = Thread { tgid: 100, tid: 101 };
+pub(crate) const THREAD: ThreadKey = ThreadKey { tgid: 100, tid: 101 };
 pub(crate) const STACK: u64 = 0x7fff_0000;
 const OUT: CapturePlan = CapturePlan::registers().out(0);
 
@@ -40,8 +40,8 @@ pub(crate) struct FakeKernel {
     introduced: Cell<u64>,
 }
 
-impl Kernel for FakeKernel {
-    fn thread(&self) -> Thread {
+impl CaptureKernel for FakeKernel {
+    fn thread(&self) -> ThreadKey {
         THREAD
     }
     fn now_ns(&self) -> u64 {
@@ -63,17 +63,17 @@ impl Kernel for FakeKernel {
         }
         found.len() == N
     }
-    fn with_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
+    fn with_in_flight<R>(&self, thread: ThreadKey, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
         if self.in_flight_full.get() {
             return None;
         }
         Some(change(self.calls.borrow_mut().entry(thread.tid).or_default()))
     }
-    fn with_existing_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
+    fn with_existing_in_flight<R>(&self, thread: ThreadKey, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
         self.calls.borrow_mut().get_mut(&thread.tid).map(change)
     }
-    fn armed_ns(&self, group: Group) -> u64 {
-        let first = Group::default();
+    fn armed_ns(&self, group: ArmGroup) -> u64 {
+        let first = ArmGroup::default();
         if [first, first.of_requests()].contains(&group) { self.armed_ns.get() } else { 0 }
     }
     fn open_file(&self, descriptor: u32) -> u64 {
@@ -338,7 +338,7 @@ fn a_return_of_a_call_older_than_the_watch_is_no_loss_but_one_of_a_forgotten_cal
 
 #[test]
 fn while_one_group_of_files_is_probed_a_loss_in_another_still_counts() {
-    let groups = [Group::of_file(0, 0), Group::of_file(1001, 0)];
+    let groups = [ArmGroup::of_file(0, 0), ArmGroup::of_file(1001, 0)];
     let lost = groups.map(|group| {
         let kernel = FakeKernel::default();
         let cookie = group.in_cookie(CapturePlan::registers().cookie(7));

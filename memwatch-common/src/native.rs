@@ -1,7 +1,7 @@
 //! Copies of a thread's stack for its native frames: thread ids, registers, and the bytes from the
 //! stack pointer up.
 
-use crate::record::words::{RecordKind, Words};
+use crate::record::words::{RecordKind, WordReader};
 
 /// Bytes copied at once; the copy ends at the first piece that cannot be read.
 pub const PIECE_BYTES: usize = 1 << 10;
@@ -98,7 +98,7 @@ impl NativeItem<'_> {
 }
 
 /// Reads a [`NativeRecord`]. The caller has checked the length.
-pub(crate) fn read_native(mut words: Words<'_>) -> NativeItem<'_> {
+pub(crate) fn read_native(mut words: WordReader<'_>) -> NativeItem<'_> {
     let (_kind, flags, _reserved) = (words.u8(), words.u8(), words.u16());
     let (tgid, thread, bytes, id, time_ns) = (words.u32(), words.u32(), words.u32(), words.u64(), words.u64());
     let registers = Registers {

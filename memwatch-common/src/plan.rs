@@ -9,7 +9,7 @@ pub(crate) const NO_ARGUMENT: u8 = 0xF;
 /// Packed into the 64 bits of a cookie, from the low end, in bits: probe 16, out arguments 4 + 4,
 /// is one 16-byte out argument 1, peek words 3, peek argument 4, peek offset 10, out offsets 5 + 5,
 /// peek at return 1, file 2, book 3, tolerant 1. Above these are the file's
-/// [`crate::arming::Group`] and [`ONLY_LISTED`].
+/// [`crate::arming::ArmGroup`] and [`ONLY_LISTED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapturePlan {
     pub(crate) out: [u8; 2],
@@ -25,7 +25,7 @@ pub struct CapturePlan {
 }
 
 /// Effect of a successful call on the kernel half's allocation map and sizes
-/// ([`crate::capture::Kernel::credit`]).
+/// ([`crate::capture::CaptureKernel::credit`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Book {
@@ -56,7 +56,7 @@ impl Book {
 
 /// Cookie flag: the probe is attached to all processes, because this kernel would attach it to a
 /// single thread of the intended process. Only calls of processes in the kernel half's list are
-/// wanted ([`crate::capture::Kernel::listed`]).
+/// wanted ([`crate::capture::CaptureKernel::listed`]).
 pub const ONLY_LISTED: u64 = 1 << 63;
 
 /// Pseudo-argument of [`CapturePlan::digest`] for data that the caller passes on its stack.

@@ -3,10 +3,10 @@
 mod common;
 pub(crate) mod words;
 
-pub use common::Common;
+pub use common::CommonFields;
 pub use words::RecordKind;
 
-use self::words::Words;
+use self::words::WordReader;
 use crate::native::{NATIVE_RECORD_BYTES, NativeItem, read_native};
 use crate::rm::{RM_RECORD_BYTES, RmRecord, read_rm};
 use crate::tensor::{
@@ -102,7 +102,7 @@ pub struct ProcessRecord {
     /// The parent process of a fork, the thread of a thread's exit, otherwise 0.
     pub parent_tgid: u32,
     /// For an exec or exit, the life of the tgid that the closed allocation map belongs to
-    /// ([`crate::allocation_map::Place`]); 0 for none.
+    /// ([`crate::allocation_map::AllocationKey`]); 0 for none.
     pub life: u32,
     /// Time of the event: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
@@ -141,7 +141,7 @@ const _: () = assert!(size_of::<ProcessRecord>() == PROCESS_RECORD_BYTES);
 
 /// A record as read from the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Record {
+pub enum RingRecord {
     /// A returned call.
     Call(CallRecord),
     /// A first call, fork, exec, exit or move.
@@ -156,7 +156,7 @@ pub enum Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Item<'a> {
     /// A record.
-    Record(Record),
+    Record(RingRecord),
     /// A Python stack.
     Stack(StackItem<'a>),
     /// A caching allocator's own statistics.
@@ -179,7 +179,7 @@ impl<'a> StackItem<'a> {
     /// Returns the frames, innermost first.
     pub fn frames(&self) -> impl Iterator<Item = StackFrame> + 'a {
         self.frames.as_chunks::<STACK_FRAME_BYTES>().0.iter().map(|bytes| {
-            let mut words = Words(bytes);
+            let mut words = WordReader(bytes);
             StackFrame { code: words.u64(), instruction: words.u64(), object: words.u64() }
         })
     }
@@ -202,7 +202,7 @@ pub struct StatisticsItem<'a> {
 impl StatisticsItem<'_> {
     /// Returns the words from [`crate::tensor::STATISTICS_OFFSET_BYTES`] on.
     pub fn words(&self) -> [u64; STATISTICS_WORDS] {
-        let mut words = Words(self.words);
+        let mut words = WordReader(self.words);
         core::array::from_fn(|_| words.u64())
     }
 }
@@ -217,15 +217,15 @@ impl<'a> Item<'a> {
         match bytes.first() {
             Some(&kind) if kind == RecordKind::Stack as u8 => read_stack(bytes).map(Self::Stack),
             Some(&kind) if kind == RecordKind::Statistics as u8 => {
-                Words::of::<STATISTICS_RECORD_BYTES>(bytes).map(|words| Self::Statistics(read_statistics(words)))
+                WordReader::of::<STATISTICS_RECORD_BYTES>(bytes).map(|words| Self::Statistics(read_statistics(words)))
             }
             Some(&kind) if kind == RecordKind::Native as u8 => {
-                Words::of::<NATIVE_RECORD_BYTES>(bytes).map(|words| Self::Native(read_native(words)))
+                WordReader::of::<NATIVE_RECORD_BYTES>(bytes).map(|words| Self::Native(read_native(words)))
             }
             Some(&kind) if kind == RecordKind::Rm as u8 => {
-                Words::of::<RM_RECORD_BYTES>(bytes).map(|words| Self::Rm(read_rm(words)))
+                WordReader::of::<RM_RECORD_BYTES>(bytes).map(|words| Self::Rm(read_rm(words)))
             }
-            _ => Record::from_bytes(bytes).map(Self::Record),
+            _ => RingRecord::from_bytes(bytes).map(Self::Record),
         }
     }
 }
@@ -244,7 +244,7 @@ pub enum RecordError {
     },
 }
 
-impl Record {
+impl RingRecord {
     /// Reads one record.
     ///
     /// # Errors
@@ -253,16 +253,16 @@ impl Record {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
         match bytes.first() {
             Some(&kind) if kind == RecordKind::Call as u8 => {
-                Words::of::<CALL_RECORD_BYTES>(bytes).map(|mut words| Self::Call(read_call(&mut words)))
+                WordReader::of::<CALL_RECORD_BYTES>(bytes).map(|mut words| Self::Call(read_call(&mut words)))
             }
             Some(&kind) if kind == RecordKind::Process as u8 => {
-                Words::of::<PROCESS_RECORD_BYTES>(bytes).map(|mut words| Self::Process(read_process(&mut words)))
+                WordReader::of::<PROCESS_RECORD_BYTES>(bytes).map(|mut words| Self::Process(read_process(&mut words)))
             }
             Some(&kind) if kind == RecordKind::Tensor as u8 => {
-                Words::of::<TENSOR_RECORD_BYTES>(bytes).map(|mut words| Self::Tensor(read_tensor(&mut words)))
+                WordReader::of::<TENSOR_RECORD_BYTES>(bytes).map(|mut words| Self::Tensor(read_tensor(&mut words)))
             }
             Some(&kind) if kind == RecordKind::Text as u8 => {
-                Words::of::<TEXT_RECORD_BYTES>(bytes).map(|mut words| Self::Text(read_text(&mut words)))
+                WordReader::of::<TEXT_RECORD_BYTES>(bytes).map(|mut words| Self::Text(read_text(&mut words)))
             }
             Some(&kind) => Err(RecordError::UnknownKind(kind)),
             None => Err(RecordError::Length { expected: PROCESS_RECORD_BYTES, got: 0 }),
@@ -270,7 +270,7 @@ impl Record {
     }
 }
 
-fn read_call(words: &mut Words<'_>) -> CallRecord {
+fn read_call(words: &mut WordReader<'_>) -> CallRecord {
     CallRecord {
         kind: words.u8(),
         flags: words.u8(),
@@ -286,7 +286,7 @@ fn read_call(words: &mut Words<'_>) -> CallRecord {
     }
 }
 
-fn read_process(words: &mut Words<'_>) -> ProcessRecord {
+fn read_process(words: &mut WordReader<'_>) -> ProcessRecord {
     ProcessRecord {
         kind: words.u8(),
         event: words.u8(),
@@ -303,7 +303,7 @@ fn read_process(words: &mut Words<'_>) -> ProcessRecord {
     }
 }
 
-fn read_tensor(words: &mut Words<'_>) -> TensorRecord {
+fn read_tensor(words: &mut WordReader<'_>) -> TensorRecord {
     TensorRecord {
         kind: words.u8(),
         flags: words.u8(),
@@ -318,7 +318,7 @@ fn read_tensor(words: &mut Words<'_>) -> TensorRecord {
     }
 }
 
-fn read_text(words: &mut Words<'_>) -> TextRecord {
+fn read_text(words: &mut WordReader<'_>) -> TextRecord {
     TextRecord {
         kind: words.u8(),
         flags: words.u8(),
@@ -334,7 +334,7 @@ fn read_text(words: &mut Words<'_>) -> TextRecord {
 fn read_stack(bytes: &[u8]) -> Result<StackItem<'_>, RecordError> {
     let wrong = |expected| RecordError::Length { expected, got: bytes.len() };
     let (front, frames) = bytes.split_at_checked(STACK_RECORD_BYTES).ok_or(wrong(STACK_RECORD_BYTES))?;
-    let mut words = Words(front);
+    let mut words = WordReader(front);
     let record = StackRecord {
         kind: words.u8(),
         flags: words.u8(),
@@ -347,7 +347,7 @@ fn read_stack(bytes: &[u8]) -> Result<StackItem<'_>, RecordError> {
     if frames.len() == expected { Ok(StackItem { record, frames }) } else { Err(wrong(STACK_RECORD_BYTES + expected)) }
 }
 
-fn read_statistics(mut words: Words<'_>) -> StatisticsItem<'_> {
+fn read_statistics(mut words: WordReader<'_>) -> StatisticsItem<'_> {
     let (_kind, flags, _reserved) = (words.u8(), words.u8(), words.u16());
     let (tgid, allocator, time_ns) = (words.u32(), words.u64(), words.u64());
     StatisticsItem { flags, tgid, allocator, time_ns, words: words.0 }
@@ -355,7 +355,7 @@ fn read_statistics(mut words: Words<'_>) -> StatisticsItem<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{CALL_RECORD_BYTES, Item, PROCESS_RECORD_BYTES, ProcessEvent, ProcessRecord, Record, RecordError};
+    use super::{CALL_RECORD_BYTES, Item, PROCESS_RECORD_BYTES, ProcessEvent, ProcessRecord, RecordError, RingRecord};
     use crate::tensor::{STATISTICS_RECORD_BYTES, TENSOR_RECORD_BYTES, TEXT_RECORD_BYTES};
 
     fn numbered<const N: usize>(kind: u8) -> [u8; N] {
@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_call_record_is_read_field_by_field_in_layout_order() {
-        let Ok(Record::Call(call)) = Record::from_bytes(&numbered::<CALL_RECORD_BYTES>(1)) else {
+        let Ok(RingRecord::Call(call)) = RingRecord::from_bytes(&numbered::<CALL_RECORD_BYTES>(1)) else {
             panic!("a call record must be read")
         };
         assert_eq!(call.flags, 1);
@@ -380,7 +380,9 @@ mod tests {
     fn a_process_record_names_its_event() {
         let mut bytes = numbered::<PROCESS_RECORD_BYTES>(2);
         bytes[1] = 3;
-        let Ok(Record::Process(process)) = Record::from_bytes(&bytes) else { panic!("a process record must be read") };
+        let Ok(RingRecord::Process(process)) = RingRecord::from_bytes(&bytes) else {
+            panic!("a process record must be read")
+        };
         assert_eq!(process.event(), Some(ProcessEvent::Exit));
         assert_eq!((process.comm[0], process.uid), (40, u32::from_ne_bytes([56, 57, 58, 59])));
     }
@@ -396,22 +398,22 @@ mod tests {
 
     #[test]
     fn short_long_empty_and_unknown_bytes_are_errors_and_no_panic() {
-        assert_eq!(Record::from_bytes(&[9; 136]), Err(RecordError::UnknownKind(9)));
-        assert_eq!(Record::from_bytes(&[1; 64]), Err(RecordError::Length { expected: 136, got: 64 }));
-        assert_eq!(Record::from_bytes(&[2; 136]), Err(RecordError::Length { expected: 64, got: 136 }));
-        assert_eq!(Record::from_bytes(&[]), Err(RecordError::Length { expected: 64, got: 0 }));
+        assert_eq!(RingRecord::from_bytes(&[9; 136]), Err(RecordError::UnknownKind(9)));
+        assert_eq!(RingRecord::from_bytes(&[1; 64]), Err(RecordError::Length { expected: 136, got: 64 }));
+        assert_eq!(RingRecord::from_bytes(&[2; 136]), Err(RecordError::Length { expected: 64, got: 136 }));
+        assert_eq!(RingRecord::from_bytes(&[]), Err(RecordError::Length { expected: 64, got: 0 }));
     }
 
     #[test]
     fn a_tensor_record_and_its_text_are_read_field_by_field() {
-        let Ok(Record::Tensor(tensor)) = Record::from_bytes(&numbered::<TENSOR_RECORD_BYTES>(3)) else {
+        let Ok(RingRecord::Tensor(tensor)) = RingRecord::from_bytes(&numbered::<TENSOR_RECORD_BYTES>(3)) else {
             panic!("a tensor record must be read")
         };
         assert_eq!((tensor.tid, tensor.tgid), (u32::from_ne_bytes([4, 5, 6, 7]), u32::from_ne_bytes([8, 9, 10, 11])));
         assert_eq!(tensor.stack, u64::from_ne_bytes([88, 89, 90, 91, 92, 93, 94, 95]));
         let mut bytes = numbered::<TEXT_RECORD_BYTES>(4);
         bytes[30] = 0;
-        let Ok(Record::Text(text)) = Record::from_bytes(&bytes) else { panic!("a text record must be read") };
+        let Ok(RingRecord::Text(text)) = RingRecord::from_bytes(&bytes) else { panic!("a text record must be read") };
         assert_eq!(text.text(), [24, 25, 26, 27, 28, 29]);
     }
 

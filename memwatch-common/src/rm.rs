@@ -10,9 +10,9 @@
 pub mod capture;
 mod plans;
 
-use crate::record::words::{RecordKind, Words};
+use crate::record::words::{RecordKind, WordReader};
 
-pub use plans::{CLASSES, CONTROLS, Class, Does, PLANS, Plan, Status, class, plan};
+pub use plans::{CLASSES, CONTROLS, Does, PLANS, RmClass, RmPlan, RmStatusOffset, class, plan};
 
 /// The argument could not be read at entry: the request is not known.
 pub const FLAG_ASKED_UNREADABLE: u8 = 1;
@@ -91,7 +91,7 @@ const _: () = assert!(size_of::<RmRecord>() == RM_RECORD_BYTES);
 const _: () = assert!(RM_RECORD_BYTES <= 264 && ARGUMENT_BYTES <= PAYLOAD_BYTES);
 
 /// Reads an [`RmRecord`]. The caller has checked the length.
-pub(crate) fn read_rm(mut words: Words<'_>) -> RmRecord {
+pub(crate) fn read_rm(mut words: WordReader<'_>) -> RmRecord {
     RmRecord {
         kind: words.u8(),
         flags: words.u8(),

@@ -17,7 +17,7 @@ const ROOTS_PART: u64 = 16;
 /// A table of the kernel half that traced processes fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Table {
+pub enum SharedTable {
     /// Calls in flight, by thread.
     Calls = 0,
     /// Requests to the kernel driver in flight, by thread.
@@ -40,7 +40,7 @@ pub enum Table {
     RequestCopies = 9,
 }
 
-impl Table {
+impl SharedTable {
     /// All tables, in the order of their numbers.
     pub const ALL: [Self; TABLES] = [
         Self::Calls,
@@ -78,8 +78,8 @@ pub const TABLES: usize = 10;
 /// Numbers of taken entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Taken {
-    /// Number of taken entries, by [`Table`].
+pub struct TakenEntries {
+    /// Number of taken entries, by [`SharedTable`].
     pub of: [u64; TABLES],
 }
 
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn every_table_has_its_own_number() {
-        for (number, table) in (0u32..).zip(Table::ALL) {
+        for (number, table) in (0u32..).zip(SharedTable::ALL) {
             assert_eq!(table as u32, number);
         }
     }

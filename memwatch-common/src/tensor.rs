@@ -14,13 +14,13 @@ mod table;
 pub use operator::{LONGEST_OPERATOR_BYTES, OperatorPlan, chunk_key};
 pub use plan::{
     ACTIVE_TO_BYTES_WORDS, ALLOCATION_TO_BYTES_WORDS, BLOCK_OFFSETS, BLOCK_WORDS, BlockPlan, CHUNK_FREED,
-    CHUNK_GRANTED, CHUNK_OF_STREAM, CHUNK_STREAM_WORD, CHUNK_WORDS, COUNTER_WORDS, CounterPlan, Held, IN_USE_WORD,
-    NODE_WORDS, ONLY_LISTED, PLACE_WORDS, PRIVATE_POOL, Statistics, TensorPlan, Text, Walk,
+    CHUNK_GRANTED, CHUNK_OF_STREAM, CHUNK_STREAM_WORD, CHUNK_WORDS, COUNTER_WORDS, CounterPlan, EventName,
+    HoldingRegister, IN_USE_WORD, NODE_WORDS, ONLY_LISTED, PLACE_WORDS, PRIVATE_POOL, StatisticsRole, TensorPlan, Walk,
 };
 pub use pool_plan::{CHUNK_MEMORY_BYTES, MEMORY_ADDRESS_BYTES, PoolPlan, PoolShape, WEAK_OBJECT_BYTES};
 pub use pools::VERSION;
 pub use rows::{TENSOR_PROBES, tensor_probe};
-pub use table::{FrameworkLibrary, Point, Purpose, TensorMeaning, TensorProbe};
+pub use table::{FrameworkLibrary, ProbePoint, Purpose, TensorMeaning, TensorProbe};
 
 use crate::record::words::RecordKind;
 
@@ -83,7 +83,7 @@ pub const FLAG_TEXT_CUT: u8 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct TextRecord {
-    /// [`RecordKind::Text`].
+    /// [`crate::tensor::EventName`].
     pub kind: u8,
     /// [`FLAG_EXTRA_UNREADABLE`] if the text could not be read, or [`FLAG_TEXT_CUT`].
     pub flags: u8,
@@ -155,12 +155,12 @@ pub const STATISTICS_WORDS: usize = 144;
 /// Offset of `DeviceStats` in a `DeviceCachingAllocator`, in bytes (the same in 2.1.2 to 2.15.0).
 pub const STATISTICS_OFFSET_BYTES: u64 = 0x28;
 
-/// The allocator's own statistics at an event that offers them ([`Statistics::Offered`]), sent on
+/// The allocator's own statistics at an event that offers them ([`StatisticsRole::Offered`]), sent on
 /// request. The record follows that event's record directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct StatisticsRecord {
-    /// [`RecordKind::Statistics`].
+    /// [`crate::tensor::StatisticsRole`].
     pub kind: u8,
     /// [`FLAG_EXTRA_UNREADABLE`] if the statistics could not be read.
     pub flags: u8,

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use memwatch_common::probes::PROBES;
-use memwatch_common::record::{CALL_RECORD_BYTES, CallRecord, Record, RecordKind};
+use memwatch_common::record::{CALL_RECORD_BYTES, CallRecord, RecordKind, RingRecord};
 use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
 
@@ -37,15 +37,15 @@ mod large_pages;
 use large_pages::LargePages;
 
 /// Counts the bytes that are allocated.
-struct Counting;
+struct CountingAllocator;
 
 static HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 // SAFETY: every call is passed on to the program's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD_BYTES.fetch_add(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller upholds the same contract.
@@ -60,7 +60,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 /// A pipeline with live allocations, and the state of the generator of its calls.
-struct Program {
+struct BenchProgram {
     pipeline: Pipeline,
     live: Vec<u64>,
     /// Free addresses: an eighth more than there are live ones.
@@ -85,9 +85,9 @@ fn main() {
         sizes = vec![live];
     }
     rounds = number("--rounds").unwrap_or(rounds);
-    let mut programs: Vec<Program> = sizes.into_iter().map(Program::new).collect();
+    let mut programs: Vec<BenchProgram> = sizes.into_iter().map(BenchProgram::new).collect();
     for _ in 0..rounds {
-        programs.iter_mut().for_each(Program::measure);
+        programs.iter_mut().for_each(BenchProgram::measure);
     }
     for program in &mut programs {
         program.per_record_ns.sort_by(f64::total_cmp);
@@ -102,7 +102,7 @@ fn main() {
     }
 }
 
-impl Program {
+impl BenchProgram {
     fn new(live: usize) -> Self {
         let mut program = Self {
             pipeline: Pipeline::new(false),
@@ -213,7 +213,7 @@ impl Program {
 fn feed(pipeline: &mut Pipeline, bytes: &[u8]) {
     let mut batch = Vec::with_capacity(BATCH);
     for record in bytes.chunks(CALL_RECORD_BYTES) {
-        if let Record::Call(call) = Record::from_bytes(record).expect("a whole record") {
+        if let RingRecord::Call(call) = RingRecord::from_bytes(record).expect("a whole record") {
             batch.push(call);
         }
         if batch.len() == BATCH {

@@ -10,7 +10,7 @@ mod visibility;
 use std::collections::BTreeSet;
 
 use memwatch_common::loss::Loss;
-use memwatch_common::record::Record;
+use memwatch_common::record::RingRecord;
 use memwatch_common::tensor::STATISTICS_WORDS;
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
 use crate::words::{Framework, GpuUuid, Name, Tgid, by_name};
 
-pub use level::{LevelChoice, Measured, Stacks, TensorLevel, Windows};
+pub use level::{LevelChoice, MeasuredSlowdown, StackSelection, TensorLevel, Windows};
 pub use visibility::GpuVisibility;
 
 /// One event from outside; the order of inputs matters. Records and statistics are rows of numbers without a text form.
@@ -32,7 +32,7 @@ pub enum Input {
     },
     /// A record of the kernel half, in ring order.
     #[serde(skip)]
-    Record(Record),
+    Record(RingRecord),
     /// A Python stack, before the records that refer to it.
     Stack {
         /// Process of the stack.
@@ -120,7 +120,7 @@ pub enum Input {
         count: u64,
     },
     /// Libraries and probes attached.
-    Coverage(Coverage),
+    Coverage(ProbeCoverage),
     /// Resets the peaks of a process, or of all processes.
     PeaksReset {
         /// Process; `None` for all.
@@ -134,7 +134,7 @@ pub enum Input {
         time_ns: u64,
     },
     /// State of a process's caching allocators. Precedes any record later than the reading.
-    Books(Box<books::Books>),
+    Books(Box<books::AllocatorState>),
     /// The allocator state cannot be read.
     BooksRefused {
         /// Process of the allocators.
@@ -145,7 +145,7 @@ pub enum Input {
     /// Blocks of caching allocators read while they worked. Precedes any record later than the reading.
     MovingBooks(Box<books::MovingBooks>),
     /// Counters of caching allocators without traced events.
-    Numbers(Box<books::Numbers>),
+    Numbers(Box<books::AllocatorNumbers>),
     /// A window begins or ends in which all events of a process are traced, while only its memory is read otherwise.
     TraceWindow {
         /// Traced process.
@@ -194,7 +194,7 @@ pub enum Input {
 
 /// An address in the kernel half's allocation map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
+pub struct LiveAddress {
     /// Address of the allocation.
     pub address: u64,
     /// Size, bytes.
@@ -209,7 +209,7 @@ pub struct HeldAddresses {
     /// Process of the addresses.
     pub tgid: Tgid,
     /// Linear, managed, pinned and stream-ordered memory.
-    pub held: Vec<Held>,
+    pub held: Vec<LiveAddress>,
     /// Number of the process's calls that freed addresses without naming them.
     pub teardowns: u64,
 }
@@ -282,10 +282,10 @@ impl Input {
     /// Time of the event: `CLOCK_BOOTTIME`, nanoseconds; `None` if the input has no time of its own.
     pub const fn time_ns(&self) -> Option<u64> {
         match self {
-            Self::Record(Record::Call(call)) => Some(call.returned_ns),
-            Self::Record(Record::Process(record)) => Some(record.time_ns),
-            Self::Record(Record::Tensor(record)) => Some(record.time_ns),
-            Self::Record(Record::Text(record)) => Some(record.time_ns),
+            Self::Record(RingRecord::Call(call)) => Some(call.returned_ns),
+            Self::Record(RingRecord::Process(record)) => Some(record.time_ns),
+            Self::Record(RingRecord::Tensor(record)) => Some(record.time_ns),
+            Self::Record(RingRecord::Text(record)) => Some(record.time_ns),
             Self::Devices(reading) => Some(reading.end_ns),
             Self::TensorLevel(choice) => Some(choice.time_ns),
             Self::Rm(call) => Some(call.returned_ns),
@@ -424,7 +424,7 @@ pub struct ProcessUse {
 
 /// Libraries and probes attached; shown wherever totals are shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Coverage {
+pub struct ProbeCoverage {
     /// One entry per libcuda file.
     pub libraries: Vec<LibraryCoverage>,
     /// Number of library files without probes because a limit was reached, for one user or in total.

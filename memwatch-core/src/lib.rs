@@ -28,23 +28,23 @@ pub mod words;
 use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_common::loss::Loss;
-use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
+use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, RingRecord};
 use serde::{Deserialize, Serialize};
 
 pub use pipeline::pytorch::{TensorLog, TensorLogLine};
 pub use pipeline::state::{NoState, STATE};
 
-use attribution::device::{self, Unplaced};
+use attribution::device::{self, UnplacedThreads};
 use attribution::ended::EndedProcesses;
-use attribution::losses::Losses;
-use attribution::names::Names;
+use attribution::losses::LossLedger;
+use attribution::names::ContainerRegistry;
 use attribution::process::Process;
 use attribution::reconcile::Reconciliation;
 use attribution::room::Room;
 use attribution::sharing::Sharing;
 use attribution::workload::Workloads;
 use decode::{Action, Call};
-use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
+use input::{DeviceReading, Input, NvmlState, ProbeCoverage, ProcessFacts};
 use kernel_driver::KernelDriver;
 use ledger::EndedAddress;
 use owner::{CgroupMemory, Promise};
@@ -83,13 +83,13 @@ pub struct Pipeline {
     with_graphs: BTreeSet<Tgid>,
     reconciliation: Reconciliation,
     kernel_driver: KernelDriver,
-    coverage: Coverage,
-    losses: Losses,
+    coverage: ProbeCoverage,
+    losses: LossLedger,
     sharing: Sharing,
     room: Room,
     #[serde(skip)]
     unnamed: Vec<Unnamed>,
-    names: Names,
+    names: ContainerRegistry,
     workloads: Workloads,
     promised: Vec<Promise>,
     cgroup_memory: Vec<CgroupMemory>,
@@ -120,12 +120,12 @@ impl Pipeline {
             with_graphs: BTreeSet::new(),
             reconciliation: Reconciliation::default(),
             kernel_driver: KernelDriver::default(),
-            coverage: Coverage::default(),
-            losses: Losses::default(),
+            coverage: ProbeCoverage::default(),
+            losses: LossLedger::default(),
             sharing: Sharing::default(),
             room: Room::default(),
             unnamed: Vec::new(),
-            names: Names::default(),
+            names: ContainerRegistry::default(),
             workloads: Workloads::default(),
             promised: Vec::new(),
             cgroup_memory: Vec::new(),
@@ -143,9 +143,9 @@ impl Pipeline {
                 self.attached_ns = time_ns;
                 self.now_ns = self.now_ns.max(time_ns);
             }
-            Input::Record(Record::Call(record)) => self.call(&record),
-            Input::Record(Record::Process(record)) => self.process_event(&record),
-            Input::Record(record @ (Record::Tensor(_) | Record::Text(_))) => self.tensor(&record),
+            Input::Record(RingRecord::Call(record)) => self.call(&record),
+            Input::Record(RingRecord::Process(record)) => self.process_event(&record),
+            Input::Record(record @ (RingRecord::Tensor(_) | RingRecord::Text(_))) => self.tensor(&record),
             Input::Stack { tgid, id, stack } => self.learn_stack(tgid, id, stack),
             Input::NativeStack { tgid, id, stack } => self.learn_native(tgid, id, stack),
             Input::TensorsWatched { tgid, missing, time_ns } => self.watch_tensors(tgid, &missing, time_ns),
@@ -241,12 +241,12 @@ impl Pipeline {
     }
 
     /// Containers with live processes. Missing names have to be looked up in the runtimes.
-    pub fn names(&self) -> &Names {
+    pub fn names(&self) -> &ContainerRegistry {
         &self.names
     }
 
     /// Iterates over the processes on several devices with threads on an unknown device.
-    pub fn unplaced(&self) -> impl Iterator<Item = (Tgid, Unplaced)> {
+    pub fn unplaced(&self) -> impl Iterator<Item = (Tgid, UnplacedThreads)> {
         let listed = self.on_several.iter().filter_map(|tgid| self.processes.get(tgid));
         listed.filter_map(|process| Some((process.tgid, device::is_unplaced(process, &self.reading.devices)?)))
     }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use chunk::Chunk;
 pub use encoder::Encoder;
 pub use keyframe::{Keyframe, KeyframeFront};
-pub use reader::{Ending, Part, Place, Reader, RecordingError};
+pub use reader::{Ending, PartPosition, RecordingError, RecordingPart, RecordingReader};
 
 /// Format of recordings that contain all inputs.
 pub const FORMAT: u32 = 1;

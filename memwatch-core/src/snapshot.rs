@@ -29,14 +29,14 @@ pub use places::{
 };
 pub use pools::{PoolView, PoolsView};
 pub(crate) use rows::add;
-pub use rows::{Row, largest, largest_at_peak};
+pub use rows::{TruncatableRow, largest, largest_at_peak};
 pub use viewer::{HiddenGpuView, HiddenView, Viewer};
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::input::{Coverage, LevelChoice, MigFacts, NvmlState, Sensors};
+use crate::input::{LevelChoice, MigFacts, NvmlState, ProbeCoverage, Sensors};
 use crate::owner::{Ancestor, CgroupMemory, Owner, Promise};
 use crate::words::{Framework, GpuUuid, Name, Tgid, json};
 
@@ -50,7 +50,7 @@ pub struct Snapshot {
     /// Lost records by cause; causes without losses are left out.
     pub losses: BTreeMap<Name, u64>,
     /// Libraries and probes attached.
-    pub coverage: Coverage,
+    pub coverage: ProbeCoverage,
     /// State of NVML.
     #[serde(with = "crate::input::nvml_state")]
     pub nvml: NvmlState,
@@ -440,7 +440,7 @@ pub struct WorkloadGpuView {
     pub retries: u64,
     /// Memory by kind; kinds never seen are left out.
     pub kinds: BTreeMap<Name, WorkloadKindView>,
-    /// Used bytes by purpose: [`crate::kernel_driver::labels::Label::name`] or [`PREEXISTING`]. Only includes
+    /// Used bytes by purpose: [`crate::kernel_driver::labels::MemoryPurpose::name`] or [`PREEXISTING`]. Only includes
     /// processes with a trusted kernel-driver ledger.
     #[serde(default)]
     pub parts: BTreeMap<Name, u64>,

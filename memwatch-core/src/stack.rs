@@ -75,14 +75,14 @@ mod chain {
     const DEEPEST: usize = 64;
 
     type Wrapped = Option<Box<PythonModule>>;
-    type Link = (u64, Arc<str>, Option<Arc<str>>);
+    type WrapperLink = (u64, Arc<str>, Option<Arc<str>>);
 
     pub(super) fn serialize<S: Serializer>(wrapped: &Wrapped, serializer: S) -> Result<S::Ok, S::Error> {
         if serializer.is_human_readable() {
             return wrapped.serialize(serializer);
         }
         let chain = std::iter::successors(wrapped.as_deref(), |module| module.wraps.as_deref()).take(DEEPEST);
-        let links: Vec<Link> =
+        let links: Vec<WrapperLink> =
             chain.map(|module| (module.address, module.class.clone(), module.name.clone())).collect();
         links.serialize(serializer)
     }
@@ -91,7 +91,7 @@ mod chain {
         if deserializer.is_human_readable() {
             return Wrapped::deserialize(deserializer);
         }
-        let links = Vec::<Link>::deserialize(deserializer)?;
+        let links = Vec::<WrapperLink>::deserialize(deserializer)?;
         if links.len() > DEEPEST {
             return Err(D::Error::custom("a module is wrapped too many times"));
         }
@@ -124,7 +124,7 @@ const WAITING: usize = 1 << 12;
 
 /// Stacks of one process, by the identifier from the kernel half.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Stacks {
+pub struct StackTable {
     by_id: HashMap<u64, Arc<PythonStack>>,
     native: HashMap<u64, Arc<NativeStack>>,
     /// Numbers of Python and of native frames, as counted on arrival.
@@ -153,7 +153,7 @@ pub struct MissingCopies {
     pub lost: u64,
 }
 
-impl Stacks {
+impl StackTable {
     /// Sets the Python stack with this identifier.
     pub fn learn(&mut self, id: u64, stack: PythonStack) {
         if self.by_id.contains_key(&id) || self.has_room(0, stack.frames.len()) {

@@ -48,7 +48,7 @@ pub struct ContextHandle(pub u64);
 /// Time from a call's entry to its return: `CLOCK_BOOTTIME`, nanoseconds. Its effect happened at
 /// some time in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Span {
+pub struct CallSpan {
     /// Entry time.
     pub entered_ns: u64,
     /// Return time.

@@ -2,7 +2,7 @@
 //! its lock is held.
 
 use aya_ebpf::bindings::pt_regs;
-use memwatch_common::capture::Kernel;
+use memwatch_common::capture::CaptureKernel;
 use memwatch_common::tensor::{
     BlockPlan, CHUNK_FREED, CHUNK_GRANTED, CHUNK_OF_STREAM, CHUNK_STREAM_WORD, CHUNK_WORDS, COUNTER_WORDS, CounterPlan,
     IN_USE_WORD, NODE_WORDS, PLACE_WORDS, TensorRecord,

@@ -6,15 +6,15 @@
 //! whichever path is taken (docs/project/overhead.md).
 
 use aya_ebpf::bindings::pt_regs;
-use memwatch_common::capture::Kernel;
+use memwatch_common::capture::CaptureKernel;
 use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{
     ACTIVE_TO_BYTES_WORDS, ALLOCATION_TO_BYTES_WORDS, BLOCK_WORDS, BlockPlan, CHUNK_GRANTED, FLAG_EXTRA_UNREADABLE,
-    PRIVATE_POOL, Statistics, TensorPlan, TensorRecord, Walk,
+    PRIVATE_POOL, StatisticsRole, TensorPlan, TensorRecord, Walk,
 };
 
 use crate::kernel::Bpf;
-use crate::python::Walked;
+use crate::python::WalkResult;
 use crate::{statistics, tensor, walk};
 
 /// Upper bound of the size of a `DeviceCachingAllocator` (1.5 to 2 KiB in PyTorch 2.6 to 2.15),
@@ -57,7 +57,7 @@ pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
         _ => read_chunk_counters(plan, &mut args, &mut extra),
     };
     let walked =
-        if is_grant && tensor::are_stacks_wanted() { walk::of_grant(time_ns, bytes) } else { Walked::default() };
+        if is_grant && tensor::are_stacks_wanted() { walk::of_grant(time_ns, bytes) } else { WalkResult::default() };
     tensor::send(TensorRecord {
         kind: RecordKind::Tensor as u8,
         flags: walked.flags | if was_read { 0 } else { FLAG_EXTRA_UNREADABLE },
@@ -70,7 +70,7 @@ pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
         extra,
         stack: walked.id,
     });
-    if matches!(plan.statistics, Statistics::Offered) && BlockPlan::names_allocator_in(cookie) && extra[1] != 0 {
+    if matches!(plan.statistics, StatisticsRole::Offered) && BlockPlan::names_allocator_in(cookie) && extra[1] != 0 {
         statistics::offer_of(thread, extra[1], time_ns);
     }
 }

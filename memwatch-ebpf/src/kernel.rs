@@ -1,4 +1,4 @@
-//! The maps, and the implementation of [`memwatch_common::capture::Kernel`] in the kernel.
+//! The maps, and the implementation of [`memwatch_common::capture::CaptureKernel`] in the kernel.
 
 mod addresses;
 mod losses;
@@ -16,11 +16,11 @@ use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_probe_read_user};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::ring_buf::RingBufEntry;
 use aya_ebpf::maps::{Array, HashMap, RingBuf};
-use memwatch_common::arming::{GROUPS, Group};
-use memwatch_common::capture::{Booked, InFlight, Kernel, NESTING, NO_FRAME, Thread};
+use memwatch_common::arming::{ArmGroup, GROUPS};
+use memwatch_common::capture::{Booked, CaptureKernel, InFlight, NESTING, NO_FRAME, ThreadKey};
 use memwatch_common::loss::Loss;
 use memwatch_common::record::CallRecord;
-use memwatch_common::shares::Table;
+use memwatch_common::shares::SharedTable;
 
 use crate::counter::add;
 use crate::shares;
@@ -36,7 +36,7 @@ static READER_SLEEPS: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Calls between entry and return, by `tgid << 32 | tid`.
 #[map]
-static IN_FLIGHT: HashMap<u64, InFlight> = HashMap::with_max_entries(Table::Calls.entries(), 0);
+static IN_FLIGHT: HashMap<u64, InFlight> = HashMap::with_max_entries(SharedTable::Calls.entries(), 0);
 
 /// Target processes, used only if `WATCH_ALL` is 0. The user of memwatch chooses the targets, so
 /// there are no shares.
@@ -51,9 +51,9 @@ static CALL_TARGETS: HashMap<u32, u32> = HashMap::with_max_entries(4096, BPF_F_N
 /// Processes that made a watched call or are a target. Their exec and exit are reported. The value
 /// is the owner whose share the entry counts for.
 #[map]
-static KNOWN: HashMap<u32, u32> = HashMap::with_max_entries(Table::Processes.entries(), 0);
+static KNOWN: HashMap<u32, u32> = HashMap::with_max_entries(SharedTable::Processes.entries(), 0);
 
-/// Time of the last attach by [`Group`] of files: `CLOCK_BOOTTIME`, nanoseconds; 0 while probes are
+/// Time of the last attach by [`ArmGroup`] of files: `CLOCK_BOOTTIME`, nanoseconds; 0 while probes are
 /// being attached or removed. Set by the loader.
 #[map]
 static ARMED_NS: Array<u64> = Array::with_max_entries(GROUPS, 0);
@@ -121,9 +121,9 @@ impl Bpf {
     /// Adds a process to the known ones. Returns false if its owner's share or the table is full.
     #[inline(always)]
     fn list_known(tgid: u32) -> bool {
-        let Some(owner) = shares::take(Table::Processes) else { return false };
+        let Some(owner) = shares::take(SharedTable::Processes) else { return false };
         if KNOWN.insert(&tgid, &owner, BPF_NOEXIST.into()).is_err() {
-            shares::give(Table::Processes, owner);
+            shares::give(SharedTable::Processes, owner);
             // A racing thread may have inserted it first.
             return Self::is_known(tgid);
         }
@@ -162,14 +162,14 @@ impl Bpf {
         // SAFETY: the value is copied at once; it is written once, by the insert.
         let owner = unsafe { *owner };
         if KNOWN.remove(&tgid).is_ok() {
-            shares::give(Table::Processes, owner);
+            shares::give(SharedTable::Processes, owner);
         }
     }
 
     /// Drops the calls in flight of an exited thread. Returns whether the thread was inside a call;
     /// `None` if it never made one.
     #[inline(always)]
-    pub(crate) fn drop_in_flight(thread: Thread) -> Option<bool> {
+    pub(crate) fn drop_in_flight(thread: ThreadKey) -> Option<bool> {
         let (inside, owner) = Bpf.with_existing_in_flight(thread, |calls| {
             // A call that was entered before all probes of its file were in place may have returned
             // unseen.
@@ -178,12 +178,12 @@ impl Bpf {
         })?;
         if IN_FLIGHT.remove(&key(thread)).is_ok() {
             #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
-            shares::give(Table::Calls, owner as u32);
+            shares::give(SharedTable::Calls, owner as u32);
         }
         Some(inside)
     }
 
-    /// Does the same as [`Kernel::read_words`], into a new array that is not zeroed first.
+    /// Does the same as [`CaptureKernel::read_words`], into a new array that is not zeroed first.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "a few hundred bytes")]
     pub(crate) fn words<const N: usize>(address: u64) -> ([u64; N], bool) {
@@ -290,17 +290,17 @@ fn wake_up(urgent: bool, filled: u64, bytes: u64) -> u64 {
 
 /// Returns the key of a thread in maps.
 #[inline(always)]
-pub(crate) fn key(thread: Thread) -> u64 {
+pub(crate) fn key(thread: ThreadKey) -> u64 {
     u64::from(thread.tgid) << 32 | u64::from(thread.tid)
 }
 
-impl Kernel for Bpf {
+impl CaptureKernel for Bpf {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "two 32-bit numbers in one word")]
-    fn thread(&self) -> Thread {
+    fn thread(&self) -> ThreadKey {
         let both = bpf_get_current_pid_tgid();
         // The upper half is the tgid, the lower the tid.
-        Thread { tgid: (both >> 32) as u32, tid: both as u32 }
+        ThreadKey { tgid: (both >> 32) as u32, tid: both as u32 }
     }
 
     #[inline(always)]
@@ -328,13 +328,13 @@ impl Kernel for Bpf {
     }
 
     #[inline(always)]
-    fn with_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
+    fn with_in_flight<R>(&self, thread: ThreadKey, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
         let key = key(thread);
         let calls = IN_FLIGHT.get_ptr_mut(&key).or_else(|| {
-            let owner = shares::take(Table::Calls)?;
+            let owner = shares::take(SharedTable::Calls)?;
             // Only this thread inserts its key, so an error means a full table.
             if IN_FLIGHT.insert(&key, &NOTHING_IN_FLIGHT, BPF_NOEXIST.into()).is_err() {
-                shares::give(Table::Calls, owner);
+                shares::give(SharedTable::Calls, owner);
                 return None;
             }
             let calls = IN_FLIGHT.get_ptr_mut(&key)?;
@@ -348,14 +348,14 @@ impl Kernel for Bpf {
     }
 
     #[inline(always)]
-    fn with_existing_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
+    fn with_existing_in_flight<R>(&self, thread: ThreadKey, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
         let calls = IN_FLIGHT.get_ptr_mut(&key(thread))?;
         // SAFETY: as in `with_in_flight`.
         Some(change(unsafe { &mut *calls }))
     }
 
     #[inline(always)]
-    fn armed_ns(&self, group: Group) -> u64 {
+    fn armed_ns(&self, group: ArmGroup) -> u64 {
         // 0 means that probes are being attached or removed.
         ARMED_NS.get(group.number()).copied().filter(|armed_ns| *armed_ns != 0).unwrap_or(u64::MAX)
     }

@@ -38,7 +38,7 @@ use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
 use memwatch_common::capture::{on_enter, on_return};
 use memwatch_common::native::Registers;
-use memwatch_common::tensor::Held;
+use memwatch_common::tensor::HoldingRegister;
 
 use crate::kernel::Bpf;
 
@@ -254,17 +254,17 @@ fn stack_pointer(registers: &pt_regs) -> u64 {
 /// Reads the register that a plan names.
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
-fn held(registers: &pt_regs, register: Held) -> u64 {
+fn held(registers: &pt_regs, register: HoldingRegister) -> u64 {
     // SAFETY: the reference to the register is valid for reads.
     let read = |register: &u64| unsafe { core::ptr::read_volatile(register) };
     match register {
-        Held::Rax => read(&registers.rax),
-        Held::Rbx => read(&registers.rbx),
-        Held::Rbp => read(&registers.rbp),
-        Held::R12 => read(&registers.r12),
-        Held::R13 => read(&registers.r13),
-        Held::R14 => read(&registers.r14),
-        Held::R15 => read(&registers.r15),
+        HoldingRegister::Rax => read(&registers.rax),
+        HoldingRegister::Rbx => read(&registers.rbx),
+        HoldingRegister::Rbp => read(&registers.rbp),
+        HoldingRegister::R12 => read(&registers.r12),
+        HoldingRegister::R13 => read(&registers.r13),
+        HoldingRegister::R14 => read(&registers.r14),
+        HoldingRegister::R15 => read(&registers.r15),
     }
 }
 
@@ -313,7 +313,7 @@ fn stack_pointer(registers: &pt_regs) -> u64 {
 /// Unused on this architecture: plans by register exist for x86-64 only.
 #[cfg(bpf_target_arch = "aarch64")]
 #[inline(always)]
-fn held(_registers: &pt_regs, _register: Held) -> u64 {
+fn held(_registers: &pt_regs, _register: HoldingRegister) -> u64 {
     0
 }
 

@@ -8,18 +8,18 @@ use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap};
-use memwatch_common::capture::Thread;
+use memwatch_common::capture::ThreadKey;
 use memwatch_common::native::{
     COPY_BYTES, CopyState, FLAG_AGAIN, FLAG_WITHOUT_PYTHON, NativeRecord, PIECE_BYTES, WINDOW_COPIES, WINDOW_NS,
 };
 use memwatch_common::record::RecordKind;
-use memwatch_common::shares::Table;
+use memwatch_common::shares::SharedTable;
 use memwatch_common::tensor::{FLAG_BY_DRAW, FLAG_COPY_LOST, FLAG_COPY_OVER_BUDGET, FLAG_NO_PYTHON};
 
-use crate::codes::OfProcess;
+use crate::codes::ProcessWord;
 use crate::counter::add;
 use crate::kernel::Bpf;
-use crate::python::{Walked, mix};
+use crate::python::{WalkResult, mix};
 use crate::shares;
 use crate::task::{ProbedReturn, kept_at_probe, stack_pointer_at_probe};
 use crate::threads::{SENT, notes};
@@ -32,11 +32,11 @@ static COPIES: HashMap<u32, CopyState> = HashMap::with_max_entries(4096, BPF_F_N
 /// at such requests, with a separate budget.
 #[map]
 static RM_COPIES: HashMap<u32, CopyState> =
-    HashMap::with_max_entries(Table::RequestCopies.entries(), BPF_F_NO_PREALLOC);
+    HashMap::with_max_entries(SharedTable::RequestCopies.entries(), BPF_F_NO_PREALLOC);
 
 /// Python stacks already copied. A stack that was evicted from this map is copied again.
 #[map]
-static COPIED_STACKS: LruHashMap<OfProcess, u8> = LruHashMap::with_max_entries(32_768, 0);
+static COPIED_STACKS: LruHashMap<ProcessWord, u8> = LruHashMap::with_max_entries(32_768, 0);
 
 /// Size in bytes from which the stack of every allocation is copied; 0 for none.
 #[map]
@@ -48,7 +48,7 @@ const MOST_RETURNS: usize = 4;
 /// An allocation whose stack may be copied.
 #[derive(Clone, Copy)]
 pub(crate) struct Grant {
-    pub(crate) thread: Thread,
+    pub(crate) thread: ThreadKey,
     pub(crate) time_ns: u64,
     pub(crate) bytes: u64,
 }
@@ -63,10 +63,10 @@ impl Grant {
 /// Copies the stack if due, and completes the result of the walk. A thread without Python gets the
 /// number of the copy.
 #[inline(always)]
-pub(crate) fn copy(grant: Grant, walked: Walked) -> Walked {
+pub(crate) fn copy(grant: Grant, walked: WalkResult) -> WalkResult {
     if walked.id != 0 {
         let lost = copy_once(grant, walked.id);
-        return Walked { flags: if lost { walked.flags | FLAG_COPY_LOST } else { walked.flags }, ..walked };
+        return WalkResult { flags: if lost { walked.flags | FLAG_COPY_LOST } else { walked.flags }, ..walked };
     }
     let by_draw = walked.flags & FLAG_BY_DRAW;
     // A stack that was not sampled has no other flag.
@@ -79,7 +79,7 @@ pub(crate) fn copy(grant: Grant, walked: Walked) -> Walked {
         Alone::OverBudget => (0, FLAG_COPY_OVER_BUDGET),
         Alone::Lost => (0, FLAG_COPY_LOST),
     };
-    Walked { id, flags: FLAG_NO_PYTHON | by_draw | flags }
+    WalkResult { id, flags: FLAG_NO_PYTHON | by_draw | flags }
 }
 
 /// Result of a numbered copy.
@@ -96,17 +96,17 @@ enum Alone {
 /// Copies the stack of a request to the kernel driver. Returns the number of the copy; 0 if there
 /// is no space, the budget is used up, or user space cannot unwind this architecture.
 #[inline(always)]
-pub(crate) fn copy_request(thread: Thread, now_ns: u64) -> u64 {
+pub(crate) fn copy_request(thread: ThreadKey, now_ns: u64) -> u64 {
     if !cfg!(bpf_target_arch = "x86_64") {
         return 0;
     }
     let grant = Grant { thread, time_ns: now_ns, bytes: 0 };
     let state = RM_COPIES.get_ptr_mut(&thread.tgid).or_else(|| {
-        let owner = shares::take(Table::RequestCopies)?;
+        let owner = shares::take(SharedTable::RequestCopies)?;
         let nothing = CopyState { window_start_ns: 0, window_copies: 0, owner: owner.into() };
         if RM_COPIES.insert(&thread.tgid, &nothing, BPF_NOEXIST.into()).is_err() {
             // A racing thread may have inserted it first.
-            shares::give(Table::RequestCopies, owner);
+            shares::give(SharedTable::RequestCopies, owner);
         }
         RM_COPIES.get_ptr_mut(&thread.tgid)
     });
@@ -156,7 +156,7 @@ fn copy_once(grant: Grant, id: u64) -> bool {
         return false;
     }
     let tgid = grant.thread.tgid;
-    let stack = OfProcess { word: id, tgid: tgid.into() };
+    let stack = ProcessWord { word: id, tgid: tgid.into() };
     if COPIES.get_ptr(&tgid).is_none() {
         return false;
     }
@@ -240,6 +240,6 @@ pub(crate) fn forget(tgid: u32) {
     let owner = unsafe { (*state).owner };
     if RM_COPIES.remove(&tgid).is_ok() {
         #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
-        shares::give(Table::RequestCopies, owner as u32);
+        shares::give(SharedTable::RequestCopies, owner as u32);
     }
 }

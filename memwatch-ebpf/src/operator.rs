@@ -5,7 +5,7 @@ use core::ffi::c_void;
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
-use memwatch_common::capture::Kernel;
+use memwatch_common::capture::CaptureKernel;
 use memwatch_common::loss::Loss;
 use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{

@@ -1,7 +1,7 @@
 //! Reads the block that a pool of RAPIDS or CuPy grants or frees. The plan of each function says
 //! where the block is.
 
-use memwatch_common::capture::Kernel;
+use memwatch_common::capture::CaptureKernel;
 use memwatch_common::tensor::{CHUNK_MEMORY_BYTES, MEMORY_ADDRESS_BYTES, PoolPlan, PoolShape, WEAK_OBJECT_BYTES};
 
 use crate::kernel::Bpf;

@@ -2,7 +2,7 @@
 
 use aya_ebpf::programs::RawTracePointContext;
 use aya_log_ebpf::debug;
-use memwatch_common::capture::{Kernel, Thread};
+use memwatch_common::capture::{CaptureKernel, ThreadKey};
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{ProcessEvent, ProcessRecord};
 
@@ -48,8 +48,8 @@ pub(crate) fn on_exec(context: &RawTracePointContext) -> i32 {
     // return.
     let old_tid: u32 = context.arg(1);
     for tid in [thread.tid, old_tid] {
-        Bpf::drop_in_flight(Thread { tid, ..thread });
-        rm::drop_in_flight(Thread { tid, ..thread });
+        Bpf::drop_in_flight(ThreadKey { tid, ..thread });
+        rm::drop_in_flight(ThreadKey { tid, ..thread });
     }
     if Bpf::is_known(thread.tgid) {
         forget_tensors(thread);
@@ -100,7 +100,7 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
 /// Drops tracing state, which is invalid in the next program and in the next process with this
 /// number.
 #[inline(always)]
-fn forget_tensors(thread: Thread) {
+fn forget_tensors(thread: ThreadKey) {
     drop_notes(thread.tid);
     python::forget(thread.tgid);
     statistics::forget(thread.tgid);

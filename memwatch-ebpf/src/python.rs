@@ -9,7 +9,7 @@ use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC};
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_loop};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap};
-use memwatch_common::capture::{Kernel, Thread};
+use memwatch_common::capture::{CaptureKernel, ThreadKey};
 use memwatch_common::loss::Loss;
 use memwatch_common::python::{
     DEFAULT_WINDOW_FRAMES, EACH_FRAME, PythonLayout, STACKS_BY_BYTES, STACKS_OF_RARE, WALK_FRAMES, WINDOW_NS, WalkState,
@@ -21,7 +21,7 @@ use memwatch_common::tensor::{
     STACK_FRAME_BYTES, STACK_FRAMES, STACK_RECORD_BYTES, StackFrame, StackRecord,
 };
 
-use crate::codes::{self, OfProcess};
+use crate::codes::{self, ProcessWord};
 use crate::counter::add;
 use crate::kernel::Bpf;
 use crate::task::{stack_pointer_at_probe, thread_pointer};
@@ -42,7 +42,7 @@ static WINDOW_FRAMES: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Stacks already sent. A stack that was evicted from this map is sent again.
 #[map]
-static SEEN_STACKS: LruHashMap<OfProcess, u8> = LruHashMap::with_max_entries(32_768, 0);
+static SEEN_STACKS: LruHashMap<ProcessWord, u8> = LruHashMap::with_max_entries(32_768, 0);
 
 /// 1 if the kernel has `bpf_loop` (Linux 5.17). Set by the loader before load. Without it there are
 /// no stacks.
@@ -51,7 +51,7 @@ static CAN_LOOP: Global<u8> = Global::new(0);
 
 /// Result of a walk.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Walked {
+pub(crate) struct WalkResult {
     /// Stack id; 0 if there is no stack.
     pub(crate) id: u64,
     /// `FLAG_*` bits of [`memwatch_common::tensor`].
@@ -60,7 +60,7 @@ pub(crate) struct Walked {
 
 /// State shared by the steps of a loop.
 #[repr(C)]
-struct Step {
+struct LoopState {
     notes: *mut Notes,
     layout: *const PythonLayout,
     /// Thread pointer to find.
@@ -86,12 +86,12 @@ const WALK_STEPS: u32 = 2 * ALL_FRAMES;
 /// entries are the same.
 const SEARCH_AGAIN_NS: u64 = 100_000_000;
 
-const UNREADABLE_STACK: Walked = Walked { id: 0, flags: FLAG_STACK_UNREADABLE };
-const NO_PYTHON: Walked = Walked { id: 0, flags: FLAG_NO_PYTHON };
+const UNREADABLE_STACK: WalkResult = WalkResult { id: 0, flags: FLAG_STACK_UNREADABLE };
+const NO_PYTHON: WalkResult = WalkResult { id: 0, flags: FLAG_NO_PYTHON };
 
 /// An allocation for which a stack is taken.
 #[derive(Clone, Copy)]
-pub(crate) struct Allocation {
+pub(crate) struct WalkedAllocation {
     /// Size of the block.
     pub(crate) bytes: u64,
 }
@@ -99,23 +99,23 @@ pub(crate) struct Allocation {
 /// Walks the running thread's Python stack, and sends it if it is new. With sampling by bytes,
 /// small blocks may be skipped.
 #[inline(always)]
-pub(crate) fn walk(thread: Thread, now_ns: u64, allocation: Option<Allocation>) -> Walked {
+pub(crate) fn walk(thread: ThreadKey, now_ns: u64, allocation: Option<WalkedAllocation>) -> WalkResult {
     if CAN_LOOP.load() == 0 {
-        return Walked::default();
+        return WalkResult::default();
     }
-    let Some(layout) = PYTHON.get_ptr(&thread.tgid) else { return Walked::default() };
+    let Some(layout) = PYTHON.get_ptr(&thread.tgid) else { return WalkResult::default() };
     // SAFETY: map values live as long as the program runs; user space replaces them as a whole.
     let layout = unsafe { &*layout };
     let by_draw = match draw(layout.stacks, allocation) {
-        Draw::Unwanted => return Walked::default(),
-        Draw::Missed => return Walked { id: 0, flags: FLAG_BY_DRAW },
+        Draw::Unwanted => return WalkResult::default(),
+        Draw::Missed => return WalkResult { id: 0, flags: FLAG_BY_DRAW },
         Draw::Taken { by_draw } => by_draw,
     };
-    let Some(state) = WALKS.get_ptr_mut(&thread.tgid) else { return Walked::default() };
+    let Some(state) = WALKS.get_ptr_mut(&thread.tgid) else { return WalkResult::default() };
     // SAFETY: as above.
     let state = unsafe { &mut *state };
     let walked = walk_wanted(thread, now_ns, (layout, state), allocation);
-    Walked { flags: walked.flags | by_draw, ..walked }
+    WalkResult { flags: walked.flags | by_draw, ..walked }
 }
 
 /// Result of the sampling decision.
@@ -130,7 +130,7 @@ enum Draw {
 }
 
 #[inline(always)]
-fn draw(stacks: u32, allocation: Option<Allocation>) -> Draw {
+fn draw(stacks: u32, allocation: Option<WalkedAllocation>) -> Draw {
     match (stacks, allocation) {
         (0, _) | (STACKS_OF_RARE, Some(_)) => Draw::Unwanted,
         (STACKS_BY_BYTES, Some(allocation)) => match chance(allocation.bytes) {
@@ -145,13 +145,13 @@ fn draw(stacks: u32, allocation: Option<Allocation>) -> Draw {
 
 #[inline(always)]
 fn walk_wanted(
-    thread: Thread,
+    thread: ThreadKey,
     now_ns: u64,
     (layout, state): (&PythonLayout, &mut WalkState),
-    allocation: Option<Allocation>,
-) -> Walked {
+    allocation: Option<WalkedAllocation>,
+) -> WalkResult {
     if !is_in_budget(state, now_ns) {
-        return Walked { id: 0, flags: FLAG_STACK_OVER_BUDGET };
+        return WalkResult { id: 0, flags: FLAG_STACK_OVER_BUDGET };
     }
     let Some(notes) = notes(thread) else { return UNREADABLE_STACK };
     let Some(own) = thread_pointer() else { return UNREADABLE_STACK };
@@ -172,7 +172,7 @@ fn walk_wanted(
     notes.window_bytes = 0;
     notes.alone = notes.cursor;
     notes.end = UNFINISHED;
-    repeat(WALK_STEPS, walk_step, &mut Step { notes, layout, thread_pointer: 0 });
+    repeat(WALK_STEPS, walk_step, &mut LoopState { notes, layout, thread_pointer: 0 });
     // SAFETY: the counter is aligned to eight bytes and lives in a map.
     unsafe { add(&raw mut state.window_frames, notes.frames + WALK_FRAMES) };
     match notes.end {
@@ -225,7 +225,7 @@ fn innermost_frame(notes: &mut Notes, layout: &PythonLayout, own: u64, now_ns: u
     notes.interpreter = newest[0];
     notes.cursor = newest[1];
     notes.end = UNFINISHED;
-    repeat(SEARCH_STEPS, search_step, &mut Step { notes, layout, thread_pointer: own });
+    repeat(SEARCH_STEPS, search_step, &mut LoopState { notes, layout, thread_pointer: own });
     match notes.end {
         FOUND => {
             notes.thread_state = notes.cursor;
@@ -265,7 +265,7 @@ fn is_of(thread_id: u64, thread_pointer: u64) -> bool {
 }
 
 /// Visits one thread, or advances to the next interpreter. Returns 1 to end the loop.
-extern "C" fn search_step(_index: u64, step: *mut Step) -> u64 {
+extern "C" fn search_step(_index: u64, step: *mut LoopState) -> u64 {
     // SAFETY: `innermost_frame` passes its own step, whose pointers are to map values.
     let (notes, layout, own) = unsafe { (&mut *(*step).notes, &*(*step).layout, (*step).thread_pointer) };
     if notes.cursor == 0 {
@@ -299,7 +299,7 @@ extern "C" fn search_step(_index: u64, step: *mut Step) -> u64 {
 }
 
 /// Adds one frame to the stack. Returns 1 to end the loop.
-extern "C" fn walk_step(_index: u64, step: *mut Step) -> u64 {
+extern "C" fn walk_step(_index: u64, step: *mut LoopState) -> u64 {
     // SAFETY: `walk` passes its own step, whose pointers are to map values.
     let (notes, layout) = unsafe { (&mut *(*step).notes, &*(*step).layout) };
     let frame = notes.cursor;
@@ -368,7 +368,7 @@ pub(crate) fn mix(hash: u64, word: u64) -> u64 {
 
 /// Returns the id of the walked stack. Sends a new stack first.
 #[inline(always)]
-fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
+fn send(notes: &mut Notes, state: &mut WalkState, thread: ThreadKey) -> WalkResult {
     let truncated = notes.end == TRUNCATED || notes.end == UNFINISHED;
     let id = match mix(notes.hash, truncated.into()) {
         0 => 1,
@@ -377,12 +377,12 @@ fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
     #[expect(clippy::cast_possible_truncation, reason = "less than a hundred")]
     let own = id as usize % SENT;
     if notes.sent[own] == id {
-        return Walked { id, flags: 0 };
+        return WalkResult { id, flags: 0 };
     }
-    let seen = OfProcess { word: id, tgid: thread.tgid.into() };
+    let seen = ProcessWord { word: id, tgid: thread.tgid.into() };
     if SEEN_STACKS.get_ptr(&seen).is_some() {
         notes.sent[own] = id;
-        return Walked { id, flags: 0 };
+        return WalkResult { id, flags: 0 };
     }
     let frames = notes.frames;
     if frames > STACK_FRAMES as u64 {
@@ -400,7 +400,7 @@ fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
     };
     // Done before sending: once the stack is sent, freeing a code object in it must be noticed.
     notes.cursor = 0;
-    repeat(ALL_FRAMES, remember_step, &mut Step { notes, layout: core::ptr::null(), thread_pointer: 0 });
+    repeat(ALL_FRAMES, remember_step, &mut LoopState { notes, layout: core::ptr::null(), thread_pointer: 0 });
     if notes.cursor < frames {
         state.forgets_all = 1;
     }
@@ -422,11 +422,11 @@ fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
     }
     let _ = SEEN_STACKS.insert(&seen, &1, BPF_ANY.into());
     notes.sent[own] = id;
-    Walked { id, flags: 0 }
+    WalkResult { id, flags: 0 }
 }
 
 /// Records the code object of the frame at the cursor. Returns 1 to end the loop.
-extern "C" fn remember_step(_index: u64, step: *mut Step) -> u64 {
+extern "C" fn remember_step(_index: u64, step: *mut LoopState) -> u64 {
     // SAFETY: `send` passes its own step, whose state is a map value.
     let notes = unsafe { &mut *(*step).notes };
     let at = notes.cursor;
@@ -435,7 +435,7 @@ extern "C" fn remember_step(_index: u64, step: *mut Step) -> u64 {
     }
     #[expect(clippy::cast_possible_truncation, reason = "fewer than the frames there is room for")]
     let slot = at as usize;
-    let code = OfProcess { word: notes.stack.frames[slot].code, tgid: notes.tgid };
+    let code = ProcessWord { word: notes.stack.frames[slot].code, tgid: notes.tgid };
     if !codes::list(&code) {
         return 1;
     }
@@ -447,7 +447,7 @@ extern "C" fn remember_step(_index: u64, step: *mut Step) -> u64 {
 /// from then on.
 #[inline(always)]
 pub(crate) fn forget_code(tgid: u32, code: u64) -> bool {
-    let code = OfProcess { word: code, tgid: tgid.into() };
+    let code = ProcessWord { word: code, tgid: tgid.into() };
     let was_sent = codes::unlist(&code);
     let Some(state) = WALKS.get_ptr_mut(&tgid) else { return was_sent };
     // SAFETY: map values live as long as the program runs.
@@ -476,7 +476,7 @@ fn read(base: u64, offset_bytes: u32) -> Option<u64> {
 
 /// Runs a step up to `times` times, or until it returns 1.
 #[inline(always)]
-fn repeat(times: u32, step: extern "C" fn(u64, *mut Step) -> u64, of: &mut Step) {
+fn repeat(times: u32, step: extern "C" fn(u64, *mut LoopState) -> u64, of: &mut LoopState) {
     // SAFETY: the step is a function of this program and gets the argument that it expects.
     unsafe { bpf_loop(times, step as *mut c_void, core::ptr::from_mut(of).cast::<c_void>(), 0) };
 }

@@ -9,7 +9,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::lpm_trie::{Key, LpmTrie};
 use aya_ebpf::maps::{Array, HashMap};
 use aya_ebpf::programs::RawTracePointContext;
-use memwatch_common::shares::{NOBODY, OTHERS, TABLES, Table, Taken, may_take};
+use memwatch_common::shares::{NOBODY, OTHERS, SharedTable, TABLES, TakenEntries, may_take};
 
 use crate::counter::add;
 
@@ -20,22 +20,22 @@ static LOGIN_USERS: LpmTrie<u32, u32> = LpmTrie::with_max_entries(1 << 18, 0);
 
 /// Number of entries of each owner in tables that survive memwatch.
 #[map]
-static OWNERS: HashMap<u32, Taken> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
+static OWNERS: HashMap<u32, TakenEntries> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
 /// Number of entries of all owners in these tables.
 #[map]
-static TAKEN: Array<Taken> = Array::with_max_entries(1, 0);
+static TAKEN: Array<TakenEntries> = Array::with_max_entries(1, 0);
 
 /// Number of entries of each owner in the other tables.
 #[map]
-static STACK_OWNERS: HashMap<u32, Taken> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
+static STACK_OWNERS: HashMap<u32, TakenEntries> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
 #[map]
-static STACK_TAKEN: Array<Taken> = Array::with_max_entries(1, 0);
+static STACK_TAKEN: Array<TakenEntries> = Array::with_max_entries(1, 0);
 
 /// Size of the table of addresses, which depends on the memory limit. Set by the loader before load.
 #[unsafe(no_mangle)]
-static ADDRESS_ENTRIES: Global<u32> = Global::new(Table::Addresses.entries());
+static ADDRESS_ENTRIES: Global<u32> = Global::new(SharedTable::Addresses.entries());
 
-static NOTHING: Taken = Taken { of: [0; TABLES] };
+static NOTHING: TakenEntries = TakenEntries { of: [0; TABLES] };
 
 /// Returns the real user id of the running process.
 #[inline(always)]
@@ -54,20 +54,20 @@ pub(crate) fn owner() -> u32 {
 /// Takes an entry of a table for the running process. Returns its owner, or `None` if the owner's
 /// share is used up.
 #[inline(always)]
-pub(crate) fn take(table: Table) -> Option<u32> {
+pub(crate) fn take(table: SharedTable) -> Option<u32> {
     let owner = owner();
     take_for(table, owner).then_some(owner)
 }
 
 /// Takes an entry of a table for a known owner. Returns whether the owner's share allowed it.
 #[inline(always)]
-pub(crate) fn take_for(table: Table, owner: u32) -> bool {
+pub(crate) fn take_for(table: SharedTable, owner: u32) -> bool {
     mw_take(u64::from(table as u32), owner.into()) != 0
 }
 
 /// Gives an entry back.
 #[inline(always)]
-pub(crate) fn give(table: Table, owner: u32) {
+pub(crate) fn give(table: SharedTable, owner: u32) {
     mw_give(u64::from(table as u32), owner.into(), 1);
 }
 
@@ -136,12 +136,13 @@ fn counters(table: u64, owner: u64) -> Option<(*mut u64, *mut u64, u64, u32)> {
     // SAFETY: the number is less than the number of tables.
     let (own, all) =
         unsafe { ((&raw mut (*own).of).cast::<u64>().add(table), (&raw mut (*all).of).cast::<u64>().add(table)) };
-    let entries = if table == Table::Addresses as usize { u64::from(ADDRESS_ENTRIES.load()) } else { ENTRIES[table] };
+    let entries =
+        if table == SharedTable::Addresses as usize { u64::from(ADDRESS_ENTRIES.load()) } else { ENTRIES[table] };
     Some((own, all, entries, owner))
 }
 
 #[inline(always)]
-fn of_owner(is_pinned: bool, owner: u32) -> Option<*mut Taken> {
+fn of_owner(is_pinned: bool, owner: u32) -> Option<*mut TakenEntries> {
     let owners = if is_pinned { &OWNERS } else { &STACK_OWNERS };
     owners.get_ptr_mut(&owner).or_else(|| {
         // A racing thread may have inserted it first.
@@ -154,7 +155,7 @@ static ENTRIES: [u64; TABLES] = {
     let mut entries = [0; TABLES];
     let mut number = 0;
     while number < TABLES {
-        entries[number] = Table::ALL[number].entries() as u64;
+        entries[number] = SharedTable::ALL[number].entries() as u64;
         number += 1;
     }
     entries
@@ -164,7 +165,7 @@ static PINNED: [u64; TABLES] = {
     let mut pinned = [0; TABLES];
     let mut number = 0;
     while number < TABLES {
-        pinned[number] = Table::ALL[number].is_pinned() as u64;
+        pinned[number] = SharedTable::ALL[number].is_pinned() as u64;
         number += 1;
     }
     pinned

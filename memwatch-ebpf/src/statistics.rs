@@ -7,7 +7,7 @@ use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC};
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap};
-use memwatch_common::capture::Thread;
+use memwatch_common::capture::ThreadKey;
 use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{FLAG_EXTRA_UNREADABLE, STATISTICS_OFFSET_BYTES, STATISTICS_WORDS, StatisticsRecord};
 
@@ -36,7 +36,7 @@ const SETTLED: u32 = 256;
 
 /// Address of the allocator of a device, as found by user space.
 #[map]
-static ALLOCATORS: HashMap<Device, u64> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+static ALLOCATORS: HashMap<ProcessDevice, u64> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
 /// Maximum number of devices read when a process exits.
 const DEVICES: u32 = 16;
@@ -44,7 +44,7 @@ const DEVICES: u32 = 16;
 /// Device of a process, in the process's own numbering.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Device {
+struct ProcessDevice {
     ordinal: u32,
     tgid: u32,
 }
@@ -59,7 +59,7 @@ struct Allocator {
 
 /// Notes the allocator whose code this thread is executing, from an event.
 #[inline(always)]
-pub(crate) fn note_allocator(thread: Thread, allocator: u64) {
+pub(crate) fn note_allocator(thread: ThreadKey, allocator: u64) {
     if last_request() != 0
         && let Some(notes) = notes(thread)
     {
@@ -70,7 +70,7 @@ pub(crate) fn note_allocator(thread: Thread, allocator: u64) {
 /// Sends the statistics of the allocator whose code this thread is executing, if requested. The
 /// allocator's lock is held, so its counters are consistent.
 #[inline(always)]
-pub(crate) fn offer(thread: Thread, time_ns: u64) {
+pub(crate) fn offer(thread: ThreadKey, time_ns: u64) {
     if last_request() != 0
         && let Some(notes) = notes(thread)
     {
@@ -81,10 +81,10 @@ pub(crate) fn offer(thread: Thread, time_ns: u64) {
 /// Sends the statistics of a device's allocator that is about to fail, ahead of the record of the
 /// failure. The allocator's lock is held.
 #[inline(always)]
-pub(crate) fn report_failure(thread: Thread, device: u64, time_ns: u64) {
-    // A `c10::Device`: kind in the lowest byte, number in the next.
+pub(crate) fn report_failure(thread: ThreadKey, device: u64, time_ns: u64) {
+    // A `c10::ProcessDevice`: kind in the lowest byte, number in the next.
     let ordinal = (device >> 8 & 0xff) as u32;
-    report(Device { ordinal, tgid: thread.tgid }, time_ns);
+    report(ProcessDevice { ordinal, tgid: thread.tgid }, time_ns);
 }
 
 /// Sends the statistics of all allocators of an exiting process. From Linux 6.16 on, the process's
@@ -93,12 +93,12 @@ pub(crate) fn report_failure(thread: Thread, device: u64, time_ns: u64) {
 #[inline(always)]
 pub(crate) fn report_end(tgid: u32, time_ns: u64) {
     for ordinal in 0..DEVICES {
-        report(Device { ordinal, tgid }, time_ns);
+        report(ProcessDevice { ordinal, tgid }, time_ns);
     }
 }
 
 #[inline(never)]
-fn report(device: Device, time_ns: u64) {
+fn report(device: ProcessDevice, time_ns: u64) {
     if let Some(allocator) = ALLOCATORS.get_ptr(&device) {
         // SAFETY: the value is copied at once; user space replaces it as a whole.
         let allocator = unsafe { *allocator };
@@ -108,7 +108,7 @@ fn report(device: Device, time_ns: u64) {
 
 /// Sends the statistics of this allocator, if requested.
 #[inline(always)]
-pub(crate) fn offer_of(thread: Thread, allocator: u64, time_ns: u64) {
+pub(crate) fn offer_of(thread: ThreadKey, allocator: u64, time_ns: u64) {
     let request = last_request();
     if request == 0 || allocator == 0 {
         return;
@@ -187,6 +187,6 @@ fn send(tgid: u32, allocator: u64, time_ns: u64) -> bool {
 pub(crate) fn forget(tgid: u32) {
     let _ = STATISTICS_WANTED.remove(&tgid);
     for ordinal in 0..DEVICES {
-        let _ = ALLOCATORS.remove(&Device { ordinal, tgid });
+        let _ = ALLOCATORS.remove(&ProcessDevice { ordinal, tgid });
     }
 }

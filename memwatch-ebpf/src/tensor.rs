@@ -9,17 +9,17 @@ use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, pt_regs};
 use aya_ebpf::helpers::generated::bpf_probe_read_user_str;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap};
-use memwatch_common::capture::{Kernel, Thread};
+use memwatch_common::capture::{CaptureKernel, ThreadKey};
 use memwatch_common::loss::Loss;
 use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{
-    BlockPlan, CHUNK_GRANTED, FLAG_EXTRA_UNREADABLE, FLAG_RETURN, ONLY_LISTED, Statistics, TEXT_BYTES, TensorPlan,
-    TensorRecord, Text, TextRecord, Walk,
+    BlockPlan, CHUNK_GRANTED, EventName, FLAG_EXTRA_UNREADABLE, FLAG_RETURN, ONLY_LISTED, StatisticsRole, TEXT_BYTES,
+    TensorPlan, TensorRecord, TextRecord, Walk,
 };
 
 use crate::counter::add;
 use crate::kernel::Bpf;
-use crate::python::{self, Walked};
+use crate::python::{self, WalkResult};
 use crate::{arena, statistics, variable, walk};
 
 /// Traced processes. Used only if the cookie requires it.
@@ -36,8 +36,8 @@ static STACKS_WANTED: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Common part of the records of one event.
 #[derive(Clone, Copy)]
-struct Event {
-    thread: Thread,
+struct TensorEventHead {
+    thread: ThreadKey,
     probe: u16,
     time_ns: u64,
 }
@@ -55,31 +55,31 @@ pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
     if plan.forgets && !python::forget_code(thread.tgid, args[0]) {
         return;
     }
-    let event = Event { thread, probe, time_ns: Bpf.now_ns() };
+    let event = TensorEventHead { thread, probe, time_ns: Bpf.now_ns() };
     if let BlockPlan::BufferTensor { name_bytes } = BlockPlan::of_cookie(cookie) {
         send_placed(&event, name_bytes, args[0], args[1]);
         return;
     }
     match plan.text {
-        Text::None => {
-            if matches!((plan.statistics, plan.stack), (Statistics::Offered, Walk::Always)) {
+        EventName::None => {
+            if matches!((plan.statistics, plan.stack), (StatisticsRole::Offered, Walk::Always)) {
                 statistics::report_failure(thread, args[3], event.time_ns);
             }
             send_words(event, (plan, cookie), args, registers);
             match plan.statistics {
-                Statistics::None => {}
-                Statistics::Announced => statistics::note_allocator(thread, args[0]),
-                Statistics::Offered => statistics::offer(thread, event.time_ns),
+                StatisticsRole::None => {}
+                StatisticsRole::Announced => statistics::note_allocator(thread, args[0]),
+                StatisticsRole::Offered => statistics::offer(thread, event.time_ns),
             }
         }
-        Text::Argument0 => send_text(&event, args[0], TEXT_BYTES as u64),
-        Text::StringInArgument1 => {
+        EventName::Argument0 => send_text(&event, args[0], TEXT_BYTES as u64),
+        EventName::StringInArgument1 => {
             let mut bytes_at = [0; 1];
             // The address is 0 if unreadable; the text is then empty.
             Bpf.read_words(args[1], &mut bytes_at);
             send_text(&event, bytes_at[0], TEXT_BYTES as u64);
         }
-        Text::ValueInArgument3 => {
+        EventName::ValueInArgument3 => {
             let mut pair = [0; 4];
             // The text is empty if there is no value or it is unreadable.
             if args[4] != 0 {
@@ -94,7 +94,7 @@ pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
 ///
 /// Not inlined, like [`send_text`]: nested BPF functions share 512 bytes of stack, and a walk needs some of it.
 #[inline(never)]
-fn send_placed(event: &Event, name_bytes: u16, place: u64, tensor: u64) {
+fn send_placed(event: &TensorEventHead, name_bytes: u16, place: u64, tensor: u64) {
     let mut record = blank(*event);
     if !arena::read_tensor(place, tensor.wrapping_add(name_bytes.into()), &mut record) {
         record.flags = FLAG_EXTRA_UNREADABLE;
@@ -119,10 +119,10 @@ pub(crate) fn on_return(cookie: u64, value: u64) {
         return;
     }
     let (probe, plan, _) = TensorPlan::from_cookie(cookie);
-    let event = Event { thread, probe, time_ns: Bpf.now_ns() };
+    let event = TensorEventHead { thread, probe, time_ns: Bpf.now_ns() };
     // The arguments have been overwritten by now; the Python stack is unchanged.
     let walks = matches!(plan.stack, Walk::Always);
-    let walked = if walks { walk::of_event(event.time_ns) } else { Walked::default() };
+    let walked = if walks { walk::of_event(event.time_ns) } else { WalkResult::default() };
     let flags = FLAG_RETURN | walked.flags;
     send(TensorRecord { flags, extra: [value, 0], stack: walked.id, ..blank(event) });
 }
@@ -146,7 +146,7 @@ pub(crate) fn are_stacks_wanted() -> bool {
 }
 
 #[inline(always)]
-fn send_words(event: Event, (plan, cookie): (TensorPlan, u64), args: &[u64; 6], registers: &pt_regs) {
+fn send_words(event: TensorEventHead, (plan, cookie): (TensorPlan, u64), args: &[u64; 6], registers: &pt_regs) {
     let mut extra = [0; 2];
     let mut args = *args;
     let was_block_read = arena::read(cookie, &mut args, &mut extra, registers);
@@ -160,7 +160,7 @@ fn send_words(event: Event, (plan, cookie): (TensorPlan, u64), args: &[u64; 6], 
     let is_grant = matches!(plan.stack, Walk::Grants | Walk::Chunks);
     let bytes = if matches!(plan.stack, Walk::Chunks) { args[5] } else { args[1] };
     let walked = match (walks, is_grant) {
-        (false, _) => Walked::default(),
+        (false, _) => WalkResult::default(),
         (true, true) => walk::of_grant(event.time_ns, bytes),
         (true, false) => walk::of_event(event.time_ns),
     };
@@ -205,7 +205,7 @@ fn pick(args: &[u64; 6], argument: u8) -> u64 {
 }
 
 #[inline(always)]
-fn blank(event: Event) -> TensorRecord {
+fn blank(event: TensorEventHead) -> TensorRecord {
     TensorRecord {
         kind: RecordKind::Tensor as u8,
         flags: 0,
@@ -238,7 +238,7 @@ fn lost(tgid: u32) {
 
 #[inline(never)]
 #[expect(clippy::cast_possible_truncation, reason = "a text is 72 bytes long")]
-fn send_text(event: &Event, address: u64, bytes: u64) {
+fn send_text(event: &TensorEventHead, address: u64, bytes: u64) {
     let Some(mut entry) = Bpf::reserve::<TextRecord>() else {
         Bpf.lose(event.thread.tgid, Loss::TensorEventLost);
         return;

@@ -6,15 +6,15 @@
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::HashMap;
-use memwatch_common::capture::Thread;
-use memwatch_common::shares::Table;
+use memwatch_common::capture::ThreadKey;
+use memwatch_common::shares::SharedTable;
 use memwatch_common::tensor::{STACK_FRAMES, StackFrame, StackRecord};
 
 use crate::shares;
 
 /// State of threads, by thread id. An entry is removed when its thread exits.
 #[map]
-static THREADS: HashMap<u32, Notes> = HashMap::with_max_entries(Table::Threads.entries(), BPF_F_NO_PREALLOC);
+static THREADS: HashMap<u32, Notes> = HashMap::with_max_entries(SharedTable::Threads.entries(), BPF_F_NO_PREALLOC);
 
 /// Maximum number of bytes read of a frame.
 pub(crate) const FRAME_BYTES: u32 = 128;
@@ -112,17 +112,17 @@ static NOTHING: Notes = Notes {
 
 /// Returns the state of the running thread, created if there is none; `None` if the table is full.
 #[inline(always)]
-pub(crate) fn notes(thread: Thread) -> Option<&'static mut Notes> {
+pub(crate) fn notes(thread: ThreadKey) -> Option<&'static mut Notes> {
     let own = u64::from(thread.tgid);
     // SAFETY: entries live as long as the program runs.
     let known = THREADS.get_ptr_mut(&thread.tid).filter(|notes| unsafe { (**notes).tgid == own });
     let notes = known.or_else(|| {
         // State of a process with the same thread id remains if that process's exit was not seen.
         drop_notes(thread.tid);
-        let owner = shares::take(Table::Threads)?;
+        let owner = shares::take(SharedTable::Threads)?;
         // Only this thread writes its key, so an error means a full table.
         if THREADS.insert(&thread.tid, &NOTHING, BPF_NOEXIST.into()).is_err() {
-            shares::give(Table::Threads, owner);
+            shares::give(SharedTable::Threads, owner);
             return None;
         }
         let notes = THREADS.get_ptr_mut(&thread.tid)?;
@@ -146,6 +146,6 @@ pub(crate) fn drop_notes(tid: u32) {
     let owner = unsafe { (*notes).owner };
     if THREADS.remove(&tid).is_ok() {
         #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
-        shares::give(Table::Threads, owner as u32);
+        shares::give(SharedTable::Threads, owner as u32);
     }
 }

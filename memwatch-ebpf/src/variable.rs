@@ -2,7 +2,7 @@
 //! passes to `__tls_get_addr` (ELF Handling For Thread-Local Storage, 3.4.2 and 3.4.6; glibc's
 //! sysdeps/x86_64/dl-tls.h).
 
-use memwatch_common::capture::{Kernel, Thread};
+use memwatch_common::capture::{CaptureKernel, ThreadKey};
 
 use crate::kernel::Bpf;
 use crate::task::thread_pointer;
@@ -20,7 +20,7 @@ const UNTOUCHED: u64 = u64::MAX;
 /// the thread has not accessed the variable yet, which is right for zero-initialized variables.
 /// Returns `None` if unreadable.
 #[inline(always)]
-pub(crate) fn word(thread: Thread, index: u64, offset_bytes: u16) -> Option<u64> {
+pub(crate) fn word(thread: ThreadKey, index: u64, offset_bytes: u16) -> Option<u64> {
     let notes = notes(thread)?;
     if notes.variable[0] != index || index == 0 {
         let mut named = [0; 2];

@@ -1,6 +1,6 @@
 //! Reads the live objects of a process from an image of its memory.
 //!
-//! This crate does no I/O: a [`memory::Memory`] is provided by the caller, a test or a fuzzer. The
+//! This crate does no I/O: a [`memory::MemoryAccess`] is provided by the caller, a test or a fuzzer. The
 //! memory read is untrusted: every list is bounded, every pointer checked, and contradictory data
 //! is refused with a reason.
 //!

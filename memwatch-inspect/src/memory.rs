@@ -1,7 +1,7 @@
 //! Access to the memory of a process.
 
 /// The memory of a process, or a substitute in a test.
-pub trait Memory {
+pub trait MemoryAccess {
     /// Fills all of `into` from `address` on. Returns whether it could.
     fn fill(&self, address: u64, into: &mut [u8]) -> bool;
 
@@ -61,7 +61,7 @@ pub trait Memory {
 }
 
 /// Point at which a search among objects ends, so that there is time to read its results; in
-/// thousandths, as [`Memory::spent`].
+/// thousandths, as [`MemoryAccess::spent`].
 pub const SEARCH_SPENT: u32 = 500;
 /// Point at which the search for paths ends. The rest is for the final checks.
 pub const PATHS_SPENT: u32 = 850;
@@ -81,7 +81,7 @@ pub fn at(base: u64, offset: u32) -> Option<u64> {
 
 /// Returns the size in bytes of the glibc heap chunk at an address, from the word before it. Its
 /// lowest bits are flags (`mchunk_size` of malloc/malloc.c). In another heap it may be any number.
-pub fn heap_bytes(memory: &impl Memory, address: u64) -> Option<u64> {
+pub fn heap_bytes(memory: &impl MemoryAccess, address: u64) -> Option<u64> {
     const HEAD_BYTES: u64 = 8;
     let size = memory.u64(at(address, 0)?.checked_sub(HEAD_BYTES)?)?;
     (size & !15).checked_sub(HEAD_BYTES)

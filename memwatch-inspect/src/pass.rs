@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
 
-use crate::memory::{ALL_SPENT, Memory, SEARCH_SPENT};
+use crate::memory::{ALL_SPENT, MemoryAccess, SEARCH_SPENT};
 
 /// Size of a piece in bytes.
 const PIECE_BYTES: usize = 16 << 10;
@@ -20,7 +20,7 @@ const CELL_BYTES: usize = 256;
 type Cell256 = Option<Box<[u8; CELL_BYTES]>>;
 
 /// Cached piece.
-enum Piece {
+enum CachedPiece {
     Whole(Box<[u8]>),
     /// Pages of the piece that are mapped.
     Pages(Vec<Option<Box<[u8]>>>),
@@ -29,7 +29,7 @@ enum Piece {
 /// A memory read in one pass.
 pub struct Pass<'m, M> {
     memory: &'m M,
-    pieces: RefCell<HashMap<u64, Piece, FixedState>>,
+    pieces: RefCell<HashMap<u64, CachedPiece, FixedState>>,
     /// Cells by address.
     cells: RefCell<HashMap<u64, Cell256, FixedState>>,
     reads_cells: Cell<bool>,
@@ -40,7 +40,7 @@ pub struct Pass<'m, M> {
     spent: Cell<(u32, u32)>,
 }
 
-impl<'m, M: Memory> Pass<'m, M> {
+impl<'m, M: MemoryAccess> Pass<'m, M> {
     /// Creates a pass over this memory that reads at most this many bytes.
     pub fn new(memory: &'m M, most_bytes: u64) -> Self {
         Self {
@@ -117,16 +117,16 @@ impl<'m, M: Memory> Pass<'m, M> {
         self.spent.set((self.memory.spent().max(self.spent.get().0), 0));
     }
 
-    fn piece(&self, start: u64) -> Piece {
+    fn piece(&self, start: u64) -> CachedPiece {
         let mut bytes = vec![0; PIECE_BYTES];
         if self.read(start, &mut bytes) {
-            return Piece::Whole(bytes.into());
+            return CachedPiece::Whole(bytes.into());
         }
         let page = |index: u64| {
             let mut bytes = vec![0; PAGE_BYTES];
             self.read(start + index * PAGE_BYTES as u64, &mut bytes).then(|| bytes.into())
         };
-        Piece::Pages((0..(PIECE_BYTES / PAGE_BYTES) as u64).map(page).collect())
+        CachedPiece::Pages((0..(PIECE_BYTES / PAGE_BYTES) as u64).map(page).collect())
     }
 
     /// Fills a part of a page cell by cell, if its piece is not cached.
@@ -156,8 +156,8 @@ impl<'m, M: Memory> Pass<'m, M> {
         let mut pieces = self.pieces.borrow_mut();
         let piece = pieces.entry(address - offset as u64).or_insert_with_key(|start| self.piece(*start));
         let from = match piece {
-            Piece::Whole(bytes) => bytes.get(offset..),
-            Piece::Pages(pages) => pages
+            CachedPiece::Whole(bytes) => bytes.get(offset..),
+            CachedPiece::Pages(pages) => pages
                 .get(offset / PAGE_BYTES)
                 .and_then(Option::as_deref)
                 .and_then(|page| page.get(offset % PAGE_BYTES..)),
@@ -169,7 +169,7 @@ impl<'m, M: Memory> Pass<'m, M> {
     }
 }
 
-impl<M: Memory> Memory for Pass<'_, M> {
+impl<M: MemoryAccess> MemoryAccess for Pass<'_, M> {
     /// Returns the spent part of the time or byte budget, whichever is larger. The memory is
     /// queried only now and then, since reading a clock may take longer than the work in between.
     fn spent(&self) -> u32 {
@@ -210,7 +210,7 @@ mod tests {
         holes: Vec<u64>,
     }
 
-    impl Memory for Image {
+    impl MemoryAccess for Image {
         fn fill(&self, address: u64, into: &mut [u8]) -> bool {
             let end = address + into.len() as u64;
             let page = |hole: &u64| hole * PAGE_BYTES as u64;
@@ -282,7 +282,7 @@ mod tests {
         spent: Cell<u32>,
     }
 
-    impl Memory for Hurried {
+    impl MemoryAccess for Hurried {
         fn fill(&self, address: u64, into: &mut [u8]) -> bool {
             self.image.fill(address, into)
         }

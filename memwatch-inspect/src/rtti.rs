@@ -1,16 +1,16 @@
 //! Class names of C++ objects by the Itanium C++ ABI, 2.5.2 and 2.9.4: the word before the vtable
 //! leads to the name.
 
-use crate::memory::{Memory, at};
+use crate::memory::{MemoryAccess, at};
 
 /// Returns the mangled class name without its `_Z…` prefix, such as `N3c1010TensorImplE`; `None` if
 /// the object has no vtable.
-pub(crate) fn class_of(memory: &impl Memory, object: u64) -> Option<String> {
+pub(crate) fn class_of(memory: &impl MemoryAccess, object: u64) -> Option<String> {
     class_of_table(memory, memory.u64(at(object, 0)?)?)
 }
 
 /// Returns the mangled class name of a vtable.
-pub(crate) fn class_of_table(memory: &impl Memory, table: u64) -> Option<String> {
+pub(crate) fn class_of_table(memory: &impl MemoryAccess, table: u64) -> Option<String> {
     if !table.is_multiple_of(8) {
         return None;
     }

@@ -13,7 +13,7 @@ pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 
-use crate::options::{Common, Pace, Targets, Tensors};
+use crate::options::{CommonArgs, IntervalArgs, TargetArgs, TensorArgs};
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser};
 
@@ -24,23 +24,23 @@ pub(crate) use self::commands::Command;
 /// It attaches to the CUDA driver's allocation calls from outside: nothing is changed or restarted.
 #[derive(Debug, Parser)]
 #[command(name = "memwatch", version, max_term_width = 100, subcommand_precedence_over_arg = true)]
-pub(crate) struct Args {
+pub(crate) struct MemwatchArgs {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
     #[command(flatten)]
-    pub(crate) targets: Targets,
+    pub(crate) targets: TargetArgs,
     #[command(flatten)]
-    pub(crate) tensors: Tensors,
+    pub(crate) tensors: TensorArgs,
     #[command(flatten)]
-    pub(crate) pace: Pace,
+    pub(crate) pace: IntervalArgs,
     /// Print one report and exit, like `memwatch ps`
     #[arg(short = '1', long, conflicts_with = "duration")]
     pub(crate) once: bool,
     #[command(flatten)]
-    pub(crate) common: Common,
+    pub(crate) common: CommonArgs,
 }
 
-impl Args {
+impl MemwatchArgs {
     /// Returns the clap definition with its help.
     pub(crate) fn definition() -> clap::Command {
         help::dressed(Self::command())
@@ -72,7 +72,7 @@ impl Args {
     /// For usage errors, `--help` and `--version`, with clap's messages.
     pub(crate) fn from_words_with<W: Into<std::ffi::OsString> + Clone>(
         words: impl IntoIterator<Item = W>,
-        settings: &[config::Setting],
+        settings: &[config::ConfigSetting],
     ) -> Result<Self, clap::Error> {
         let mut definition = config::applied(Self::definition(), settings);
         let matches = definition.try_get_matches_from_mut(words)?;

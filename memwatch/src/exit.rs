@@ -52,7 +52,7 @@ impl From<Exit> for ExitCode {
 
 /// An error that ends the program: exit code, message and advice.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct ExitFailure {
     /// Exit code.
     pub(crate) exit: Exit,
     /// The error.
@@ -61,7 +61,7 @@ pub(crate) struct Failure {
     pub(crate) advice: Option<String>,
 }
 
-impl Failure {
+impl ExitFailure {
     /// Makes an error with this exit code.
     pub(crate) fn new(exit: Exit, message: impl fmt::Display) -> Self {
         Self { exit, error: anyhow::anyhow!("{message}"), advice: None }
@@ -129,7 +129,7 @@ impl Failure {
     }
 }
 
-impl From<anyhow::Error> for Failure {
+impl From<anyhow::Error> for ExitFailure {
     fn from(error: anyhow::Error) -> Self {
         Self { exit: Exit::Error, error, advice: None }
     }

@@ -46,7 +46,7 @@ use std::process::ExitCode;
 static ALLOCATOR: cli::large_pages::LargePages = cli::large_pages::LargePages;
 
 fn main() -> ExitCode {
-    let args = cli::Args::read();
+    let args = cli::MemwatchArgs::read();
     cli::logger::install(args.common.verbose);
     match cli::dispatch::run(&args) {
         Ok(exit) => exit.into(),

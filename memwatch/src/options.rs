@@ -18,12 +18,12 @@ use clap::ValueEnum;
 use crate::sources::containers::RuntimeSockets;
 
 pub(crate) use self::checked::Checked;
-pub(crate) use self::choice::{Choice, Rows};
+pub(crate) use self::choice::{Choice, RowKind};
 pub(crate) use self::looks::Looks;
-pub(crate) use self::moment::{Moment, Past, Window};
-pub(crate) use self::recording::{Subject, TapeArgs};
+pub(crate) use self::moment::{Past, RecordingTime, TimeWindow};
+pub(crate) use self::recording::{ReportSubject, TapeArgs};
 pub(crate) use self::selected::Selected;
-pub(crate) use self::tensors::Tensors;
+pub(crate) use self::tensors::TensorArgs;
 
 /// Heading of rarely used options. Only `memwatch help advanced` lists them.
 pub(crate) const ADVANCED: &str = "Advanced options";
@@ -33,7 +33,7 @@ pub(crate) const DEFAULT_SOCKET: &str = "/run/memwatch/memwatch.sock";
 
 /// Which processes and GPUs to show.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-pub(crate) struct Targets {
+pub(crate) struct TargetArgs {
     #[command(flatten)]
     pub(crate) selected: Selected,
     /// Show only these GPUs: index, UUID (or its beginning) or PCI bus id; 0:1 is a MIG instance of GPU 0
@@ -42,7 +42,7 @@ pub(crate) struct Targets {
     pub(crate) gpus: Vec<String>,
 }
 
-impl Targets {
+impl TargetArgs {
     /// Returns targets that select these processes on all GPUs.
     pub(crate) fn of(selected: &Selected) -> Self {
         Self { selected: selected.clone(), gpus: Vec::new() }
@@ -52,7 +52,7 @@ impl Targets {
 /// How often and how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "Time")]
-pub(crate) struct Pace {
+pub(crate) struct IntervalArgs {
     /// Refresh interval: 500ms, 2s, 1m; a bare number is seconds; at least 100ms
     #[arg(short, long, value_name = "TIME", default_value = "1s")]
     #[arg(value_parser = values::interval, allow_negative_numbers = true)]
@@ -66,7 +66,7 @@ pub(crate) struct Pace {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Output")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
-pub(crate) struct Common {
+pub(crate) struct CommonArgs {
     /// Write JSON: one object per report
     #[arg(long, global = true)]
     pub(crate) json: bool,

@@ -8,20 +8,20 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::watch::Outcome;
-use crate::{Gpu, Program, TIMEOUT, Workload};
+use crate::watch::CommandOutcome;
+use crate::{RunningProgram, SimulatedGpu, SimulatedWorkload, TIMEOUT};
 
 /// The agent of a simulated machine. Its service manager only receives notifications.
 #[derive(Debug)]
-pub struct Agent {
-    program: Program,
+pub struct TestAgent {
+    program: RunningProgram,
     manager: UnixDatagram,
     socket: PathBuf,
 }
 
-impl Agent {
+impl TestAgent {
     /// Starts the agent and waits until it is ready.
-    pub fn start(gpu: &Gpu) -> Self {
+    pub fn start(gpu: &SimulatedGpu) -> Self {
         Self::by(gpu, gpu.memwatch(&[]))
     }
 
@@ -29,7 +29,7 @@ impl Agent {
     ///
     /// # Panics
     /// When the agent does not become ready.
-    pub fn by(gpu: &Gpu, command: Command) -> Self {
+    pub fn by(gpu: &SimulatedGpu, command: Command) -> Self {
         Self::with(gpu, command, &[])
     }
 
@@ -37,7 +37,7 @@ impl Agent {
     ///
     /// # Panics
     /// When the agent does not become ready.
-    pub fn with(gpu: &Gpu, mut command: Command, words: &[&str]) -> Self {
+    pub fn with(gpu: &SimulatedGpu, mut command: Command, words: &[&str]) -> Self {
         open_to_all(gpu);
         let socket = gpu.directory().join("run/memwatch.sock");
         let notify = gpu.directory().join("notify");
@@ -52,7 +52,7 @@ impl Agent {
             command.arg("--bpffs").arg(gpu.directory().join("no-bpf"));
         }
         command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "2000000").env_remove("WATCHDOG_PID");
-        let agent = Self { program: Program::start(command), manager, socket };
+        let agent = Self { program: RunningProgram::start(command), manager, socket };
         agent.until_reported("READY=1");
         agent
     }
@@ -106,15 +106,15 @@ impl Agent {
     }
 
     /// Returns a command that runs memwatch as this user as a client of the agent.
-    pub fn client(&self, gpu: &Gpu, uid: u32, words: &[&str]) -> Command {
+    pub fn client(&self, gpu: &SimulatedGpu, uid: u32, words: &[&str]) -> Command {
         let mut command = as_user(gpu, uid, &[]);
         command.arg("--agent").arg(&self.socket).args(words);
         command
     }
 
     /// Runs memwatch as this user as a client of the agent, until it exits.
-    pub fn ask(&self, gpu: &Gpu, uid: u32, words: &[&str]) -> Outcome {
-        Outcome::of(self.client(gpu, uid, words))
+    pub fn ask(&self, gpu: &SimulatedGpu, uid: u32, words: &[&str]) -> CommandOutcome {
+        CommandOutcome::of(self.client(gpu, uid, words))
     }
 }
 
@@ -123,7 +123,7 @@ impl Agent {
 ///
 /// # Panics
 /// When memwatch cannot be copied.
-pub fn as_user(gpu: &Gpu, uid: u32, words: &[&str]) -> Command {
+pub fn as_user(gpu: &SimulatedGpu, uid: u32, words: &[&str]) -> Command {
     open_to_all(gpu);
     let reported = gpu.memwatch(words);
     let program = gpu.directory().join("memwatch");
@@ -146,15 +146,15 @@ pub fn as_user(gpu: &Gpu, uid: u32, words: &[&str]) -> Command {
 ///
 /// # Panics
 /// When the workload cannot be started.
-pub fn workload_of(gpu: &Gpu, uid: u32) -> Workload {
-    Workload::start(workload_command_of(gpu, uid))
+pub fn workload_of(gpu: &SimulatedGpu, uid: u32) -> SimulatedWorkload {
+    SimulatedWorkload::start(workload_command_of(gpu, uid))
 }
 
 /// Returns the command of a workload as this user.
 ///
 /// # Panics
 /// When its files cannot be copied.
-pub fn workload_command_of(gpu: &Gpu, uid: u32) -> Command {
+pub fn workload_command_of(gpu: &SimulatedGpu, uid: u32) -> Command {
     open_to_all(gpu);
     // The first workload creates the simulator's ledger; all workloads use it.
     let ledger = gpu.directory().join("ledger");
@@ -172,6 +172,6 @@ pub fn workload_command_of(gpu: &Gpu, uid: u32) -> Command {
     command
 }
 
-fn open_to_all(gpu: &Gpu) {
+fn open_to_all(gpu: &SimulatedGpu) {
     fs::set_permissions(gpu.directory(), Permissions::from_mode(0o755)).expect("the directory is ours");
 }

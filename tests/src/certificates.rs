@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 /// Paths of a certificate and its key in PEM.
 #[derive(Clone, Debug)]
-pub struct Certificate {
+pub struct TestCertificate {
     /// Self-signed certificate.
     pub certificate: PathBuf,
     /// Key of the certificate.
@@ -17,7 +17,7 @@ pub struct Certificate {
 ///
 /// # Panics
 /// When openssl fails.
-pub fn self_signed(folder: &Path, name: &str) -> Option<Certificate> {
+pub fn self_signed(folder: &Path, name: &str) -> Option<TestCertificate> {
     let [certificate, key] = ["pem", "key"].map(|suffix| folder.join(format!("{name}.{suffix}")));
     let mut openssl = Command::new("openssl");
     openssl.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2".split(' '));
@@ -29,5 +29,5 @@ pub fn self_signed(folder: &Path, name: &str) -> Option<Certificate> {
         return None;
     };
     assert!(status.success(), "openssl makes a certificate: {status}");
-    Some(Certificate { certificate, key })
+    Some(TestCertificate { certificate, key })
 }

@@ -8,10 +8,10 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-use self::cri::{ContainerConfig, ImageSpec, KeyValue, Mount, PodSandboxConfig};
+use self::cri::{ContainerConfig, CriImageSpec, CriKeyValue, CriMount, PodSandboxConfig};
 use crate::enclosure::{Cgroups, Enclosure, has_program, machine_proc, workload_in_group};
 use crate::workload::Pipes;
-use crate::{Gpu, Workload, rootfs};
+use crate::{SimulatedGpu, SimulatedWorkload, rootfs};
 
 /// Name of the image in a registry that does not exist.
 pub const IMAGE: &str = "registry.test/memwatch:1";
@@ -27,7 +27,7 @@ pub struct Containerd {
 
 /// Names of a pod with one container.
 #[derive(Clone, Copy, Debug)]
-pub struct PodNames<'a> {
+pub struct TestPodNames<'a> {
     /// Namespace of the pod.
     pub namespace: &'a str,
     /// Name of the pod.
@@ -44,7 +44,7 @@ impl Containerd {
     ///
     /// # Panics
     /// When containerd does not start.
-    pub fn start(gpu: &Gpu, cgroups: Cgroups) -> Option<Self> {
+    pub fn start(gpu: &SimulatedGpu, cgroups: Cgroups) -> Option<Self> {
         if !has_program("containerd") || !has_program("ctr") || !has_program("runc") {
             return None;
         }
@@ -74,7 +74,7 @@ impl Containerd {
         self.directory.path().join("containerd.sock").to_str().expect("a plain path").to_owned()
     }
 
-    fn import(&self, gpu: &Gpu) {
+    fn import(&self, gpu: &SimulatedGpu) {
         let root = rootfs::make(gpu, self.directory.path());
         let archive = rootfs::archive(&root, self.directory.path(), IMAGE);
         let mut import = Command::new("ctr");
@@ -90,7 +90,7 @@ impl Containerd {
     ///
     /// # Panics
     /// When the runtime refuses.
-    pub fn run(&mut self, names: PodNames<'_>, labels: bool) -> (Workload, u32, String) {
+    pub fn run(&mut self, names: TestPodNames<'_>, labels: bool) -> (SimulatedWorkload, u32, String) {
         let mut pod = PodSandboxConfig::on_the_machine_network(names.pod, names.uid, names.namespace);
         let group = format!("kubepods/burstable/pod{}", names.uid);
         pod.linux.get_or_insert_default().cgroup_parent = format!("/{group}");
@@ -103,21 +103,21 @@ impl Containerd {
             container.labels = all.map(|(key, value)| (format!("io.kubernetes.{key}"), value.to_owned())).collect();
         }
         let id = cri::start(&self.socket(), &pod, container);
-        let workload = Workload::behind(pipes);
+        let workload = SimulatedWorkload::behind(pipes);
         let tgid = workload_in_group(&id);
         (workload, tgid, id)
     }
 
     fn workload_container(&self, name: &str, pipes: &Pipes) -> ContainerConfig {
         let mount =
-            |host: &str, container: &str| Mount { container_path: container.to_owned(), host_path: host.to_owned() };
+            |host: &str, container: &str| CriMount { container_path: container.to_owned(), host_path: host.to_owned() };
         let proc = machine_proc(self.directory.path());
         let text = |path: &std::path::Path| path.to_str().expect("a plain path").to_owned();
-        let variable = |key: &str, value: &str| KeyValue { key: key.to_owned(), value: value.as_bytes().to_vec() };
+        let variable = |key: &str, value: &str| CriKeyValue { key: key.to_owned(), value: value.as_bytes().to_vec() };
         let command = format!("exec {} </pipes/questions >/pipes/answers", rootfs::WORKLOAD);
         ContainerConfig {
-            metadata: Some(cri::ContainerMetadata { name: name.to_owned(), attempt: 0 }),
-            image: Some(ImageSpec { image: IMAGE.to_owned() }),
+            metadata: Some(cri::CriContainerMetadata { name: name.to_owned(), attempt: 0 }),
+            image: Some(CriImageSpec { image: IMAGE.to_owned() }),
             command: vec!["/bin/sh".to_owned(), "-c".to_owned(), command],
             envs: vec![
                 variable("LD_LIBRARY_PATH", rootfs::LIBRARIES),

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::report::Report;
+use crate::report::ReportLine;
 
 /// Types of the contract.
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +106,7 @@ const CONTRACT_OF_KINDS: &[(&str, Is)] = &[
     ("/data/processes/0/gpus/0/kinds/pool/backed_bytes", Is::NumberOrNull),
 ];
 
-fn assert_keeps(contract: &[(&str, Is)], report: &Report) {
+fn assert_keeps(contract: &[(&str, Is)], report: &ReportLine) {
     for (place, is) in contract {
         let value = report.json().pointer(place).unwrap_or_else(|| panic!("no {place} in {report:#?}"));
         assert!(is.holds(value), "{place} is {value}, not {is:?}");
@@ -120,7 +120,7 @@ const ENVELOPE: usize = 7;
 ///
 /// # Panics
 /// When a field is missing or has another type.
-pub fn assert_envelope(report: &Report) {
+pub fn assert_envelope(report: &ReportLine) {
     assert_keeps(&CONTRACT[..ENVELOPE], report);
 }
 
@@ -129,7 +129,7 @@ pub fn assert_envelope(report: &Report) {
 ///
 /// # Panics
 /// When a field is missing or has another type.
-pub fn assert_kept(report: &Report) {
+pub fn assert_kept(report: &ReportLine) {
     assert_keeps(CONTRACT, report);
 }
 
@@ -138,7 +138,7 @@ pub fn assert_kept(report: &Report) {
 ///
 /// # Panics
 /// When a field is missing or has another type.
-pub fn assert_kept_with_kinds(report: &Report) {
+pub fn assert_kept_with_kinds(report: &ReportLine) {
     assert_keeps(CONTRACT, report);
     assert_keeps(CONTRACT_OF_KINDS, report);
 }

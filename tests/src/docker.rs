@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 use crate::enclosure::{Cgroups, Enclosure, has_program, machine_proc};
-use crate::{Gpu, Workload, rootfs};
+use crate::{SimulatedGpu, SimulatedWorkload, rootfs};
 
 /// Container engine to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl Docker {
     ///
     /// # Panics
     /// When the engine does not start.
-    pub fn start(gpu: &Gpu, engine: Engine, cgroups: Cgroups) -> Option<Self> {
+    pub fn start(gpu: &SimulatedGpu, engine: Engine, cgroups: Cgroups) -> Option<Self> {
         if !engine.programs().iter().all(|program| has_program(program)) {
             return None;
         }
@@ -118,7 +118,7 @@ impl Docker {
     ///
     /// # Panics
     /// When the import fails.
-    pub fn import(&self, gpu: &Gpu, image: &str) {
+    pub fn import(&self, gpu: &SimulatedGpu, image: &str) {
         let root = rootfs::make(gpu, self.directory.path());
         let mut tar = Command::new("tar")
             .arg("-C")
@@ -132,9 +132,9 @@ impl Docker {
         assert!(imported.status.success() && tar.wait().is_ok_and(|status| status.success()), "{imported:#?}");
     }
 
-    /// Starts the workload in a new container with all of Docker's namespaces. [`Workload::tgid`]
+    /// Starts the workload in a new container with all of Docker's namespaces. [`SimulatedWorkload::tgid`]
     /// is the process id of the client.
-    pub fn run(&mut self, name: &str, image: &str) -> Workload {
+    pub fn run(&mut self, name: &str, image: &str) -> SimulatedWorkload {
         let machine = format!("{}:{}", self.machine, rootfs::MACHINE);
         let proc = format!("{}:/machine-proc", machine_proc(self.directory.path()).display());
         let libraries = format!("LD_LIBRARY_PATH={}", rootfs::LIBRARIES);
@@ -144,16 +144,16 @@ impl Docker {
         // Podman's default is more than root may have in some sandboxes.
         command.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
         command.args([image, rootfs::WORKLOAD]);
-        let mut workload = Workload::start(command);
+        let mut workload = SimulatedWorkload::start(command);
         workload.ask("tgid");
         let id = self.id(name);
         self.enclosure.owns_group(self.engine.group_of(&id));
         workload
     }
 
-    /// Restarts a stopped container. [`Workload::tgid`] is the process id of the client.
-    pub fn restart(&self, name: &str) -> Workload {
-        let mut workload = Workload::start(self.client(&["start", "--attach", "--interactive", name]));
+    /// Restarts a stopped container. [`SimulatedWorkload::tgid`] is the process id of the client.
+    pub fn restart(&self, name: &str) -> SimulatedWorkload {
+        let mut workload = SimulatedWorkload::start(self.client(&["start", "--attach", "--interactive", name]));
         workload.ask("tgid");
         workload
     }

@@ -9,15 +9,15 @@ use tempfile::TempDir;
 
 use crate::ledger::Ledger;
 use crate::newer_system::NewerSystem;
-use crate::report::Report;
-use crate::torch_job::{Allocator, TorchJob};
+use crate::report::ReportLine;
+use crate::torch_job::{TorchAllocator, TorchJob};
 use crate::wait::TIMEOUT;
-use crate::watch::{Outcome, Watch};
-use crate::workload::Workload;
+use crate::watch::{CommandOutcome, RunningWatch};
+use crate::workload::SimulatedWorkload;
 
 /// Instructions at the start of the driver's functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum PrologueShape {
     /// `cmp [rip+x], imm; je; push rbp`: drivers 470 to 595, except 580.
     Cmp,
     /// `push rbp`: driver 580.
@@ -26,14 +26,14 @@ pub enum Shape {
 
 /// Framework release under test. Tests that take a release run with both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Release {
+pub enum FrameworkRelease {
     /// The newest release that memwatch was compared with.
     Newest,
     /// The oldest release that memwatch was compared with.
     Oldest,
 }
 
-impl Release {
+impl FrameworkRelease {
     /// Returns the suffix of the release's environment variables.
     const fn suffix(self) -> &'static str {
         match self {
@@ -49,7 +49,7 @@ const DEVICE: &str = "device";
 
 /// A simulated machine. Its ledger is deleted when it is dropped.
 #[derive(Debug)]
-pub struct Gpu {
+pub struct SimulatedGpu {
     directory: TempDir,
     driver: PathBuf,
     libraries: PathBuf,
@@ -58,20 +58,20 @@ pub struct Gpu {
     settings: Vec<(&'static str, String)>,
 }
 
-impl Gpu {
+impl SimulatedGpu {
     /// Creates a machine with one 80 GB GPU. Returns `None`, with the reason on standard error, if
     /// the tests cannot run here.
     ///
     /// # Panics
     /// When no temporary directory can be made.
-    pub fn new(shape: Shape) -> Option<Self> {
+    pub fn new(shape: PrologueShape) -> Option<Self> {
         // SAFETY: geteuid has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
             return skip("uprobes need root");
         }
         let variable = match shape {
-            Shape::Cmp => "GPUSIM_CMP",
-            Shape::Push => "GPUSIM_PUSH",
+            PrologueShape::Cmp => "GPUSIM_CMP",
+            PrologueShape::Push => "GPUSIM_PUSH",
         };
         let (Some(driver), Some(memwatch)) = (path_in(variable), path_in("MEMWATCH_BIN")) else {
             return skip("run through `cargo xtask test`, which builds memwatch and the simulated GPU");
@@ -136,8 +136,8 @@ impl Gpu {
     }
 
     /// Starts the simulator's workload program.
-    pub fn workload(&self) -> Workload {
-        Workload::start(self.workload_command())
+    pub fn workload(&self) -> SimulatedWorkload {
+        SimulatedWorkload::start(self.workload_command())
     }
 
     /// Returns the command of the workload program.
@@ -154,7 +154,7 @@ impl Gpu {
 
     /// Starts a script of `tests/workloads` on real PyTorch, which waits at each checkpoint.
     /// Returns `None` if that version is not installed.
-    pub fn torch(&self, version: &str, allocator: Allocator, words: &[&str]) -> Option<TorchJob> {
+    pub fn torch(&self, version: &str, allocator: TorchAllocator, words: &[&str]) -> Option<TorchJob> {
         let command = self.torch_command(version, allocator, words)?;
         Some(TorchJob::start(command))
     }
@@ -164,7 +164,7 @@ impl Gpu {
     ///
     /// # Panics
     /// When a path of the build contains a colon.
-    pub fn torch_command(&self, version: &str, allocator: Allocator, words: &[&str]) -> Option<Command> {
+    pub fn torch_command(&self, version: &str, allocator: TorchAllocator, words: &[&str]) -> Option<Command> {
         let name = version.replace('.', "_");
         let path = |what: &str| path_in(&format!("TORCH_{name}_{what}"));
         let newer = path("ROOT").zip(path("PACKAGES")).map(|(root, packages)| NewerSystem { root, packages });
@@ -201,7 +201,7 @@ impl Gpu {
     ///
     /// # Panics
     /// When a path of the build contains a colon.
-    pub fn jax_command(&self, release: Release, words: &[&str]) -> Option<Command> {
+    pub fn jax_command(&self, release: FrameworkRelease, words: &[&str]) -> Option<Command> {
         let path = |what: &str| path_in(&format!("JAX{}_{what}", release.suffix()));
         let (Some(root), Some(packages), Some(runtime)) = (path("ROOT"), path("PACKAGES"), path("RUNTIME")) else {
             return skip(&format!("{release:?} JAX is not installed: run through `cargo xtask test`"));
@@ -256,7 +256,7 @@ impl Gpu {
     ///
     /// # Panics
     /// When a path of the build contains a colon.
-    pub fn ggml_command(&self, release: Release, words: &[&str]) -> Option<Command> {
+    pub fn ggml_command(&self, release: FrameworkRelease, words: &[&str]) -> Option<Command> {
         self.script_on((&format!("GGML{}", release.suffix()), "llama.cpp"), words)
     }
 
@@ -292,14 +292,14 @@ impl Gpu {
     ///
     /// # Panics
     /// When the report does not fulfil the condition in time.
-    pub fn until_recorded(&self, recording: &str, holds: impl Fn(&Report) -> bool) {
+    pub fn until_recorded(&self, recording: &str, holds: impl Fn(&ReportLine) -> bool) {
         let begin = Instant::now();
         let mut last = None;
         while begin.elapsed() < TIMEOUT {
             // The file does not exist at first, and then has no header yet.
             let outcome = self.run_memwatch(&["report", "--json", recording]);
             if outcome.code == 0 {
-                let report = Report::parse(&outcome.stdout);
+                let report = ReportLine::parse(&outcome.stdout);
                 if holds(&report) {
                     return;
                 }
@@ -331,13 +331,13 @@ impl Gpu {
     }
 
     /// Starts memwatch with `--json` and waits until it has attached.
-    pub fn watch(&self, words: &[&str]) -> Watch {
-        Watch::start(self.memwatch(words))
+    pub fn watch(&self, words: &[&str]) -> RunningWatch {
+        RunningWatch::start(self.memwatch(words))
     }
 
     /// Runs memwatch until it exits.
-    pub fn run_memwatch(&self, words: &[&str]) -> Outcome {
-        Outcome::of(self.memwatch(words))
+    pub fn run_memwatch(&self, words: &[&str]) -> CommandOutcome {
+        CommandOutcome::of(self.memwatch(words))
     }
 
     /// Returns the command of memwatch with this machine's libraries.

@@ -7,12 +7,12 @@ use std::process::Command;
 
 /// A control group. When it is dropped, it is removed, and the processes left in it are killed.
 #[derive(Debug)]
-pub struct Group {
+pub struct TestControlGroup {
     folder: PathBuf,
     path: String,
 }
 
-impl Group {
+impl TestControlGroup {
     /// Creates a group at this path below the root of the tree, with all groups between. Returns
     /// `None` if no tree is mounted or no group may be created.
     ///
@@ -116,7 +116,7 @@ fn start_in(file: PathBuf, command: &mut Command) {
     unsafe { command.pre_exec(move || fs::write(&file, "0")) };
 }
 
-impl Drop for Group {
+impl Drop for TestControlGroup {
     fn drop(&mut self) {
         let _ = fs::write(self.folder.join("cgroup.kill"), "1");
         // A process that has just been killed may keep the group alive for a moment.

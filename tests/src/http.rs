@@ -7,7 +7,7 @@ use crate::TIMEOUT;
 
 /// Answer to a request.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct HttpAnswer {
     /// Status, such as 200.
     pub status: u16,
     /// Everything before the body.
@@ -17,7 +17,7 @@ pub struct Answer {
 }
 
 /// Requests a path. Returns `None` if nothing listens there (yet) or the answer breaks off.
-pub fn get(address: SocketAddr, path: &str, headers: &str) -> Option<Answer> {
+pub fn get(address: SocketAddr, path: &str, headers: &str) -> Option<HttpAnswer> {
     ask(address, &format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}\r\n"))
 }
 
@@ -33,14 +33,14 @@ pub fn event(address: SocketAddr, path: &str, kind: &str) -> Option<String> {
 }
 
 /// Posts JSON to a path. Returns `None` if nothing listens there or the answer breaks off.
-pub fn post(address: SocketAddr, path: &str, body: &serde_json::Value) -> Option<Answer> {
+pub fn post(address: SocketAddr, path: &str, body: &serde_json::Value) -> Option<HttpAnswer> {
     let body = body.to_string();
     let head =
         format!("POST {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\n");
     ask(address, &format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()))
 }
 
-fn ask(address: SocketAddr, request: &str) -> Option<Answer> {
+fn ask(address: SocketAddr, request: &str) -> Option<HttpAnswer> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(TIMEOUT)).ok()?;
     stream.write_all(request.as_bytes()).ok()?;
@@ -51,7 +51,7 @@ fn ask(address: SocketAddr, request: &str) -> Option<Answer> {
     let status = head.split(' ').nth(1)?.parse().ok()?;
     let is_chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
     let body = if is_chunked { unchunk(body)? } else { body.to_owned() };
-    Some(Answer { status, head: head.to_owned(), body })
+    Some(HttpAnswer { status, head: head.to_owned(), body })
 }
 
 fn unchunk(mut body: &str) -> Option<String> {

@@ -9,18 +9,18 @@ use memwatch_common::capture::InFlight;
 ///
 /// # Panics
 /// When that memwatch does not run or has no such map.
-pub fn processes_in(memwatch_tgid: u32, table: Table) -> Vec<u32> {
+pub fn processes_in(memwatch_tgid: u32, table: KernelMap) -> Vec<u32> {
     let data = MapData::from_id(id_of(memwatch_tgid, table.name())).expect("the table is there");
     match table {
-        Table::Known => keys::<u32, u32>(data).collect(),
-        Table::InFlight => keys::<u64, [u8; size_of::<InFlight>()]>(data).map(upper_half).collect(),
-        Table::Lost => keys::<u64, [u64; 2]>(data).map(upper_half).collect(),
+        KernelMap::Known => keys::<u32, u32>(data).collect(),
+        KernelMap::InFlight => keys::<u64, [u8; size_of::<InFlight>()]>(data).map(upper_half).collect(),
+        KernelMap::Lost => keys::<u64, [u64; 2]>(data).map(upper_half).collect(),
     }
 }
 
 /// A map of the kernel half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Table {
+pub enum KernelMap {
     /// Processes whose exit is reported.
     Known,
     /// Calls that threads are executing.
@@ -29,7 +29,7 @@ pub enum Table {
     Lost,
 }
 
-impl Table {
+impl KernelMap {
     /// All maps.
     pub const ALL: [Self; 3] = [Self::Known, Self::InFlight, Self::Lost];
 

@@ -1,7 +1,7 @@
 //! memwatch on the simulated GPU: real uprobes, real PyTorch, and the simulator's own ledger to
 //! compare with.
 //!
-//! A test creates a [`Gpu`], starts jobs on it and a [`Watch`] of them, and compares memwatch's
+//! A test creates a [`SimulatedGpu`], starts jobs on it and a [`RunningWatch`] of them, and compares memwatch's
 //! reports with what the job reports ([`TorchJob`]) or with the simulator's ledger
 //! ([`ledger::Ledger`]). Everything that a test starts ends with it.
 
@@ -40,13 +40,13 @@ mod watch;
 mod workload;
 
 pub use docker::{Docker, Engine};
-pub use gpu::{Gpu, Release, Shape};
+pub use gpu::{FrameworkRelease, PrologueShape, SimulatedGpu};
 pub use later::Later;
-pub use program::{Program, forget_peak, peak_resident_bytes, resident_bytes};
-pub use torch_job::{Allocator, TorchJob};
+pub use program::{RunningProgram, forget_peak, peak_resident_bytes, resident_bytes};
+pub use torch_job::{TorchAllocator, TorchJob};
 pub use wait::{TIMEOUT, stop, until};
-pub use watch::{Outcome, Watch};
-pub use workload::Workload;
+pub use watch::{CommandOutcome, RunningWatch};
+pub use workload::SimulatedWorkload;
 
 /// One mebibyte.
 pub const MIB: u64 = 1 << 20;

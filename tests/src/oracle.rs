@@ -1,8 +1,8 @@
 //! Compares memwatch's report with the simulator's ledger.
 
 use crate::ledger::{Balance, DeviceEntry, Ledger};
-use crate::report::{OnGpu, Report};
-use crate::{Gpu, Watch, Workload};
+use crate::report::{ReportLine, ReportedGpu};
+use crate::{RunningWatch, SimulatedGpu, SimulatedWorkload};
 
 /// Numbers that must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,12 @@ impl Agreement {
 ///
 /// # Panics
 /// When a number differs or a record was lost.
-pub fn assert_agrees(gpu: &Gpu, watch: &mut Watch, workload: &Workload, agreement: Agreement) -> Report {
+pub fn assert_agrees(
+    gpu: &SimulatedGpu,
+    watch: &mut RunningWatch,
+    workload: &SimulatedWorkload,
+    agreement: Agreement,
+) -> ReportLine {
     assert_all_agree(gpu, watch, &[workload], agreement)
 }
 
@@ -48,7 +53,12 @@ pub fn assert_agrees(gpu: &Gpu, watch: &mut Watch, workload: &Workload, agreemen
 ///
 /// # Panics
 /// When a number of a workload differs or a record was lost.
-pub fn assert_all_agree(gpu: &Gpu, watch: &mut Watch, workloads: &[&Workload], agreement: Agreement) -> Report {
+pub fn assert_all_agree(
+    gpu: &SimulatedGpu,
+    watch: &mut RunningWatch,
+    workloads: &[&SimulatedWorkload],
+    agreement: Agreement,
+) -> ReportLine {
     let report = if agreement.has_readings() { watch.settled() } else { watch.next_fresh() };
     let ledger = gpu.ledger();
     for workload in workloads {
@@ -57,7 +67,7 @@ pub fn assert_all_agree(gpu: &Gpu, watch: &mut Watch, workloads: &[&Workload], a
     report
 }
 
-fn compare(ledger: &Ledger, report: &Report, tgid: u32, agreement: Agreement) {
+fn compare(ledger: &Ledger, report: &ReportLine, tgid: u32, agreement: Agreement) {
     let is_whole = report.is_complete() || report.lacks_only_libraries_of_others(tgid);
     assert!(is_whole, "records were lost: {report:#?}");
     compare_process(ledger, report, tgid, agreement);
@@ -68,11 +78,16 @@ fn compare(ledger: &Ledger, report: &Report, tgid: u32, agreement: Agreement) {
 ///
 /// # Panics
 /// When a number differs or the process is not exact.
-pub fn assert_process_agrees(gpu: &Gpu, report: &Report, workload: &Workload, agreement: Agreement) {
+pub fn assert_process_agrees(
+    gpu: &SimulatedGpu,
+    report: &ReportLine,
+    workload: &SimulatedWorkload,
+    agreement: Agreement,
+) {
     compare_process(&gpu.ledger(), report, workload.tgid(), agreement);
 }
 
-fn compare_process(ledger: &Ledger, report: &Report, tgid: u32, agreement: Agreement) {
+fn compare_process(ledger: &Ledger, report: &ReportLine, tgid: u32, agreement: Agreement) {
     let entry = ledger.process(tgid).expect("the workload is in the simulator's ledger");
     let process = report.process(tgid).unwrap_or_else(|| panic!("not reported: {report:#?}"));
     assert!(process.is_exact(), "records were lost: {report:#?}");
@@ -99,7 +114,7 @@ fn compare_process(ledger: &Ledger, report: &Report, tgid: u32, agreement: Agree
 
 /// Compares pool memory: where memwatch calls it exact, it must equal the ledger's; an estimate
 /// must be at least what is used.
-fn compare_pools(on_gpu: OnGpu<'_>, device: &DeviceEntry, report: &Report) {
+fn compare_pools(on_gpu: ReportedGpu<'_>, device: &DeviceEntry, report: &ReportLine) {
     let pool = &on_gpu.0["kinds"]["pool"];
     let Some(backed) = pool["backed_bytes"].as_u64() else { return };
     if pool["backed_estimated"] == false {
@@ -109,7 +124,12 @@ fn compare_pools(on_gpu: OnGpu<'_>, device: &DeviceEntry, report: &Report) {
     }
 }
 
-fn compare_device(on_gpu: OnGpu<'_>, device: &DeviceEntry, suspended: bool, (agreement, report): (Agreement, &Report)) {
+fn compare_device(
+    on_gpu: ReportedGpu<'_>,
+    device: &DeviceEntry,
+    suspended: bool,
+    (agreement, report): (Agreement, &ReportLine),
+) {
     let live = if suspended { 0 } else { device.owned_live_bytes };
     assert_eq!(on_gpu.number("driver_allocated_bytes"), live, "live: {report:#?}");
     let checkpointed = suspended.then_some(device.owned_live_bytes);

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::gpu::Gpu;
+use crate::gpu::SimulatedGpu;
 use crate::torch_job::TorchJob;
 
 /// A running memwatch that writes one report by call site, phase or module over the job's lifetime.
@@ -17,7 +17,7 @@ pub struct PlacesWatch {
 
 impl PlacesWatch {
     /// Starts `sites`, `stages` or `layers` for these jobs.
-    pub fn start(gpu: &Gpu, list: &str, jobs: &[&TorchJob]) -> Self {
+    pub fn start(gpu: &SimulatedGpu, list: &str, jobs: &[&TorchJob]) -> Self {
         let mut command =
             gpu.memwatch(&["--no-agent", list, "--stacks=all", "--json", "--duration", "10m", "--top", "100000"]);
         for job in jobs {
@@ -112,7 +112,7 @@ impl Drop for PlacesWatch {
 }
 
 /// Bytes by phase, model and module name.
-pub type Shares = BTreeMap<(String, Option<String>, Option<String>), u64>;
+pub type AttributedBytes = BTreeMap<(String, Option<String>, Option<String>), u64>;
 
 fn text(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned)
@@ -120,8 +120,8 @@ fn text(value: &Value) -> Option<String> {
 
 /// Returns the bytes that hooks in the program measured: the rows of
 /// `tests/workloads/attribution.py`.
-pub fn measured(rows: &Value) -> Shares {
-    let mut shares = Shares::new();
+pub fn measured(rows: &Value) -> AttributedBytes {
+    let mut shares = AttributedBytes::new();
     for row in rows.as_array().into_iter().flatten() {
         let place = (text(&row["stage"]).unwrap_or_default(), text(&row["model"]), text(&row["name"]));
         *shares.entry(place).or_default() += row["bytes"].as_u64().unwrap_or(0);
@@ -148,8 +148,8 @@ pub fn on_device(report: &Value, tgid: u32, device: usize) -> &Value {
 ///
 /// # Panics
 /// When the report has no such entry.
-pub fn seen(report: &Value, tgid: u32, device: usize) -> Shares {
-    let mut shares = Shares::new();
+pub fn seen(report: &Value, tgid: u32, device: usize) -> AttributedBytes {
+    let mut shares = AttributedBytes::new();
     for layer in on_device(report, tgid, device)["layers"].as_array().into_iter().flatten() {
         for (stage, sums) in layer["stages"].as_object().into_iter().flatten() {
             let place = (stage.clone(), text(&layer["model"]), text(&layer["name"]));
@@ -160,7 +160,7 @@ pub fn seen(report: &Value, tgid: u32, device: usize) -> Shares {
 }
 
 /// Returns how many of a thousand measured bytes memwatch attributes to the measured place.
-fn agreement(truth: &Shares, seen: &Shares) -> u64 {
+fn agreement(truth: &AttributedBytes, seen: &AttributedBytes) -> u64 {
     let same: u64 = truth.iter().map(|(place, bytes)| *bytes.min(seen.get(place).unwrap_or(&0))).sum();
     same * 1000 / truth.values().sum::<u64>()
 }
@@ -169,7 +169,7 @@ fn agreement(truth: &Shares, seen: &Shares) -> u64 {
 ///
 /// # Panics
 /// When it attributes fewer.
-pub fn assert_agreement(what: &str, truth: &Shares, seen: &Shares) {
+pub fn assert_agreement(what: &str, truth: &AttributedBytes, seen: &AttributedBytes) {
     let of_thousand = agreement(truth, seen);
     let places = truth.keys().chain(seen.keys().filter(|place| !truth.contains_key(*place)));
     let differences: Vec<String> = places
@@ -181,8 +181,8 @@ pub fn assert_agreement(what: &str, truth: &Shares, seen: &Shares) {
 }
 
 /// Sums the bytes by phase, without models and modules.
-pub fn by_stage(shares: &Shares) -> Shares {
-    let mut stages = Shares::new();
+pub fn by_stage(shares: &AttributedBytes) -> AttributedBytes {
+    let mut stages = AttributedBytes::new();
     for ((stage, ..), bytes) in shares {
         *stages.entry((stage.clone(), None, None)).or_default() += bytes;
     }

@@ -2,26 +2,26 @@
 
 use serde_json::Value;
 
-use crate::gpu::Gpu;
-use crate::report::Report;
-use crate::torch_job::{Allocator, TorchJob};
+use crate::gpu::SimulatedGpu;
+use crate::report::ReportLine;
+use crate::torch_job::{TorchAllocator, TorchJob};
 
 /// A library with the names and the layout of a package's: its source in `tests/workloads`, and its
 /// file name.
-pub type Library = (&'static str, &'static str);
+pub type PoolLibrary = (&'static str, &'static str);
 /// RAPIDS' memory manager.
-pub const RMM: Library = ("rmm_pools.cpp", "librmm.so");
+pub const RMM: PoolLibrary = ("rmm_pools.cpp", "librmm.so");
 /// CuPy.
-pub const CUPY: Library = ("cupy_pools.cpp", "cupy/cuda/memory.cpython-fixture.so");
+pub const CUPY: PoolLibrary = ("cupy_pools.cpp", "cupy/cuda/memory.cpython-fixture.so");
 
 /// Fields that both memwatch and a pool report.
 const FIELDS: [&str; 6] = ["kind", "bytes_in_use", "peak_bytes_in_use", "num_allocs", "known_blocks", "pool_bytes"];
 
 /// Starts `pools.py` with a library and this argument. Returns `None` if PyTorch's Python or a
 /// compiler is missing.
-pub fn job(gpu: &Gpu, (source, name): Library, what: &str) -> Option<TorchJob> {
+pub fn job(gpu: &SimulatedGpu, (source, name): PoolLibrary, what: &str) -> Option<TorchJob> {
     let library = gpu.compiled_library(source, name)?.display().to_string();
-    let command = gpu.torch_command("2.15", Allocator::Native, &["pools.py", &library, what])?;
+    let command = gpu.torch_command("2.15", TorchAllocator::Native, &["pools.py", &library, what])?;
     Some(TorchJob::start(command))
 }
 
@@ -35,7 +35,7 @@ pub fn rows(pools: &Value, fields: &[&str]) -> Vec<String> {
 
 /// Returns the pools of a process in a report of the machine or of `memwatch stats`, or null if no
 /// pool is watched.
-pub fn pools(report: &Report, tgid: u32) -> Value {
+pub fn pools(report: &ReportLine, tgid: u32) -> Value {
     let process = report.process(tgid).map_or(Value::Null, |process| process.0.clone());
     let whole = if process["tensor"].is_null() { &process["pools"] } else { &process["tensor"]["pools"] };
     whole["pools"].clone()

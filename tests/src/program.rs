@@ -44,12 +44,12 @@ fn size_bytes(tgid: u32, name: &str) -> u64 {
 /// A running program in its own process group. When it is dropped, the program gets SIGTERM, and
 /// its group is killed afterwards.
 #[derive(Debug)]
-pub struct Program {
+pub struct RunningProgram {
     child: Child,
     lines: Receiver<String>,
 }
 
-impl Program {
+impl RunningProgram {
     /// Starts a command without input.
     ///
     /// # Panics
@@ -147,7 +147,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         self.signal(libc::SIGTERM);
         // The program removes its probes before it exits.

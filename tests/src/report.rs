@@ -16,9 +16,9 @@ pub fn as_recorded(line: &str) -> String {
 
 /// A report.
 #[derive(Clone, Debug)]
-pub struct Report(Value);
+pub struct ReportLine(Value);
 
-impl Report {
+impl ReportLine {
     /// Reads a line.
     ///
     /// # Panics
@@ -69,9 +69,9 @@ impl Report {
     }
 
     /// Returns the process if the report has it.
-    pub fn process(&self, tgid: u32) -> Option<Process<'_>> {
+    pub fn process(&self, tgid: u32) -> Option<ReportedProcess<'_>> {
         let processes = self.0["data"]["processes"].as_array()?;
-        processes.iter().rev().find(|process| process["pid"] == tgid).map(Process)
+        processes.iter().rev().find(|process| process["pid"] == tgid).map(ReportedProcess)
     }
 
     /// Returns whether the library file at this path has probes.
@@ -93,9 +93,9 @@ impl Report {
 
 /// A process of a report.
 #[derive(Clone, Copy, Debug)]
-pub struct Process<'a>(pub &'a Value);
+pub struct ReportedProcess<'a>(pub &'a Value);
 
-impl<'a> Process<'a> {
+impl<'a> ReportedProcess<'a> {
     /// Returns whether every record of the process arrived.
     pub fn is_exact(&self) -> bool {
         self.0["exact"] == true
@@ -107,18 +107,18 @@ impl<'a> Process<'a> {
     }
 
     /// Returns the process's entry for the GPU with this UUID.
-    pub fn on(&self, uuid: &str) -> Option<OnGpu<'a>> {
+    pub fn on(&self, uuid: &str) -> Option<ReportedGpu<'a>> {
         let gpus = self.0["gpus"].as_array()?;
-        gpus.iter().find(|gpu| gpu["uuid"] == uuid).map(OnGpu)
+        gpus.iter().find(|gpu| gpu["uuid"] == uuid).map(ReportedGpu)
     }
 
     /// Returns the process's entry for its only GPU.
     ///
     /// # Panics
     /// When the process is on no GPU or on several.
-    pub fn only_gpu(&self) -> OnGpu<'a> {
+    pub fn only_gpu(&self) -> ReportedGpu<'a> {
         match self.0["gpus"].as_array().map(Vec::as_slice) {
-            Some([only]) => OnGpu(only),
+            Some([only]) => ReportedGpu(only),
             _ => panic!("not on exactly one GPU: {:#}", self.0),
         }
     }
@@ -141,9 +141,9 @@ impl<'a> Process<'a> {
 
 /// A process on one GPU.
 #[derive(Clone, Copy, Debug)]
-pub struct OnGpu<'a>(pub &'a Value);
+pub struct ReportedGpu<'a>(pub &'a Value);
 
-impl OnGpu<'_> {
+impl ReportedGpu<'_> {
     /// Returns a number of the entry, such as `live_bytes`.
     pub fn number(&self, field: &str) -> u64 {
         number(self.0, field)

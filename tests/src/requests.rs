@@ -34,7 +34,7 @@ pub const PINNED_MEMORY: u32 = 0x71;
 
 /// One request, logged when it returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct LoggedRequest {
     /// Process id.
     pub tgid: u32,
     /// Request number; for UVM the whole ioctl request.
@@ -67,7 +67,7 @@ pub struct Request {
     pub source: (u32, u32),
 }
 
-impl Request {
+impl LoggedRequest {
     /// Returns whether the request succeeded.
     pub const fn is_granted(&self) -> bool {
         self.answer == 0 && self.status == 0
@@ -106,14 +106,14 @@ impl Request {
 ///
 /// # Panics
 /// When a line cannot be parsed.
-pub fn read(path: &Path) -> Vec<Request> {
+pub fn read(path: &Path) -> Vec<LoggedRequest> {
     let text = fs::read_to_string(path).unwrap_or_default();
-    text.lines().map(|line| Request::parse(line).unwrap_or_else(|| panic!("no request: {line}"))).collect()
+    text.lines().map(|line| LoggedRequest::parse(line).unwrap_or_else(|| panic!("no request: {line}"))).collect()
 }
 
 /// Returns the bytes of video memory that are still allocated after the requests of one process,
 /// given in the order in which they returned.
-pub fn live_bytes(requests: &[Request]) -> u64 {
+pub fn live_bytes(requests: &[LoggedRequest]) -> u64 {
     let mut live: HashMap<(u32, u32), u64> = HashMap::new();
     let mut below: HashMap<(u32, u32), HashSet<(u32, u32)>> = HashMap::new();
     for request in requests.iter().filter(|request| request.is_granted()) {

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::Gpu;
+use crate::SimulatedGpu;
 
 /// Path of the workload program in the image.
 pub const WORKLOAD: &str = "/opt/gpu/gpusim-workload";
@@ -23,7 +23,7 @@ pub const MACHINE: &str = "/machine";
 ///
 /// # Panics
 /// When a file cannot be copied.
-pub fn make(gpu: &Gpu, directory: &Path) -> PathBuf {
+pub fn make(gpu: &SimulatedGpu, directory: &Path) -> PathBuf {
     let root = directory.join("rootfs");
     for folder in ["opt/gpu", "bin", "proc", "sys", "dev", "etc", "tmp", "machine"] {
         fs::create_dir_all(root.join(folder)).expect("a directory in the temporary one");

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::enclosure::{Cgroups, Enclosure, has_program, machine_proc};
 use crate::workload::Pipes;
-use crate::{Gpu, Workload};
+use crate::{SimulatedGpu, SimulatedWorkload};
 
 /// Name of the node, which is also part of the control group's name.
 const NODE: &str = "memwatch-test";
@@ -26,13 +26,13 @@ pub struct Slurm {
 
 /// A started job.
 #[derive(Debug)]
-pub struct Job {
+pub struct StartedJob {
     srun: Child,
     /// Tasks by number.
-    pub tasks: Vec<Workload>,
+    pub tasks: Vec<SimulatedWorkload>,
 }
 
-impl Drop for Job {
+impl Drop for StartedJob {
     fn drop(&mut self) {
         // Fails if srun has already exited.
         let _ = self.srun.kill();
@@ -89,7 +89,7 @@ impl Slurm {
     ///
     /// # Panics
     /// When the job does not start.
-    pub fn run(&self, gpu: &Gpu, name: &str, tasks: usize) -> Job {
+    pub fn run(&self, gpu: &SimulatedGpu, name: &str, tasks: usize) -> StartedJob {
         let places: Vec<_> = (0..tasks).map(|task| self.directory.path().join(format!("task{task}"))).collect();
         let pipes: Vec<_> = places.iter().map(|place| Pipes::make(place)).collect();
         let mut command = Command::new("srun");
@@ -100,7 +100,7 @@ impl Slurm {
         command.args(["--input=none", "--overcommit", "--job-name", name, "--ntasks", &tasks.to_string(), "sh", "-c"]);
         command.arg("cd \"$MEMWATCH_PIPES/task$SLURM_PROCID\" && exec \"$MEMWATCH_WORKLOAD\" <questions >answers");
         let srun = command.stdin(Stdio::null()).spawn().expect("srun starts");
-        Job { srun, tasks: pipes.into_iter().map(Workload::behind).collect() }
+        StartedJob { srun, tasks: pipes.into_iter().map(SimulatedWorkload::behind).collect() }
     }
 
     /// Returns the number of the job with this name.

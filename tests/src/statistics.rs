@@ -2,16 +2,16 @@
 
 use serde_json::Value;
 
-use crate::gpu::Gpu;
-use crate::report::{Process, Report};
-use crate::torch_job::{Allocator, TorchJob};
-use crate::watch::Watch;
+use crate::gpu::SimulatedGpu;
+use crate::report::{ReportLine, ReportedProcess};
+use crate::torch_job::{TorchAllocator, TorchJob};
+use crate::watch::RunningWatch;
 
 /// Starts a job that waits before its first allocation.
 ///
 /// # Panics
 /// When the job does not start.
-pub fn held_job(gpu: &Gpu, version: &str, allocator: Allocator, words: &[&str]) -> Option<TorchJob> {
+pub fn held_job(gpu: &SimulatedGpu, version: &str, allocator: TorchAllocator, words: &[&str]) -> Option<TorchJob> {
     let mut job = gpu.torch(version, allocator, &[words, &["--hold"]].concat())?;
     let begun = job.next_checkpoint().expect("a job that is held says so");
     assert_eq!(begun["label"], "begun");
@@ -19,12 +19,12 @@ pub fn held_job(gpu: &Gpu, version: &str, allocator: Allocator, words: &[&str]) 
 }
 
 /// Starts `memwatch stats` and waits until it has found the jobs' PyTorch.
-pub fn stats_of(gpu: &Gpu, jobs: &[&TorchJob]) -> Watch {
+pub fn stats_of(gpu: &SimulatedGpu, jobs: &[&TorchJob]) -> RunningWatch {
     let mut command = gpu.memwatch(&["--no-agent", "stats"]);
     for job in jobs {
         command.arg("--pid").arg(job.tgid().to_string());
     }
-    let mut watch = Watch::start(command);
+    let mut watch = RunningWatch::start(command);
     watch.until(|report| jobs.iter().all(|job| report.process(job.tgid()).is_some()));
     watch
 }
@@ -34,7 +34,7 @@ pub fn stats_of(gpu: &Gpu, jobs: &[&TorchJob]) -> Watch {
 ///
 /// # Panics
 /// When a field differs or records were lost.
-pub fn compare_statistics(report: &Report, checkpoint: &Value, tgid: u32) -> usize {
+pub fn compare_statistics(report: &ReportLine, checkpoint: &Value, tgid: u32) -> usize {
     let process = report.process(tgid).unwrap_or_else(|| panic!("not reported at {checkpoint}: {report:#?}"));
     let mut exact = 0;
     let mut wrong = Vec::new();
@@ -62,7 +62,7 @@ const AS_READ: [&str; 1] = ["num_oom_rejections"];
 ///
 /// # Panics
 /// When a field is not exact.
-pub fn assert_all_exact(report: &Report, checkpoint: &Value, tgid: u32) {
+pub fn assert_all_exact(report: &ReportLine, checkpoint: &Value, tgid: u32) {
     let process = report.process(tgid).expect("it was compared");
     let doubtful: Vec<String> = stated(&process, checkpoint)
         .filter(|(device, key, _)| device["certainty"][key] != "exact" && !AS_READ.contains(key))
@@ -73,7 +73,10 @@ pub fn assert_all_exact(report: &Report, checkpoint: &Value, tgid: u32) {
 
 /// Returns the statistics of a checkpoint: memwatch's entry for the device, PyTorch's key, and
 /// PyTorch's value.
-fn stated<'a>(process: &Process<'a>, checkpoint: &'a Value) -> impl Iterator<Item = (&'a Value, &'a str, &'a Value)> {
+fn stated<'a>(
+    process: &ReportedProcess<'a>,
+    checkpoint: &'a Value,
+) -> impl Iterator<Item = (&'a Value, &'a str, &'a Value)> {
     let ours = process.0["devices"].as_array().expect("a list of devices");
     checkpoint["devices"].as_array().into_iter().flatten().flat_map(|theirs| {
         let number = &theirs["device"];

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// How PyTorch allocates memory from the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Allocator {
+pub enum TorchAllocator {
     /// `cuMemAlloc`.
     Native,
     /// `expandable_segments:True`: `cuMemCreate` and `cuMemMap`.
@@ -16,7 +16,7 @@ pub enum Allocator {
     Async,
 }
 
-impl Allocator {
+impl TorchAllocator {
     /// Returns the value of `PYTORCH_CUDA_ALLOC_CONF`.
     pub(crate) const fn setting(self) -> Option<&'static str> {
         match self {
@@ -36,7 +36,7 @@ pub struct TorchJob {
 }
 
 impl TorchJob {
-    /// Starts a command of [`Gpu::torch_command`](crate::Gpu::torch_command). The script waits at
+    /// Starts a command of [`SimulatedGpu::torch_command`](crate::SimulatedGpu::torch_command). The script waits at
     /// each checkpoint.
     ///
     /// # Panics

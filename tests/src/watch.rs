@@ -7,22 +7,22 @@ use std::time::Instant;
 use jiff::Timestamp;
 
 use crate::TIMEOUT;
-use crate::program::Program;
-use crate::report::Report;
+use crate::program::RunningProgram;
+use crate::report::ReportLine;
 
 /// A running memwatch that writes one report after another.
 #[derive(Debug)]
-pub struct Watch {
-    program: Program,
-    last: Option<Report>,
+pub struct RunningWatch {
+    program: RunningProgram,
+    last: Option<ReportLine>,
 }
 
-impl Watch {
+impl RunningWatch {
     /// Starts memwatch with `--json` and waits for the first report, which memwatch writes after it
     /// has attached.
     pub fn start(mut command: Command) -> Self {
         command.args(["--json", "--interval", "100ms"]);
-        let mut watch = Self { program: Program::start(command), last: None };
+        let mut watch = Self { program: RunningProgram::start(command), last: None };
         watch.next_report();
         watch
     }
@@ -31,10 +31,10 @@ impl Watch {
     ///
     /// # Panics
     /// When no report comes in time.
-    pub fn next_report(&mut self) -> Report {
+    pub fn next_report(&mut self) -> ReportLine {
         let line = self.program.next_line();
         let line = line.unwrap_or_else(|| panic!("memwatch has ended; last: {:#?}", self.last));
-        let report = Report::parse(&line);
+        let report = ReportLine::parse(&line);
         self.last = Some(report.clone());
         report
     }
@@ -47,14 +47,14 @@ impl Watch {
 
     /// Returns the first report that, with its NVML readings, is newer than this call. It contains
     /// everything that had completed before the call.
-    pub fn settled(&mut self) -> Report {
+    pub fn settled(&mut self) -> ReportLine {
         let now = Timestamp::now();
         self.until(|report| report.is_newer_than(now))
     }
 
     /// Returns the first report made after this call. It contains every call that had returned
     /// before; its NVML readings may be older.
-    pub fn next_fresh(&mut self) -> Report {
+    pub fn next_fresh(&mut self) -> ReportLine {
         let now = Timestamp::now();
         self.until(|report| report.is_made_after(now))
     }
@@ -63,7 +63,7 @@ impl Watch {
     ///
     /// # Panics
     /// When no such report comes in time.
-    pub fn until(&mut self, holds: impl Fn(&Report) -> bool) -> Report {
+    pub fn until(&mut self, holds: impl Fn(&ReportLine) -> bool) -> ReportLine {
         let begin = Instant::now();
         while begin.elapsed() < TIMEOUT {
             let report = self.next_report();
@@ -84,9 +84,9 @@ impl Watch {
     ///
     /// # Panics
     /// When memwatch does not exit.
-    pub fn finish(mut self) -> (Report, i32) {
+    pub fn finish(mut self) -> (ReportLine, i32) {
         while let Some(line) = self.program.next_line() {
-            self.last = Some(Report::parse(&line));
+            self.last = Some(ReportLine::parse(&line));
         }
         let code = self.program.end();
         (self.last.expect("there was a first report"), code)
@@ -95,7 +95,7 @@ impl Watch {
 
 /// Result of a memwatch that has exited.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct CommandOutcome {
     /// Exit code.
     pub code: i32,
     /// Standard output.
@@ -104,7 +104,7 @@ pub struct Outcome {
     pub stderr: String,
 }
 
-impl Outcome {
+impl CommandOutcome {
     /// Runs a command until it exits.
     ///
     /// # Panics

@@ -12,7 +12,7 @@ use crate::TIMEOUT;
 
 /// A running workload. It is killed when it is dropped.
 #[derive(Debug)]
-pub struct Workload {
+pub struct SimulatedWorkload {
     /// `None` if another program has started the workload.
     child: Option<Child>,
     input: Option<File>,
@@ -51,8 +51,8 @@ impl Pipes {
     }
 }
 
-impl Workload {
-    /// Starts a command of [`crate::Gpu::workload_command`], or one that runs it.
+impl SimulatedWorkload {
+    /// Starts a command of [`crate::SimulatedGpu::workload_command`], or one that runs it.
     ///
     /// # Panics
     /// When the command cannot be started.
@@ -157,7 +157,7 @@ fn wait_for_data(pipe: &BufReader<File>) {
     }
 }
 
-impl Drop for Workload {
+impl Drop for SimulatedWorkload {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
             // Fails if the workload has already exited.

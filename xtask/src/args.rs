@@ -3,16 +3,16 @@
 use anyhow::{Context as _, Result, bail};
 use std::time::Duration;
 
-/// Words after the task's name. Accessors remove the words that they return; [`Args::finish`]
+/// Words after the task's name. Accessors remove the words that they return; [`TaskArgs::finish`]
 /// rejects the rest.
 #[derive(Debug)]
-pub(crate) struct Args {
+pub(crate) struct TaskArgs {
     words: Vec<String>,
     /// The words after a bare `--`, which belong to another program.
     passed_on: Vec<String>,
 }
 
-impl Args {
+impl TaskArgs {
     /// Splits the words at the first bare `--`.
     pub(crate) fn new(words: impl IntoIterator<Item = String>) -> Self {
         let mut words: Vec<String> = words.into_iter().collect();
@@ -115,8 +115,8 @@ fn parse_duration(text: &str) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn args(line: &str) -> Args {
-        Args::new(line.split_whitespace().map(str::to_owned))
+    fn args(line: &str) -> TaskArgs {
+        TaskArgs::new(line.split_whitespace().map(str::to_owned))
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Building and running memwatch itself.
 
-use crate::args::Args;
-use crate::repo::{Profile, Repo};
+use crate::args::TaskArgs;
+use crate::repo::{BuildProfile, Repo};
 use crate::run::{line, pinned, run};
 use crate::setup;
 use anyhow::{Context as _, Result};
@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// Runs `cargo xtask build`.
-pub(crate) fn build_task(repo: &Repo, mut args: Args) -> Result<()> {
-    let profile = if args.flag("--debug") { Profile::Debug } else { Profile::Release };
+pub(crate) fn build_task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
+    let profile = if args.flag("--debug") { BuildProfile::Debug } else { BuildProfile::Release };
     args.finish()?;
     let binary = build(repo, profile)?;
     println!("{}", binary.display());
@@ -20,10 +20,10 @@ pub(crate) fn build_task(repo: &Repo, mut args: Args) -> Result<()> {
 
 /// Runs `cargo xtask run -- ARGS`: replaces xtask by memwatch, so that exit code and signals are
 /// memwatch's.
-pub(crate) fn run_task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(crate) fn run_task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let words = args.passed_on();
     args.finish()?;
-    let binary = build(repo, Profile::Release)?;
+    let binary = build(repo, BuildProfile::Release)?;
     let mut command = if setup::is_root() {
         Command::new(&binary)
     } else {
@@ -39,7 +39,7 @@ pub(crate) fn run_task(repo: &Repo, mut args: Args) -> Result<()> {
 ///
 /// # Errors
 /// A tool cannot be installed, or the build fails.
-pub(crate) fn build(repo: &Repo, profile: Profile) -> Result<PathBuf> {
+pub(crate) fn build(repo: &Repo, profile: BuildProfile) -> Result<PathBuf> {
     setup::tools(repo)?;
     setup::ebpf_object(repo)?;
     compile(repo, profile)
@@ -49,15 +49,15 @@ pub(crate) fn build(repo: &Repo, profile: Profile) -> Result<PathBuf> {
 ///
 /// # Errors
 /// The build fails.
-pub(crate) fn compile(repo: &Repo, profile: Profile) -> Result<PathBuf> {
+pub(crate) fn compile(repo: &Repo, profile: BuildProfile) -> Result<PathBuf> {
     let mut cargo = pinned(repo, "cargo");
     run(stamped(&mut cargo, repo, profile).args(["build", "--package", "memwatch", "--profile", profile.name()]))?;
     Ok(repo.memwatch(profile))
 }
 
 /// Embeds the git revision in release builds. Other builds would be rebuilt for each commit.
-pub(crate) fn stamped<'a>(cargo: &'a mut Command, repo: &Repo, profile: Profile) -> &'a mut Command {
-    match revision(repo).filter(|_| profile == Profile::Release) {
+pub(crate) fn stamped<'a>(cargo: &'a mut Command, repo: &Repo, profile: BuildProfile) -> &'a mut Command {
+    match revision(repo).filter(|_| profile == BuildProfile::Release) {
         Some(revision) => cargo.env("MEMWATCH_REVISION", revision),
         None => cargo,
     }

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 const POLL: Duration = Duration::from_millis(20);
 
 /// A running program; dropping it kills the program and its process group if it has its own.
-pub(crate) struct Owned {
+pub(crate) struct OwnedChild {
     child: Child,
     has_own_group: bool,
 }
 
-impl Owned {
+impl OwnedChild {
     /// Starts a program in its own process group: Ctrl-C on the terminal does not reach it.
     ///
     /// # Errors
@@ -88,7 +88,7 @@ impl Owned {
     /// Waits for the exit, up to a time limit.
     ///
     /// # Errors
-    /// Those of [`Owned::ended`].
+    /// Those of [`OwnedChild::ended`].
     pub(crate) fn wait(&mut self, at_most: Duration) -> Result<Option<ExitStatus>> {
         let start = Instant::now();
         loop {
@@ -103,7 +103,7 @@ impl Owned {
     /// Sends SIGINT, waits, and kills the program if it does not exit.
     ///
     /// # Errors
-    /// Those of [`Owned::ended`].
+    /// Those of [`OwnedChild::ended`].
     pub(crate) fn interrupt(&mut self, grace: Duration) -> Result<Option<ExitStatus>> {
         if self.ended()?.is_none() {
             self.send(libc::SIGINT);
@@ -126,7 +126,7 @@ impl Owned {
     }
 }
 
-impl Drop for Owned {
+impl Drop for OwnedChild {
     fn drop(&mut self) {
         let is_running = matches!(self.child.try_wait(), Ok(None));
         if is_running || self.has_own_group {
@@ -154,7 +154,7 @@ mod tests {
     fn dropping_a_program_kills_it_and_what_it_started() {
         let mut shell = Command::new("sh");
         shell.args(["-c", "sleep 60 & echo $!; wait"]).stdout(Stdio::piped());
-        let mut owned = Owned::start(&mut shell).unwrap();
+        let mut owned = OwnedChild::start(&mut shell).unwrap();
         let mut grandchild = String::new();
         BufReader::new(owned.pipes().1.unwrap()).read_line(&mut grandchild).unwrap();
         assert!(is_alive(grandchild.trim()));
@@ -170,7 +170,7 @@ mod tests {
     fn a_program_that_ends_when_asked_is_not_killed() {
         let mut shell = Command::new("sh");
         shell.args(["-c", "trap 'exit 7' INT; echo ready; while :; do sleep 0.01; done"]).stdout(Stdio::piped());
-        let mut owned = Owned::start(&mut shell).unwrap();
+        let mut owned = OwnedChild::start(&mut shell).unwrap();
         let mut ready = String::new();
         BufReader::new(owned.pipes().1.unwrap()).read_line(&mut ready).unwrap();
         let status = owned.interrupt(Duration::from_secs(20)).unwrap();

@@ -1,12 +1,12 @@
 //! `cargo xtask demo`: traces a real PyTorch job on the simulated GPU with memwatch.
 
-use crate::args::Args;
+use crate::args::TaskArgs;
 use crate::binary;
-use crate::child::Owned;
+use crate::child::OwnedChild;
 use crate::gpusim::Prologue;
 use crate::integration;
 use crate::interrupt;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::setup;
 use crate::setup::Package;
 use anyhow::{Context as _, Result, bail};
@@ -26,10 +26,10 @@ const GRACE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(50);
 
 /// Runs `cargo xtask demo`.
-pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let duration = args.duration("--duration")?;
     args.finish()?;
-    let memwatch = binary::build(repo, Profile::Release)?;
+    let memwatch = binary::build(repo, BuildProfile::Release)?;
     let driver = integration::build_simulator(repo, Prologue::Push)?;
     let training = training_command(repo, &driver);
     interrupt::watch()?;
@@ -57,7 +57,7 @@ fn training_command(repo: &Repo, driver: &Path) -> Option<Command> {
 /// A program on the simulated GPU; dropping it kills the program and removes its files.
 struct Job {
     what: &'static str,
-    program: Owned,
+    program: OwnedChild,
     ledger: PathBuf,
     log: PathBuf,
 }
@@ -80,7 +80,7 @@ impl Job {
         let what = if is_training { "a PyTorch transformer in training" } else { "a small driver program" };
         let mut command = training.unwrap_or_else(|| small_command(driver, &ledger));
         let input = if is_training { Stdio::null() } else { Stdio::piped() };
-        let program = Owned::start(command.stdin(input).stdout(output).stderr(errors))?;
+        let program = OwnedChild::start(command.stdin(input).stdout(output).stderr(errors))?;
         let mut job = Self { what, program, ledger, log };
         job.feed_small_program();
         Ok(job)
@@ -152,7 +152,7 @@ fn watch(memwatch: &Path, driver: &Path, job: &mut Job, duration: Option<Duratio
     if let Some(duration) = duration {
         command.arg("--duration").arg(format!("{}s", duration.as_secs_f64().ceil()));
     }
-    let mut watcher = Owned::start_on_terminal(&mut command)?;
+    let mut watcher = OwnedChild::start_on_terminal(&mut command)?;
     let start = Instant::now();
     let limit = duration.map(|duration| duration + GRACE);
     loop {

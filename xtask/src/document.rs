@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// A measured part of a document, between two markers.
-pub(crate) struct Part {
+pub(crate) struct DocumentPart {
     /// Line before the part.
     pub(crate) begin: &'static str,
     /// Line after the part.
@@ -37,7 +37,7 @@ pub(crate) fn machine() -> Result<String> {
 ///
 /// # Errors
 /// The document cannot be read or written, or the markers are missing.
-pub(crate) fn update(document: &Path, part: &Part, measured: &str) -> Result<()> {
+pub(crate) fn update(document: &Path, part: &DocumentPart, measured: &str) -> Result<()> {
     let old = fs::read_to_string(document).with_context(|| format!("cannot read {}", document.display()))?;
     let new = replaced(&old, part, measured).with_context(|| format!("{}", document.display()))?;
     fs::write(document, new).with_context(|| format!("cannot write {}", document.display()))?;
@@ -45,14 +45,14 @@ pub(crate) fn update(document: &Path, part: &Part, measured: &str) -> Result<()>
     Ok(())
 }
 
-fn replaced(old: &str, part: &Part, measured: &str) -> Result<String> {
+fn replaced(old: &str, part: &DocumentPart, measured: &str) -> Result<String> {
     let (from, to) = place(old, part)?;
     Ok(format!("{}\n{}\n\n{}", &old[..from], measured.trim(), &old[to..]))
 }
 
 /// Returns the start and the end of the text between the markers.
-fn place(text: &str, part: &Part) -> Result<(usize, usize)> {
-    let Part { begin, end } = part;
+fn place(text: &str, part: &DocumentPart) -> Result<(usize, usize)> {
+    let DocumentPart { begin, end } = part;
     let (Some(from), Some(to)) = (text.find(begin), text.find(end)) else {
         bail!("the markers of the measured part are gone: {}{}", begin, end.trim_end());
     };
@@ -63,7 +63,7 @@ fn place(text: &str, part: &Part) -> Result<(usize, usize)> {
 ///
 /// # Errors
 /// The document cannot be read, or the markers are missing.
-pub(crate) fn measured(document: &Path, part: &Part) -> Result<String> {
+pub(crate) fn measured(document: &Path, part: &DocumentPart) -> Result<String> {
     let text = fs::read_to_string(document).with_context(|| format!("cannot read {}", document.display()))?;
     let (from, to) = place(&text, part).with_context(|| format!("{}", document.display()))?;
     Ok(text[from..to].to_owned())
@@ -73,12 +73,12 @@ pub(crate) fn measured(document: &Path, part: &Part) -> Result<String> {
 mod tests {
     use super::*;
 
-    const FIRST: Part = Part { begin: "<!-- first: begin -->\n", end: "<!-- first: end -->\n" };
-    const SECOND: Part = Part { begin: "<!-- second: begin -->\n", end: "<!-- second: end -->\n" };
+    const FIRST: DocumentPart = DocumentPart { begin: "<!-- first: begin -->\n", end: "<!-- first: end -->\n" };
+    const SECOND: DocumentPart = DocumentPart { begin: "<!-- second: begin -->\n", end: "<!-- second: end -->\n" };
 
     #[test]
     fn only_the_measured_part_of_the_document_changes() {
-        let Part { begin, end } = FIRST;
+        let DocumentPart { begin, end } = FIRST;
         let old = format!("before\n{begin}{end}between\n{}{}after\n", SECOND.begin, SECOND.end);
         let first = replaced(&old, &FIRST, "one").unwrap();
         let second = replaced(&first, &FIRST, "two").unwrap();

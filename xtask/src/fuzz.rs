@@ -3,8 +3,8 @@
 //! The targets of `fuzz/` are compiled by the pinned stable toolchain with LLVM's coverage pass and
 //! no sanitizer: the bugs to find are panics, endless loops and unbounded memory, in safe Rust.
 
-use crate::args::Args;
-use crate::child::Owned;
+use crate::args::TaskArgs;
+use crate::child::OwnedChild;
 use crate::repo::Repo;
 use crate::run::{first_line, line, pinned, run};
 use crate::setup::{self, Package};
@@ -15,20 +15,20 @@ use std::process::Command;
 use std::time::Duration;
 
 /// A fuzz target: name, and maximum useful length of an input in bytes.
-struct Target {
+struct FuzzTarget {
     name: &'static str,
     longest_bytes: u32,
 }
 
 /// All targets, those with the longest inputs first, since two run at a time.
-const TARGETS: &[Target] = &[
-    Target { name: "ledger_ops", longest_bytes: 6_144 },
-    Target { name: "elf_prologue", longest_bytes: 4_096 },
-    Target { name: "process_image", longest_bytes: 4_096 },
-    Target { name: "read_recording", longest_bytes: 4_096 },
-    Target { name: "proc_files", longest_bytes: 2_048 },
-    Target { name: "agent_requests", longest_bytes: 2_048 },
-    Target { name: "decode_record", longest_bytes: 136 },
+const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "ledger_ops", longest_bytes: 6_144 },
+    FuzzTarget { name: "elf_prologue", longest_bytes: 4_096 },
+    FuzzTarget { name: "process_image", longest_bytes: 4_096 },
+    FuzzTarget { name: "read_recording", longest_bytes: 4_096 },
+    FuzzTarget { name: "proc_files", longest_bytes: 2_048 },
+    FuzzTarget { name: "agent_requests", longest_bytes: 2_048 },
+    FuzzTarget { name: "decode_record", longest_bytes: 136 },
 ];
 /// Default run time per target, in seconds.
 const SECONDS: u64 = 40;
@@ -55,13 +55,13 @@ const PROFILE: [(&str, &str); 4] = [
 ];
 
 /// Runs `cargo xtask fuzz`.
-pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let (name, how) = match (args.word(), args.word()) {
         (Some(seconds), None) if seconds.parse::<u64>().is_ok() => (None, Some(seconds)),
         words => words,
     };
     args.finish()?;
-    let targets: Vec<&Target> =
+    let targets: Vec<&FuzzTarget> =
         TARGETS.iter().filter(|target| name.as_deref().is_none_or(|own| own == target.name)).collect();
     if targets.is_empty() {
         let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
@@ -102,9 +102,9 @@ fn build(repo: &Repo) -> Result<PathBuf> {
 }
 
 /// A running target.
-struct Running {
+struct RunningTarget {
     name: &'static str,
-    program: Owned,
+    program: OwnedChild,
     repeat: String,
     log: PathBuf,
 }
@@ -117,7 +117,7 @@ fn limits() -> [&'static str; 2] {
 }
 
 /// Runs the targets, as many at a time as there are CPUs.
-fn run_all(repo: &Repo, programs: &Path, targets: &[&Target], seconds: u64) -> Result<()> {
+fn run_all(repo: &Repo, programs: &Path, targets: &[&FuzzTarget], seconds: u64) -> Result<()> {
     let at_once = std::thread::available_parallelism().context("cannot count processors")?.get();
     for batch in targets.chunks(at_once) {
         let mut running =
@@ -129,8 +129,8 @@ fn run_all(repo: &Repo, programs: &Path, targets: &[&Target], seconds: u64) -> R
     Ok(())
 }
 
-fn start(repo: &Repo, programs: &Path, target: &Target, seconds: u64) -> Result<Running> {
-    let Target { name, longest_bytes } = *target;
+fn start(repo: &Repo, programs: &Path, target: &FuzzTarget, seconds: u64) -> Result<RunningTarget> {
+    let FuzzTarget { name, longest_bytes } = *target;
     let corpus = repo.made(&format!("fuzz/corpus/{name}"));
     let found = repo.made(&format!("fuzz/found/{name}"));
     for folder in [&corpus, &found] {
@@ -149,11 +149,11 @@ fn start(repo: &Repo, programs: &Path, target: &Target, seconds: u64) -> Result<
         .stdout(output.try_clone().context("cannot share the log")?)
         .stderr(output);
     let repeat = line(&command);
-    Ok(Running { name, program: Owned::start(&mut command)?, repeat, log })
+    Ok(RunningTarget { name, program: OwnedChild::start(&mut command)?, repeat, log })
 }
 
-fn finish(target: &mut Running, at_most: Duration) -> Result<()> {
-    let Running { name, program, repeat, log } = target;
+fn finish(target: &mut RunningTarget, at_most: Duration) -> Result<()> {
+    let RunningTarget { name, program, repeat, log } = target;
     let status = program.wait(at_most)?;
     let text = fs::read_to_string(&*log).with_context(|| format!("cannot read {}", log.display()))?;
     match status {
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn every_target_has_its_program_and_seeds() {
         let repo = Repo::locate().unwrap();
-        for Target { name, .. } in TARGETS {
+        for FuzzTarget { name, .. } in TARGETS {
             assert!(repo.path(&format!("fuzz/targets/{name}.rs")).exists(), "{name}");
             assert!(fs::read_dir(repo.path(&format!("fuzz/seeds/{name}"))).unwrap().count() > 0, "{name}");
         }

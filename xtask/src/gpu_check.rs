@@ -7,11 +7,11 @@
 mod bundle;
 mod simulated;
 
-use crate::args::Args;
+use crate::args::TaskArgs;
 use crate::binary;
-use crate::child::Owned;
+use crate::child::OwnedChild;
 use crate::interrupt;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::setup;
 use anyhow::{Context as _, Result, bail};
 use std::path::{Path, PathBuf};
@@ -28,13 +28,13 @@ const GRACE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
 /// Runs `cargo xtask gpu-check`.
-pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let packed = args.value("--bundle")?.map(PathBuf::from);
     let trace = args.value("--diff")?.map(PathBuf::from);
     let is_simulated = args.flag("--simulated");
     let words = args.passed_on();
     args.finish()?;
-    let memwatch = binary::build(repo, Profile::Release)?;
+    let memwatch = binary::build(repo, BuildProfile::Release)?;
     let folder = bundle::fill(repo, &memwatch)?;
     if let Some(trace) = trace {
         return end_with(simulated::diff(repo, &folder, &trace, &words)?);
@@ -73,7 +73,7 @@ fn real(repo: &Repo, folder: &Path) -> Command {
 /// Runs the check on the terminal. The check handles Ctrl-C itself; we wait until it exits.
 fn follow(command: &mut Command) -> Result<ExitStatus> {
     interrupt::watch()?;
-    let mut check = Owned::start_on_terminal(command)?;
+    let mut check = OwnedChild::start_on_terminal(command)?;
     loop {
         if let Some(status) = check.ended()? {
             return Ok(status);

@@ -268,37 +268,37 @@ fn compile(command: &mut Command, sources: &[PathBuf], target: &Path) -> anyhow:
 }
 
 /// A line of `driver-exports.tsv`.
-struct Export<'table> {
+struct DriverExport<'table> {
     symbol: &'table str,
     base: &'table str,
     since: u32,
     implemented_by: Option<&'table str>,
 }
 
-impl Export<'_> {
+impl DriverExport<'_> {
     fn is_per_thread(&self) -> bool {
         self.symbol.ends_with("_ptsz") || self.symbol.ends_with("_ptds")
     }
 }
 
-fn parse_exports(table: &str) -> anyhow::Result<Vec<Export<'_>>> {
+fn parse_exports(table: &str) -> anyhow::Result<Vec<DriverExport<'_>>> {
     let lines = table.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     lines.skip(1).map(parse_export).collect()
 }
 
-fn parse_export(line: &str) -> anyhow::Result<Export<'_>> {
+fn parse_export(line: &str) -> anyhow::Result<DriverExport<'_>> {
     let fields: Vec<&str> = line.split('\t').collect();
     let [symbol, base, since, implemented_by] = fields[..] else {
         bail!("driver-exports.tsv: expected four columns in `{line}`");
     };
     let since = since.parse().with_context(|| format!("driver-exports.tsv: version of `{symbol}`"))?;
     let implemented_by = (implemented_by != "-").then_some(implemented_by);
-    Ok(Export { symbol, base, since, implemented_by })
+    Ok(DriverExport { symbol, base, since, implemented_by })
 }
 
 /// Generates the exported functions, and a weak stub for each without a C implementation. The table
 /// has a symbol once per base name, but it is defined once.
-fn assembly(exports: &[Export<'_>], prologue: Prologue, compiler: &Compiler) -> String {
+fn assembly(exports: &[DriverExport<'_>], prologue: Prologue, compiler: &Compiler) -> String {
     let mut text = String::from("# Generated from driver-exports.tsv.\n\t.text\n");
     let mut defined: Vec<&str> = Vec::new();
     for export in exports {
@@ -355,7 +355,7 @@ fn stub(symbol: &str, compiler: &Compiler) -> String {
 
 /// Generates the table behind `cuGetProcAddress`, in which every row points to the exported symbol
 /// as in a real driver, and the names of the counters in `gpusim_calls`.
-fn proc_addresses(exports: &[Export<'_>]) -> String {
+fn proc_addresses(exports: &[DriverExport<'_>]) -> String {
     let mut text = String::from("/* Generated from driver-exports.tsv. */\n#include \"proc_table.h\"\n\n");
     let mut symbols: Vec<&str> = exports.iter().map(|export| export.symbol).collect();
     symbols.sort_unstable();
@@ -365,7 +365,7 @@ fn proc_addresses(exports: &[Export<'_>]) -> String {
     }
     text.push_str("\nconst struct proc_address proc_addresses[] = {\n");
     for export in exports {
-        let Export { symbol, base, since, .. } = export;
+        let DriverExport { symbol, base, since, .. } = export;
         let per_thread = export.is_per_thread();
         let _ = writeln!(text, "    {{\"{base}\", \"{symbol}\", {symbol}, {since}, {per_thread}}},");
     }

@@ -1,10 +1,10 @@
 //! `cargo xtask hostile`: attacks an agent as strongly as a user can, one attack at a time, next to
 //! another user's job.
 
-use crate::args::Args;
+use crate::args::TaskArgs;
 use crate::binary;
 use crate::integration;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::run::run;
 use anyhow::Result;
 
@@ -16,11 +16,11 @@ const LIMIT_MIB: u64 = 256;
 
 /// Runs the attacks at full size. Unlike in the normal test suite, the agent's response times are
 /// judged.
-pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let (rounds, limit_mib) = (args.count("--rounds")?.unwrap_or(1), args.count("--limit")?.unwrap_or(LIMIT_MIB));
     let attack = args.word().unwrap_or_default();
     args.finish()?;
-    binary::build(repo, Profile::Tested)?;
+    binary::build(repo, BuildProfile::Tested)?;
     integration::build_simulators(repo)?;
     let mut variables = integration::simulated(repo);
     let settings = [

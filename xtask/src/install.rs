@@ -1,8 +1,8 @@
 //! Installs memwatch: the program, the agent's unit and group, completions and man pages.
 
-use crate::args::Args;
+use crate::args::TaskArgs;
 use crate::binary;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::run::line;
 use anyhow::{Context as _, Result, bail};
 use std::fs;
@@ -14,12 +14,12 @@ use std::process::Command;
 pub(crate) const ROOT: &str = "/usr/local";
 
 /// Runs `cargo xtask install`.
-pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let root = PathBuf::from(args.value("--root")?.unwrap_or_else(|| ROOT.to_owned()));
     args.finish()?;
-    let binary = binary::build(repo, Profile::Release)?;
+    let binary = binary::build(repo, BuildProfile::Release)?;
     let root = std::path::absolute(root)?;
-    let place = Place { root: &root, prefix: &root };
+    let place = InstallPlace { root: &root, prefix: &root };
     let Installed { program, unit, group } = install(&binary, &repo.path(UNITS), &place).with_context(|| {
         format!("cannot install (as another user: sudo install -m 755 {} {}/bin/)", binary.display(), root.display())
     })?;
@@ -40,7 +40,7 @@ pub(crate) const UNITS: &str = "deploy/systemd";
 
 /// Where files are written, and where they will be found: a package is written in one directory and
 /// unpacked in another.
-pub(crate) struct Place<'place> {
+pub(crate) struct InstallPlace<'place> {
     /// Directory in which `bin`, `lib` and `share` are written.
     pub(crate) root: &'place Path,
     /// Path of that directory on the target system.
@@ -61,7 +61,7 @@ pub(crate) struct Installed {
 ///
 /// # Errors
 /// A file cannot be read or written, or the unit starts no program.
-pub(crate) fn install(binary: &Path, deploy: &Path, place: &Place<'_>) -> Result<Installed> {
+pub(crate) fn install(binary: &Path, deploy: &Path, place: &InstallPlace<'_>) -> Result<Installed> {
     let installed = Installed {
         program: place.root.join("bin/memwatch"),
         unit: place.root.join("lib/systemd/system/memwatch-agent.service"),
@@ -154,7 +154,7 @@ mod tests {
         let binary = root.join("built");
         fs::create_dir_all(&root).unwrap();
         fs::write(&binary, "a program").unwrap();
-        let installed = install(&binary, &deploy(), &Place { root: &root, prefix: Path::new("/usr") });
+        let installed = install(&binary, &deploy(), &InstallPlace { root: &root, prefix: Path::new("/usr") });
         let unit = fs::read_to_string(root.join("lib/systemd/system/memwatch-agent.service"));
         let program = fs::read(root.join("bin/memwatch"));
         let mode = fs::metadata(root.join("bin/memwatch")).map(|found| found.permissions().mode() & 0o777);

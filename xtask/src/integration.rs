@@ -1,9 +1,9 @@
 //! Dependencies of the integration tests, and the environment variables that locate them.
 
-use crate::args::Args;
+use crate::args::TaskArgs;
 use crate::gpusim::{self, Prologue};
 use crate::profile_readers;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::run::pinned;
 use crate::setup;
 use crate::torch::{self, NewerEnv, TorchEnv};
@@ -25,7 +25,7 @@ pub(crate) fn simulator(repo: &Repo, prologue: Prologue) -> PathBuf {
 }
 
 /// Runs `cargo xtask gpusim`.
-pub(crate) fn simulators_task(repo: &Repo, args: Args) -> Result<()> {
+pub(crate) fn simulators_task(repo: &Repo, args: TaskArgs) -> Result<()> {
     args.finish()?;
     build_simulators(repo)?;
     for (prologue, ..) in SHAPES {
@@ -100,7 +100,7 @@ pub(crate) fn torch_environment(repo: &Repo, version: &str) -> Result<TorchEnv> 
 pub(crate) fn simulated(repo: &Repo) -> Vec<(String, OsString)> {
     let shapes =
         SHAPES.iter().map(|(prologue, variable, _)| ((*variable).to_owned(), simulator(repo, *prologue).into()));
-    std::iter::once(("MEMWATCH_BIN".to_owned(), repo.memwatch(Profile::Tested).into())).chain(shapes).collect()
+    std::iter::once(("MEMWATCH_BIN".to_owned(), repo.memwatch(BuildProfile::Tested).into())).chain(shapes).collect()
 }
 
 /// Returns `cargo test` for the integration tests, with all environment variables.

@@ -36,7 +36,7 @@ mod tidy;
 mod torch;
 
 use anyhow::{Result, bail};
-use args::Args;
+use args::TaskArgs;
 use repo::Repo;
 use std::process::ExitCode;
 
@@ -49,7 +49,7 @@ struct Task {
     /// One line for `--help`.
     summary: &'static str,
     /// Runs the task.
-    run: fn(&Repo, Args) -> Result<()>,
+    run: fn(&Repo, TaskArgs) -> Result<()>,
 }
 
 /// All tasks, in the order of `--help`.
@@ -191,7 +191,7 @@ fn dispatch() -> Result<()> {
     let Some(task) = TASKS.iter().find(|task| task.name == name) else {
         bail!("there is no task '{name}'\n\n{}", help());
     };
-    let args = Args::new(typed);
+    let args = TaskArgs::new(typed);
     if args.asks_for_help() {
         println!("cargo xtask {} {}\n    {}", task.name, task.usage, task.summary);
         return Ok(());

@@ -12,11 +12,11 @@ use std::sync::Mutex;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::args::Args;
+use crate::args::TaskArgs;
 use crate::binary;
 use crate::gpusim::Prologue;
 use crate::integration;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::run::{pinned, run};
 use crate::setup;
 
@@ -32,7 +32,7 @@ const SCRIPT: &str = "mount --bind \"$TREE\" /srv && hostname simulated && cd /s
 
 /// A run.
 #[derive(Clone, Debug)]
-struct Run {
+struct RecordedProgramRun {
     name: String,
     total_mb: String,
     /// Variables as `NAME=VALUE`, then the command.
@@ -40,15 +40,15 @@ struct Run {
 }
 
 /// Runs `cargo xtask replays [NAME]...`.
-pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let wanted: Vec<String> = std::iter::from_fn(|| args.word()).collect();
     args.finish()?;
     ensure!(setup::is_root(), "namespaces and uprobes need root: run it as root");
     let runs = runs(repo)?;
-    let is_wanted = |run: &Run| wanted.is_empty() || wanted.iter().any(|name| run.name.contains(name));
-    let chosen: Vec<Run> = runs.into_iter().filter(is_wanted).collect();
+    let is_wanted = |run: &RecordedProgramRun| wanted.is_empty() || wanted.iter().any(|name| run.name.contains(name));
+    let chosen: Vec<RecordedProgramRun> = runs.into_iter().filter(is_wanted).collect();
     ensure!(!chosen.is_empty(), "no run of {FOLDER}/runs.tsv has that in its name");
-    binary::build(repo, Profile::Release)?;
+    binary::build(repo, BuildProfile::Release)?;
     integration::build_simulator(repo, Prologue::Cmp)?;
     integration::torch_environment(repo, TORCH)?;
     let waiting = Mutex::new(chosen.into_iter());
@@ -71,7 +71,7 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
 }
 
 /// Runs `cargo xtask calibrate`.
-pub(crate) fn calibrate(repo: &Repo, args: Args) -> Result<()> {
+pub(crate) fn calibrate(repo: &Repo, args: TaskArgs) -> Result<()> {
     args.finish()?;
     // The first pass writes the table into the code; the second is compiled with it and writes the
     // document.
@@ -88,7 +88,7 @@ pub(crate) fn calibrate(repo: &Repo, args: Args) -> Result<()> {
     Ok(())
 }
 
-fn next(waiting: &Mutex<impl Iterator<Item = Run>>) -> Option<Run> {
+fn next(waiting: &Mutex<impl Iterator<Item = RecordedProgramRun>>) -> Option<RecordedProgramRun> {
     lock(waiting).next()
 }
 
@@ -97,12 +97,12 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Reads the rows of `runs.tsv`.
-fn runs(repo: &Repo) -> Result<Vec<Run>> {
+fn runs(repo: &Repo) -> Result<Vec<RecordedProgramRun>> {
     let path = repo.path(FOLDER).join("runs.tsv");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let rows = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     rows.map(|row| match row.split('\t').collect::<Vec<_>>()[..] {
-        [name, total_mb, words, ..] => Ok(Run {
+        [name, total_mb, words, ..] => Ok(RecordedProgramRun {
             name: name.to_owned(),
             total_mb: total_mb.to_owned(),
             words: words.split(' ').map(str::to_owned).collect(),
@@ -120,7 +120,7 @@ fn inside(repo: &Repo, path: &Path) -> Result<PathBuf> {
 }
 
 /// Makes one recording, and returns its size in bytes.
-fn record(repo: &Repo, run: &Run) -> Result<u64> {
+fn record(repo: &Repo, run: &RecordedProgramRun) -> Result<u64> {
     let torch = integration::torch_environment(repo, TORCH)?;
     let simulator = inside(repo, &integration::simulator(repo, Prologue::Cmp))?.join("lib");
     let ledger = std::env::temp_dir().join(format!("memwatch-replay-{}-{}", std::process::id(), run.name));
@@ -138,7 +138,7 @@ fn record(repo: &Repo, run: &Run) -> Result<u64> {
             [simulator.as_os_str(), inside(repo, &torch.runtime_lib_dir)?.as_os_str()].join(":".as_ref()),
         )
         .args(["--mount", "--uts", "--cgroup", "sh", "-c", SCRIPT, "sh"])
-        .arg(inside(repo, &repo.memwatch(Profile::Release))?)
+        .arg(inside(repo, &repo.memwatch(BuildProfile::Release))?)
         .arg("--nvml-lib")
         .arg(simulator.join("libnvidia-ml.so.1"))
         .args(["run", "--force", "-o"])

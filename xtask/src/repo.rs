@@ -43,7 +43,7 @@ impl Repo {
     }
 
     /// Returns the memwatch binary that `cargo xtask build` makes.
-    pub(crate) fn memwatch(&self, profile: Profile) -> PathBuf {
+    pub(crate) fn memwatch(&self, profile: BuildProfile) -> PathBuf {
         self.cargo_target().join(profile.folder()).join("memwatch")
     }
 
@@ -55,7 +55,7 @@ impl Repo {
 
 /// Build profile of memwatch; the eBPF half is always a release build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Profile {
+pub(crate) enum BuildProfile {
     /// Unoptimised, with overflow checks.
     Debug,
     /// Optimised: for installation and benchmarks.
@@ -64,7 +64,7 @@ pub(crate) enum Profile {
     Tested,
 }
 
-impl Profile {
+impl BuildProfile {
     /// Returns the directory below cargo's target directory.
     pub(crate) fn folder(self) -> &'static str {
         match self {

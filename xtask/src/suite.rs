@@ -1,20 +1,20 @@
 //! `cargo xtask test`: runs all checks, cheapest first, each with the command that repeats it.
 
-use crate::args::Args;
+use crate::args::TaskArgs;
 use crate::binary;
-use crate::child::Owned;
+use crate::child::OwnedChild;
 use crate::docs;
 use crate::fuzz;
 use crate::integration;
 use crate::orphans;
 use crate::package;
 use crate::profile_readers;
-use crate::repo::{self, Profile, Repo};
+use crate::repo::{self, BuildProfile, Repo};
 use crate::run::{pinned, run};
 use crate::setup;
 use crate::setup::Package;
 use crate::spelling;
-use crate::table::Table;
+use crate::table::MarkdownTable;
 use crate::test_output::run_tests;
 use crate::tidy;
 use anyhow::{Context as _, Result, bail};
@@ -25,50 +25,50 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// State shared by the steps.
-struct Session<'repo> {
+struct SuiteRun<'repo> {
     repo: &'repo Repo,
     /// Filter: runs only tests with this in their name; `None` runs all.
     filter: Option<String>,
     /// Last lines of the latest test step, printed at the end of the output.
     closing_lines: String,
     /// Downloads that run while the CPU compiles.
-    downloads: Option<Owned>,
+    downloads: Option<OwnedChild>,
     /// Parts that run in parallel with the others.
     beside: Option<Beside>,
 }
 
 /// One step of the run.
-struct Step {
+struct SuiteStep {
     /// Name in the table of durations.
     name: &'static str,
     /// Argument of `cargo xtask test` that runs the step.
     part: &'static str,
-    run: fn(&mut Session<'_>) -> Result<()>,
+    run: fn(&mut SuiteRun<'_>) -> Result<()>,
 }
 
 /// All steps, in order. A part given on the command line runs all steps with its name, and the
 /// set-up steps, which have none.
-const STEPS: &[Step] = &[
-    Step { name: "tools", part: "", run: |session| setup::tools(session.repo) },
-    Step { name: "system packages", part: INTEGRATION, run: system_packages },
-    Step { name: "PyTorch and readers, in the background", part: INTEGRATION, run: start_downloads },
-    Step { name: "format", part: "fmt", run: format },
-    Step { name: "house rules", part: "tidy", run: |session| tidy::check(session.repo) },
-    Step { name: "spelling", part: "spelling", run: |session| spelling::check(session.repo) },
-    Step { name: "documents from code", part: "tidy", run: |session| docs::check(session.repo) },
-    Step { name: "eBPF object", part: "", run: |session| setup::ebpf_object(session.repo) },
-    Step { name: "lints, unit tests and fuzz targets, beside", part: WHOLE, run: start_beside },
-    Step { name: "clippy, kernel half", part: "clippy", run: clippy_kernel_half },
-    Step { name: "clippy, user half", part: "clippy", run: clippy_user_half },
-    Step { name: "unit tests", part: "unit", run: unit_tests },
-    Step { name: "fuzz targets", part: "fuzz", run: |session| fuzz::check(session.repo) },
-    Step { name: "memwatch", part: INTEGRATION, run: build_memwatch },
-    Step { name: "packages", part: "packages", run: packages },
-    Step { name: "simulated GPU", part: INTEGRATION, run: |session| integration::build_simulators(session.repo) },
-    Step { name: "PyTorch and readers, the rest", part: INTEGRATION, run: finish_downloads },
-    Step { name: "integration tests", part: INTEGRATION, run: integration_tests },
-    Step { name: "lints, unit tests and fuzz targets, the rest", part: WHOLE, run: finish_beside },
-    Step { name: "unit tests with probes", part: "probes", run: unit_tests_with_probes },
+const STEPS: &[SuiteStep] = &[
+    SuiteStep { name: "tools", part: "", run: |session| setup::tools(session.repo) },
+    SuiteStep { name: "system packages", part: INTEGRATION, run: system_packages },
+    SuiteStep { name: "PyTorch and readers, in the background", part: INTEGRATION, run: start_downloads },
+    SuiteStep { name: "format", part: "fmt", run: format },
+    SuiteStep { name: "house rules", part: "tidy", run: |session| tidy::check(session.repo) },
+    SuiteStep { name: "spelling", part: "spelling", run: |session| spelling::check(session.repo) },
+    SuiteStep { name: "documents from code", part: "tidy", run: |session| docs::check(session.repo) },
+    SuiteStep { name: "eBPF object", part: "", run: |session| setup::ebpf_object(session.repo) },
+    SuiteStep { name: "lints, unit tests and fuzz targets, beside", part: WHOLE, run: start_beside },
+    SuiteStep { name: "clippy, kernel half", part: "clippy", run: clippy_kernel_half },
+    SuiteStep { name: "clippy, user half", part: "clippy", run: clippy_user_half },
+    SuiteStep { name: "unit tests", part: "unit", run: unit_tests },
+    SuiteStep { name: "fuzz targets", part: "fuzz", run: |session| fuzz::check(session.repo) },
+    SuiteStep { name: "memwatch", part: INTEGRATION, run: build_memwatch },
+    SuiteStep { name: "packages", part: "packages", run: packages },
+    SuiteStep { name: "simulated GPU", part: INTEGRATION, run: |session| integration::build_simulators(session.repo) },
+    SuiteStep { name: "PyTorch and readers, the rest", part: INTEGRATION, run: finish_downloads },
+    SuiteStep { name: "integration tests", part: INTEGRATION, run: integration_tests },
+    SuiteStep { name: "lints, unit tests and fuzz targets, the rest", part: WHOLE, run: finish_beside },
+    SuiteStep { name: "unit tests with probes", part: "probes", run: unit_tests_with_probes },
 ];
 /// Packages that the integration tests need besides memwatch. Includes the fuzz targets' compiler,
 /// so that apt-get runs once.
@@ -108,7 +108,7 @@ const QUICK: &[&str] = &["fmt", "tidy", "spelling", "clippy", "unit"];
 const FILTERED: &[&str] = &["unit", INTEGRATION];
 
 /// Runs `cargo xtask test`.
-pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let names: Vec<String> = std::iter::from_fn(|| args.word()).collect();
     args.finish()?;
     let (parts, filter) = plan(&names)?;
@@ -117,10 +117,10 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
         // takes longer.
         unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, GIVE_WAY) };
     }
-    let mut session = Session { repo, filter, closing_lines: String::new(), downloads: None, beside: None };
+    let mut session = SuiteRun { repo, filter, closing_lines: String::new(), downloads: None, beside: None };
     let mut durations = Vec::new();
     let outcome = run_steps(&mut session, &parts, &mut durations);
-    let mut table = Table::new(&["step", "seconds"]);
+    let mut table = MarkdownTable::new(&["step", "seconds"]);
     for (name, duration) in &durations {
         table.row(vec![(*name).to_owned(), format!("{:.1}", duration.as_secs_f64())]);
     }
@@ -151,7 +151,7 @@ fn plan(names: &[String]) -> Result<(Vec<&'static str>, Option<String>)> {
     }
 }
 
-fn run_steps(session: &mut Session<'_>, parts: &[&str], durations: &mut Vec<(&str, Duration)>) -> Result<()> {
+fn run_steps(session: &mut SuiteRun<'_>, parts: &[&str], durations: &mut Vec<(&str, Duration)>) -> Result<()> {
     let checks_text_only = parts == ["tidy"];
     for step in STEPS {
         if !(parts.contains(&step.part) || (step.part.is_empty() && !checks_text_only)) {
@@ -170,16 +170,16 @@ fn run_steps(session: &mut Session<'_>, parts: &[&str], durations: &mut Vec<(&st
     Ok(())
 }
 
-fn format(session: &mut Session<'_>) -> Result<()> {
+fn format(session: &mut SuiteRun<'_>) -> Result<()> {
     run(pinned(session.repo, "cargo").args(["fmt", "--all", "--", "--check"]))
         .with_context(|| format!("to format: rustup run {} cargo fmt --all", repo::rust_version()))
 }
 
-fn clippy_kernel_half(session: &mut Session<'_>) -> Result<()> {
+fn clippy_kernel_half(session: &mut SuiteRun<'_>) -> Result<()> {
     run(setup::kernel_cargo(session.repo, "clippy").args(["--", "-D", "warnings"]))
 }
 
-fn clippy_user_half(session: &mut Session<'_>) -> Result<()> {
+fn clippy_user_half(session: &mut SuiteRun<'_>) -> Result<()> {
     // Checking the fuzz targets does not need a compiled libFuzzer.
     run(pinned(session.repo, "cargo")
         .args(["clippy", "--package", "memwatch-fuzz", "--no-default-features", "--all-targets", "--quiet"])
@@ -190,7 +190,7 @@ fn clippy_user_half(session: &mut Session<'_>) -> Result<()> {
         .args(["--", "-D", "warnings"]))
 }
 
-fn unit_tests(session: &mut Session<'_>) -> Result<()> {
+fn unit_tests(session: &mut SuiteRun<'_>) -> Result<()> {
     let mut cargo = pinned(session.repo, "cargo");
     cargo.args(["test", "--workspace"]);
     for package in ["memwatch-ebpf", "memwatch-fuzz", "memwatch-tests"] {
@@ -202,7 +202,7 @@ fn unit_tests(session: &mut Session<'_>) -> Result<()> {
     run_tests(&mut cargo, &mut session.closing_lines)
 }
 
-fn unit_tests_with_probes(session: &mut Session<'_>) -> Result<()> {
+fn unit_tests_with_probes(session: &mut SuiteRun<'_>) -> Result<()> {
     let mut cargo = pinned(session.repo, "cargo");
     cargo.args(["test", "--package", "memwatch", "--bin", "memwatch", "--", "--test-threads=1"]).args(WITH_PROBES);
     run_tests(&mut cargo, &mut session.closing_lines)
@@ -210,7 +210,7 @@ fn unit_tests_with_probes(session: &mut Session<'_>) -> Result<()> {
 
 /// Installs all packages at once, before another step uses the package manager. Tests that need
 /// daemons, Slurm or a browser skip without them.
-fn system_packages(_: &mut Session<'_>) -> Result<()> {
+fn system_packages(_: &mut SuiteRun<'_>) -> Result<()> {
     setup::packages(INTEGRATION_PACKAGES)?;
     setup::daemons(&[Package::Containers, Package::Slurm, Package::Chromium]);
     Ok(())
@@ -218,9 +218,9 @@ fn system_packages(_: &mut Session<'_>) -> Result<()> {
 
 /// Starts the download of wheels in a separate process (`cargo xtask fetch`): it takes minutes of
 /// network and little CPU.
-fn start_downloads(session: &mut Session<'_>) -> Result<()> {
+fn start_downloads(session: &mut SuiteRun<'_>) -> Result<()> {
     let program = std::env::current_exe().context("cannot find xtask's own file")?;
-    let downloads = Owned::start(Command::new(program).arg("fetch"))?;
+    let downloads = OwnedChild::start(Command::new(program).arg("fetch"))?;
     orphans::spare(downloads.tgid());
     session.downloads = Some(downloads);
     Ok(())
@@ -228,16 +228,16 @@ fn start_downloads(session: &mut Session<'_>) -> Result<()> {
 
 /// The process of the parallel parts (`cargo xtask test beside`), and its log file.
 struct Beside {
-    process: Owned,
+    process: OwnedChild,
     log: PathBuf,
 }
 
-fn start_beside(session: &mut Session<'_>) -> Result<()> {
+fn start_beside(session: &mut SuiteRun<'_>) -> Result<()> {
     let program = std::env::current_exe().context("cannot find xtask's own file")?;
     let log = session.repo.made("beside.log");
     let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
     let errors = output.try_clone().context("cannot share the log")?;
-    let process = Owned::start(
+    let process = OwnedChild::start(
         Command::new(program)
             .args(["test", BESIDE_PART])
             .env(BESIDE_VARIABLE, "1")
@@ -251,7 +251,7 @@ fn start_beside(session: &mut Session<'_>) -> Result<()> {
 }
 
 /// Waits for the parallel parts and prints their output.
-fn finish_beside(session: &mut Session<'_>) -> Result<()> {
+fn finish_beside(session: &mut SuiteRun<'_>) -> Result<()> {
     let Some(mut beside) = session.beside.take() else { return Ok(()) };
     let status = beside.process.wait(BESIDE_AT_MOST)?;
     print!("{}", fs::read_to_string(&beside.log).with_context(|| format!("cannot read {}", beside.log.display()))?);
@@ -263,7 +263,7 @@ fn finish_beside(session: &mut Session<'_>) -> Result<()> {
 }
 
 /// Waits for the downloads, and repeats failed ones to report their errors.
-fn finish_downloads(session: &mut Session<'_>) -> Result<()> {
+fn finish_downloads(session: &mut SuiteRun<'_>) -> Result<()> {
     fetch(session.repo)?;
     session.downloads = None;
     Ok(())
@@ -278,24 +278,24 @@ fn fetch(repo: &Repo) -> Result<()> {
 }
 
 /// Runs `cargo xtask fetch`.
-pub(crate) fn fetch_task(repo: &Repo, args: Args) -> Result<()> {
+pub(crate) fn fetch_task(repo: &Repo, args: TaskArgs) -> Result<()> {
     args.finish()?;
     fetch(repo)
 }
 
-fn build_memwatch(session: &mut Session<'_>) -> Result<()> {
-    binary::compile(session.repo, Profile::Tested).map(drop)
+fn build_memwatch(session: &mut SuiteRun<'_>) -> Result<()> {
+    binary::compile(session.repo, BuildProfile::Tested).map(drop)
 }
 
 /// Builds the packages from the binary that the tests use, which takes seconds. `cargo xtask
 /// package` builds the portable one.
-fn packages(session: &mut Session<'_>) -> Result<()> {
-    let memwatch = binary::compile(session.repo, Profile::Tested)?;
+fn packages(session: &mut SuiteRun<'_>) -> Result<()> {
+    let memwatch = binary::compile(session.repo, BuildProfile::Tested)?;
     package::check_contents(session.repo, &memwatch)
 }
 
 /// Runs all test programs, even after a failure.
-fn integration_tests(session: &mut Session<'_>) -> Result<()> {
+fn integration_tests(session: &mut SuiteRun<'_>) -> Result<()> {
     let mut first_failure = Ok(());
     for (programs, at_once) in integration::PROGRAMS {
         let mut cargo = integration::cargo_test(session.repo)?;

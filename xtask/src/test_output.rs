@@ -1,6 +1,6 @@
 //! Runs `cargo test` and moves its closing lines to the end of the whole output.
 
-use crate::child::Owned;
+use crate::child::OwnedChild;
 use crate::orphans;
 use crate::run::line;
 use anyhow::{Context as _, Result, bail};
@@ -15,7 +15,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// A failed test in the output of `cargo test`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Failure {
+struct TestFailure {
     /// Name of the test.
     test: String,
     /// Beginning of the reason: location and message of the panic.
@@ -46,11 +46,11 @@ pub(crate) fn run_tests(cargo: &mut Command, closing_lines: &mut String) -> Resu
 /// # Errors
 /// The command cannot be started, fails for another reason than a test, takes longer than
 /// [`AT_MOST`], or leaves a process running.
-fn failures_of(cargo: &mut Command, closing_lines: &mut String) -> Result<Vec<Failure>> {
+fn failures_of(cargo: &mut Command, closing_lines: &mut String) -> Result<Vec<TestFailure>> {
     let (output, input) = std::io::pipe().context("cannot make a pipe")?;
     let errors = input.try_clone().context("cannot share a pipe")?;
     orphans::adopt()?;
-    let mut child = Owned::start_on_terminal(cargo.stdout(input).stderr(errors))?;
+    let mut child = OwnedChild::start_on_terminal(cargo.stdout(input).stderr(errors))?;
     // Our write ends must be closed, or the pipe never ends.
     cargo.stdout(Stdio::null()).stderr(Stdio::null());
     let reader = std::thread::spawn(move || pass_on(BufReader::new(output), &mut std::io::stdout()));
@@ -71,14 +71,14 @@ fn failures_of(cargo: &mut Command, closing_lines: &mut String) -> Result<Vec<Fa
 }
 
 /// Lists each failed test with its reason on lines of their own.
-fn listed(failures: &[Failure]) -> String {
+fn listed(failures: &[TestFailure]) -> String {
     let lines = failures.iter().map(|failure| format!("{}: {}", failure.test, failure.why));
     format!("failed tests: {}\n{}", failures.len(), lines.collect::<Vec<_>>().join("\n"))
 }
 
 /// Copies lines, but holds a `test result:` line back until another line follows. Returns the held
 /// line and the failures.
-fn pass_on(from: impl BufRead, to: &mut impl Write) -> std::io::Result<(String, Vec<Failure>)> {
+fn pass_on(from: impl BufRead, to: &mut impl Write) -> std::io::Result<(String, Vec<TestFailure>)> {
     let mut held = String::new();
     let (mut failures, mut lines_left) = (Vec::new(), 0);
     for text in from.lines() {
@@ -100,12 +100,12 @@ fn pass_on(from: impl BufRead, to: &mut impl Write) -> std::io::Result<(String, 
 
 /// Records a failure: a failed test's output follows a line with its name, and its reason begins
 /// with the panic.
-fn note_failure(text: &str, failures: &mut Vec<Failure>, lines_left: &mut usize) {
+fn note_failure(text: &str, failures: &mut Vec<TestFailure>, lines_left: &mut usize) {
     if let Some(test) = text.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
-        failures.push(Failure { test: test.to_owned(), why: String::new() });
+        failures.push(TestFailure { test: test.to_owned(), why: String::new() });
         *lines_left = 0;
     }
-    let Some(Failure { why, .. }) = failures.last_mut() else { return };
+    let Some(TestFailure { why, .. }) = failures.last_mut() else { return };
     if why.is_empty() && text.contains(" panicked at ") {
         *lines_left = WHY_LINES;
     }
@@ -136,7 +136,7 @@ mod tests {
                       test result: FAILED. 0 passed; 2 failed\n";
         let (held, failures) = pass_on(output.as_bytes(), &mut Vec::new()).unwrap();
         assert_eq!(held, "test result: FAILED. 0 passed; 2 failed\n");
-        let failure = |test: &str, why: &str| Failure { test: test.to_owned(), why: why.to_owned() };
+        let failure = |test: &str, why: &str| TestFailure { test: test.to_owned(), why: why.to_owned() };
         let why = "thread 'a::b' panicked at tests/a.rs:7:5: | left: 1 | right: 2";
         assert_eq!(failures, [failure("a::b", why), failure("c", "")]);
     }

@@ -22,21 +22,21 @@ impl fmt::Display for CapturePlan {
             book: _,
             tolerant: _,
         } = *self;
-        let mut list = List { f, is_begun: false };
+        let mut list = PartList { f, is_begun: false };
         if first != NO_ARGUMENT {
             let bytes = if out_is_16_bytes { 16 } else { 8 };
             list.add(format_args!(
                 "{bytes} bytes {}",
-                Place { argument: first, offset_bytes: 8 * u16::from(first_offset) }
+                PointedMemory { argument: first, offset_bytes: 8 * u16::from(first_offset) }
             ))?;
         }
         if second != NO_ARGUMENT {
             list.add(format_args!(
                 "8 bytes {}",
-                Place { argument: second, offset_bytes: 8 * u16::from(second_offset) }
+                PointedMemory { argument: second, offset_bytes: 8 * u16::from(second_offset) }
             ))?;
         }
-        let place = Place { argument: peek, offset_bytes: peek_offset_bytes };
+        let place = PointedMemory { argument: peek, offset_bytes: peek_offset_bytes };
         let when = if peek_at_return { " at return" } else { "" };
         match peek_words {
             0 => {}
@@ -56,12 +56,12 @@ impl fmt::Display for CapturePlan {
 }
 
 /// Writes parts with semicolons between them.
-struct List<'a, 'b> {
+struct PartList<'a, 'b> {
     f: &'a mut fmt::Formatter<'b>,
     is_begun: bool,
 }
 
-impl List<'_, '_> {
+impl PartList<'_, '_> {
     fn add(&mut self, part: fmt::Arguments<'_>) -> fmt::Result {
         if self.is_begun {
             self.f.write_str("; ")?;
@@ -72,12 +72,12 @@ impl List<'_, '_> {
 }
 
 /// Memory that an argument points to.
-struct Place {
+struct PointedMemory {
     argument: u8,
     offset_bytes: u16,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for PointedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.offset_bytes {
             0 => write!(f, "behind argument {}", self.argument),

@@ -28,7 +28,7 @@ const _: () = {
 
 /// Fields of a record that any version can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Common {
+pub struct CommonFields {
     /// Kind of the record.
     pub kind: RecordKind,
     /// Process id in the initial pid namespace.
@@ -39,7 +39,7 @@ pub struct Common {
     pub time_ns: Option<u64>,
 }
 
-impl Common {
+impl CommonFields {
     /// Reads the common fields; `None` if this version does not know the kind or the record is too
     /// short.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
@@ -82,23 +82,23 @@ mod tests {
             (7, early, None),
             (8, late, None),
         ] {
-            let common = Common::from_bytes(&numbered(kind)).expect("it is long enough");
+            let common = CommonFields::from_bytes(&numbered(kind)).expect("it is long enough");
             assert_eq!((common.kind as u8, common.tgid, common.time_ns), (kind, tgid, time_ns));
         }
         let mut exit = numbered(2);
         exit[1] = 3;
-        assert_eq!(Common::from_bytes(&exit).and_then(|common| common.event), Some(ProcessEvent::Exit));
+        assert_eq!(CommonFields::from_bytes(&exit).and_then(|common| common.event), Some(ProcessEvent::Exit));
     }
 
     #[test]
     fn of_what_is_too_short_or_of_an_unknown_kind_nothing_is_read() {
         for kind in [0, 9, 255] {
-            assert_eq!(Common::from_bytes(&numbered(kind)), None);
+            assert_eq!(CommonFields::from_bytes(&numbered(kind)), None);
         }
-        assert_eq!(Common::from_bytes(&[]), None);
+        assert_eq!(CommonFields::from_bytes(&[]), None);
         for kind in 1..=8 {
-            assert_eq!(Common::from_bytes(&numbered(kind)[..7]), None);
+            assert_eq!(CommonFields::from_bytes(&numbered(kind)[..7]), None);
         }
-        assert_eq!(Common::from_bytes(&numbered(1)[..20]), None);
+        assert_eq!(CommonFields::from_bytes(&numbered(1)[..20]), None);
     }
 }

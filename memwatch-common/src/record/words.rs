@@ -42,9 +42,9 @@ impl RecordKind {
 }
 
 /// Reads native-endian integers off the front of a slice. The caller has checked the length.
-pub(crate) struct Words<'a>(pub(crate) &'a [u8]);
+pub(crate) struct WordReader<'a>(pub(crate) &'a [u8]);
 
-impl<'a> Words<'a> {
+impl<'a> WordReader<'a> {
     pub(super) fn of<const EXPECTED: usize>(bytes: &'a [u8]) -> Result<Self, RecordError> {
         if bytes.len() == EXPECTED {
             Ok(Self(bytes))

@@ -6,10 +6,10 @@
 
 use super::{
     ARGUMENT_BYTES, CONTROLS, Does, FLAG_ARGUMENT_UNREADABLE, FLAG_ASKED_UNREADABLE, FLAG_PARAMS_UNREADABLE,
-    FLAG_WRAPPED, MAGIC, PARAMS_OFFSET, PAYLOAD_BYTES, PLANS, Plan, RmRecord, XFER, class, plan,
+    FLAG_WRAPPED, MAGIC, PARAMS_OFFSET, PAYLOAD_BYTES, PLANS, RmPlan, RmRecord, XFER, class, plan,
 };
-use crate::arming::Group;
-use crate::capture::{Kernel, Thread};
+use crate::arming::ArmGroup;
+use crate::capture::{CaptureKernel, ThreadKey};
 use crate::loss::Loss;
 use crate::record::RecordKind;
 
@@ -47,7 +47,7 @@ pub struct RmInFlight {
     pub params_bytes: u64,
     /// User charged for the entry ([`crate::shares`]); written by the kernel.
     pub owner: u64,
-    /// Number of the probed file's [`Group`].
+    /// Number of the probed file's [`ArmGroup`].
     pub group: u64,
     /// The record, as far as it is known.
     pub record: RmRecord,
@@ -58,8 +58,8 @@ impl RmInFlight {
     /// probe of the file was in place may have returned unseen.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
-    pub fn counts<K: Kernel>(&self, kernel: &K) -> bool {
-        self.stack_pointer != 0 && self.record.entered_ns >= kernel.armed_ns(Group::numbered(self.group as u32))
+    pub fn counts<K: CaptureKernel>(&self, kernel: &K) -> bool {
+        self.stack_pointer != 0 && self.record.entered_ns >= kernel.armed_ns(ArmGroup::numbered(self.group as u32))
     }
 }
 
@@ -95,19 +95,19 @@ pub const NO_IOCTL: RmInFlight = RmInFlight {
     },
 };
 
-/// Kernel functions that this module needs in addition to [`Kernel`].
-pub trait RmKernel: Kernel {
+/// Kernel functions that this module needs in addition to [`CaptureKernel`].
+pub trait RmKernel: CaptureKernel {
     /// Runs `change` on the thread's ioctl in flight, after adding an empty entry if there is none;
     /// `None` if the table is full.
-    fn with_ioctl<R>(&self, thread: Thread, change: impl FnOnce(&mut RmInFlight) -> R) -> Option<R>;
+    fn with_ioctl<R>(&self, thread: ThreadKey, change: impl FnOnce(&mut RmInFlight) -> R) -> Option<R>;
     /// Runs `change` on the thread's ioctl in flight; `None` if the thread has no entry.
-    fn with_existing_ioctl<R>(&self, thread: Thread, change: impl FnOnce(&mut RmInFlight) -> R) -> Option<R>;
+    fn with_existing_ioctl<R>(&self, thread: ThreadKey, change: impl FnOnce(&mut RmInFlight) -> R) -> Option<R>;
     /// Reads memory of the traced process into a payload; `place` is the offset in the payload and
     /// the number of bytes. Returns false and writes zeros if the memory cannot be read.
     fn read_payload(&self, address: u64, payload: &mut [u8; PAYLOAD_BYTES], place: (usize, u64)) -> bool;
     /// Copies the stack of the running thread, if stack copies are on and there is room. Returns
     /// the copy's id, or 0.
-    fn copy_stack(&self, thread: Thread, now_ns: u64) -> u64;
+    fn copy_stack(&self, thread: ThreadKey, now_ns: u64) -> u64;
     /// Sends a record to user space; false if there is no room for it. While the record waits for
     /// room, its `owner` is the user it is charged to.
     fn emit_rm(&self, record: &mut RmRecord) -> bool;
@@ -115,8 +115,8 @@ pub trait RmKernel: Kernel {
 
 /// What is known at entry of a request that is recorded.
 #[derive(Clone, Copy)]
-struct Asked {
-    plan: &'static Plan,
+struct RmRequestPlan {
+    plan: &'static RmPlan,
     argument: u64,
     flags: u8,
     params: u64,
@@ -138,7 +138,7 @@ pub fn on_ioctl<K: RmKernel>(kernel: &K, cookie: u64, (request, argument): (u64,
     let stack = if asked.copies_stack { kernel.copy_stack(thread, entered_ns) } else { 0 };
     let noted = kernel.with_ioctl(thread, |call| {
         call.stack_pointer = stack_pointer;
-        call.group = Group::of_cookie(cookie).of_requests().number().into();
+        call.group = ArmGroup::of_cookie(cookie).of_requests().number().into();
         call.request = request;
         call.given = argument;
         call.argument = asked.argument;
@@ -167,7 +167,7 @@ pub fn on_ioctl<K: RmKernel>(kernel: &K, cookie: u64, (request, argument): (u64,
 /// Whether this entry was reported before (one file probed under two identities). Clears any other
 /// ioctl in flight: its return was not seen.
 #[inline(always)]
-fn is_echo<K: RmKernel>(kernel: &K, thread: Thread, (request, argument, stack_pointer): (u64, u64, u64)) -> bool {
+fn is_echo<K: RmKernel>(kernel: &K, thread: ThreadKey, (request, argument, stack_pointer): (u64, u64, u64)) -> bool {
     let left_behind = kernel.with_existing_ioctl(thread, |call| {
         let counts = call.counts(kernel);
         let same = (call.stack_pointer, call.request, call.given) == (stack_pointer, request, argument);
@@ -188,8 +188,8 @@ fn is_echo<K: RmKernel>(kernel: &K, thread: Thread, (request, argument, stack_po
 
 /// Reads the request; `None` if it is not recorded.
 #[inline(always)]
-fn asked<K: RmKernel>(kernel: &K, tgid: u32, request: u64, argument: u64) -> Option<Asked> {
-    let request = Request::of(request)?;
+fn asked<K: RmKernel>(kernel: &K, tgid: u32, request: u64, argument: u64) -> Option<RmRequestPlan> {
+    let request = RmRequestNumber::of(request)?;
     if request.size != XFER_BYTES || request.nr != u32::from(XFER) {
         return planned(kernel, tgid, request, (argument, 0));
     }
@@ -203,19 +203,19 @@ fn asked<K: RmKernel>(kernel: &K, tgid: u32, request: u64, argument: u64) -> Opt
         lose_unknown_layout(kernel, tgid, nr);
         return None;
     };
-    planned(kernel, tgid, Request { nr, size, is_plain: false }, (wrapping[1], FLAG_WRAPPED))
+    planned(kernel, tgid, RmRequestNumber { nr, size, is_plain: false }, (wrapping[1], FLAG_WRAPPED))
 }
 
 /// An ioctl request, by the fields that the driver distinguishes.
 #[derive(Clone, Copy)]
-struct Request {
+struct RmRequestNumber {
     nr: u32,
     size: u16,
     /// A request of UVM, which is a plain number.
     is_plain: bool,
 }
 
-impl Request {
+impl RmRequestNumber {
     /// Splits a request; `None` if it belongs to another driver. A request is 32 bits wide:
     /// direction 2, size 14, type 8, number 8 (`asm-generic/ioctl.h`).
     #[inline(always)]
@@ -231,7 +231,12 @@ impl Request {
 }
 
 #[inline(always)]
-fn planned<K: RmKernel>(kernel: &K, tgid: u32, request: Request, (argument, flags): (u64, u8)) -> Option<Asked> {
+fn planned<K: RmKernel>(
+    kernel: &K,
+    tgid: u32,
+    request: RmRequestNumber,
+    (argument, flags): (u64, u8),
+) -> Option<RmRequestPlan> {
     let found = u8::try_from(request.nr).ok().and_then(|nr| plan(nr, request.size));
     let Some(plan) = found.filter(|plan| (plan.size == 0) == request.is_plain) else {
         if !request.is_plain {
@@ -239,7 +244,8 @@ fn planned<K: RmKernel>(kernel: &K, tgid: u32, request: Request, (argument, flag
         }
         return None;
     };
-    let mut asked = Asked { plan, argument, flags, params: 0, params_bytes: 0, asked_bytes: 0, copies_stack: false };
+    let mut asked =
+        RmRequestPlan { plan, argument, flags, params: 0, params_bytes: 0, asked_bytes: 0, copies_stack: false };
     if !matches!(plan.does, Does::Alloc | Does::Control) {
         return Some(asked);
     }
@@ -252,7 +258,7 @@ fn planned<K: RmKernel>(kernel: &K, tgid: u32, request: Request, (argument, flag
         return Some(asked);
     }
     let (command, class) = halves(words[1]);
-    let kept = Kept::of(plan.does, command, class)?;
+    let kept = RecordedParams::of(plan.does, command, class)?;
     asked.params = words[2];
     asked.params_bytes = kept.params_bytes;
     asked.copies_stack = kept.is_memory && class == VIDEO_MEMORY;
@@ -268,12 +274,12 @@ fn planned<K: RmKernel>(kernel: &K, tgid: u32, request: Request, (argument, flag
 
 /// What to record of an allocation or control.
 #[derive(Clone, Copy)]
-struct Kept {
+struct RecordedParams {
     params_bytes: u64,
     is_memory: bool,
 }
 
-impl Kept {
+impl RecordedParams {
     /// Selects by the word at 8 for a control, and by the word at 12 for an allocation.
     #[inline(always)]
     fn of(does: Does, command: u32, number: u32) -> Option<Self> {
@@ -297,7 +303,7 @@ fn lose_unknown_layout<K: RmKernel>(kernel: &K, tgid: u32, nr: u32) {
 /// Returns the probe id and entry time of the innermost driver call that the thread is in; zeros
 /// for none. The stack grows down.
 #[inline(always)]
-fn innermost<K: RmKernel>(kernel: &K, thread: Thread, stack_pointer: u64) -> (u16, u64) {
+fn innermost<K: RmKernel>(kernel: &K, thread: ThreadKey, stack_pointer: u64) -> (u16, u64) {
     let found = kernel.with_existing_in_flight(thread, |calls| {
         let mut innermost = (0, 0);
         for frame in &calls.frames {
@@ -365,7 +371,9 @@ fn read_answer<K: RmKernel>(kernel: &K, call: &mut RmInFlight) -> bool {
     if *params_bytes == UNKNOWN {
         let is_control = call.does == Does::Control as u64;
         let does = if is_control { Does::Control } else { Does::Alloc };
-        let Some(kept) = Kept::of(does, word(&record.payload, 8), word(&record.payload, 12)) else { return false };
+        let Some(kept) = RecordedParams::of(does, word(&record.payload, 8), word(&record.payload, 12)) else {
+            return false;
+        };
         *params_bytes = kept.params_bytes;
         let (low, high) = (word(&record.payload, 16), word(&record.payload, 20));
         *params = u64::from(low) | u64::from(high) << 32;

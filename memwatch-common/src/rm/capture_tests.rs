@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use super::{NO_IOCTL, RmInFlight, RmKernel, on_ioctl, on_ioctl_return};
 use crate::capture::tests::{FakeKernel, STACK, THREAD};
-use crate::capture::{Thread, on_enter, on_return};
+use crate::capture::{ThreadKey, on_enter, on_return};
 use crate::loss::Loss;
 use crate::plan::CapturePlan;
 use crate::rm::{
@@ -18,13 +18,13 @@ const PARAMS: u64 = 0x2000;
 const CLIENT: u64 = 0xc1d0_0001;
 
 impl RmKernel for FakeKernel {
-    fn with_ioctl<R>(&self, thread: Thread, change: impl FnOnce(&mut RmInFlight) -> R) -> Option<R> {
+    fn with_ioctl<R>(&self, thread: ThreadKey, change: impl FnOnce(&mut RmInFlight) -> R) -> Option<R> {
         if self.in_flight_full.get() {
             return None;
         }
         Some(change(self.ioctls.borrow_mut().entry(thread.tid).or_insert(NO_IOCTL)))
     }
-    fn with_existing_ioctl<R>(&self, thread: Thread, change: impl FnOnce(&mut RmInFlight) -> R) -> Option<R> {
+    fn with_existing_ioctl<R>(&self, thread: ThreadKey, change: impl FnOnce(&mut RmInFlight) -> R) -> Option<R> {
         self.ioctls.borrow_mut().get_mut(&thread.tid).map(change)
     }
     fn read_payload(&self, address: u64, payload: &mut [u8; PAYLOAD_BYTES], (at, bytes): (usize, u64)) -> bool {
@@ -35,7 +35,7 @@ impl RmKernel for FakeKernel {
         payload[at..].iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
         true
     }
-    fn copy_stack(&self, thread: Thread, _: u64) -> u64 {
+    fn copy_stack(&self, thread: ThreadKey, _: u64) -> u64 {
         assert_eq!(thread, THREAD);
         self.stacks_copied.set(self.stacks_copied.get() + 1);
         0x57ac + self.stacks_copied.get()

@@ -31,7 +31,7 @@ pub enum Does {
 
 /// Location of a request's status; status 0 is success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum RmStatusOffset {
     /// Status at this offset.
     At(u8),
     /// Status at one of these offsets, depending on the kernel driver's version: success needs zero
@@ -43,7 +43,7 @@ pub enum Status {
 
 /// A request that is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct RmPlan {
     /// `_IOC_NR`, or UVM's whole request.
     pub nr: u8,
     /// `_IOC_SIZE`; 0 for UVM, which encodes no size.
@@ -53,32 +53,32 @@ pub struct Plan {
     /// Number of bytes of the argument that are read at return, from its beginning.
     pub argument_bytes: u8,
     /// Location of the status.
-    pub status: Status,
+    pub status: RmStatusOffset,
 }
 
-const fn row(nr: u8, size: u16, does: Does, argument_bytes: u8, status: Status) -> Plan {
-    Plan { nr, size, does, argument_bytes, status }
+const fn row(nr: u8, size: u16, does: Does, argument_bytes: u8, status: RmStatusOffset) -> RmPlan {
+    RmPlan { nr, size, does, argument_bytes, status }
 }
 
 /// All requests that are recorded. A request of the driver with one of these numbers and another
 /// size has an unknown layout.
-pub const PLANS: &[Plan] = &[
+pub const PLANS: &[RmPlan] = &[
     // 535 and later; 525 and 530 (status 36) or 515 and 520 (status 32); NVOS21.
-    row(0x2b, 48, Does::Alloc, 48, Status::At(40)),
-    row(0x2b, 40, Does::Alloc, 40, Status::OneOf(32, 36)),
-    row(0x2b, 32, Does::Alloc, 32, Status::OneOf(24, 28)),
-    row(0x29, 16, Does::Free, 16, Status::At(12)),
-    row(0x27, 56, Does::AllocMemory, 56, Status::At(40)),
-    row(0x4a, 184, Does::Heap, 152, Status::At(20)),
-    row(0x34, 28, Does::Dup, 28, Status::At(24)),
-    row(0x2a, 32, Does::Control, 32, Status::At(28)),
-    row(33, 0, Does::Map, 24, Status::None),
-    row(34, 0, Does::Unmap, 16, Status::None),
-    row(66, 0, Does::Unmap, 16, Status::None),
+    row(0x2b, 48, Does::Alloc, 48, RmStatusOffset::At(40)),
+    row(0x2b, 40, Does::Alloc, 40, RmStatusOffset::OneOf(32, 36)),
+    row(0x2b, 32, Does::Alloc, 32, RmStatusOffset::OneOf(24, 28)),
+    row(0x29, 16, Does::Free, 16, RmStatusOffset::At(12)),
+    row(0x27, 56, Does::AllocMemory, 56, RmStatusOffset::At(40)),
+    row(0x4a, 184, Does::Heap, 152, RmStatusOffset::At(20)),
+    row(0x34, 28, Does::Dup, 28, RmStatusOffset::At(24)),
+    row(0x2a, 32, Does::Control, 32, RmStatusOffset::At(28)),
+    row(33, 0, Does::Map, 24, RmStatusOffset::None),
+    row(34, 0, Does::Unmap, 16, RmStatusOffset::None),
+    row(66, 0, Does::Unmap, 16, RmStatusOffset::None),
 ];
 
 /// Returns the plan of a request; `None` if it is not recorded.
-pub fn plan(nr: u8, size: u16) -> Option<&'static Plan> {
+pub fn plan(nr: u8, size: u16) -> Option<&'static RmPlan> {
     PLANS.iter().find(|plan| plan.nr == nr && plan.size == size)
 }
 
@@ -88,7 +88,7 @@ pub const CONTROLS: &[(u32, u8)] = &[(0x2080_014a, 56), (0x205, 32)];
 
 /// An object class that is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Class {
+pub struct RmClass {
     /// Number of the class.
     pub number: u32,
     /// Number of bytes of its parameters that are read at return; 0 for none.
@@ -98,12 +98,12 @@ pub struct Class {
     pub is_memory: bool,
 }
 
-const fn of(number: u32, params_bytes: u8, is_memory: bool) -> Class {
-    Class { number, params_bytes, is_memory }
+const fn of(number: u32, params_bytes: u8, is_memory: bool) -> RmClass {
+    RmClass { number, params_bytes, is_memory }
 }
 
 /// All classes that are recorded.
-pub const CLASSES: &[Class] = &[
+pub const CLASSES: &[RmClass] = &[
     // The client itself.
     of(0x0, 0, false),
     of(0x1, 0, false),
@@ -131,13 +131,13 @@ pub const CLASSES: &[Class] = &[
 ];
 
 /// Returns the entry of a class; `None` if it is not recorded.
-pub fn class(number: u32) -> Option<&'static Class> {
+pub fn class(number: u32) -> Option<&'static RmClass> {
     CLASSES.iter().find(|class| class.number == number)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{CLASSES, CONTROLS, Does, PLANS, Status, class, plan};
+    use super::{CLASSES, CONTROLS, Does, PLANS, RmStatusOffset, class, plan};
     use crate::rm::{ARGUMENT_BYTES, PARAMS_BYTES, SHORT_ARGUMENT_BYTES};
 
     #[test]
@@ -146,8 +146,8 @@ mod tests {
             let most = if plan.does == Does::Heap { ARGUMENT_BYTES } else { SHORT_ARGUMENT_BYTES };
             assert!(usize::from(plan.argument_bytes) <= most, "{plan:?}");
             let last = match plan.status {
-                Status::At(at) | Status::OneOf(_, at) => at + 4,
-                Status::None => 0,
+                RmStatusOffset::At(at) | RmStatusOffset::OneOf(_, at) => at + 4,
+                RmStatusOffset::None => 0,
             };
             assert!(last <= plan.argument_bytes, "{plan:?}");
         }

@@ -13,7 +13,7 @@ const RESERVED: u64 = 1 << 19;
 /// How the name of an event is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Text {
+pub enum EventName {
     /// The event has no name.
     None = 0,
     /// Argument 0 is a C string.
@@ -36,7 +36,7 @@ pub enum Text {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorPlan {
     /// How the name is read.
-    pub text: Text,
+    pub text: EventName,
     /// Copies the two words above the return address.
     pub stack_words: bool,
     /// Copies two words at this offset in bytes into the struct that this argument points to.
@@ -46,7 +46,7 @@ pub struct TensorPlan {
     /// Argument 0 is a code object that goes away: stacks that contain it are sent again.
     pub forgets: bool,
     /// Role of the event in reading the allocator's own statistics.
-    pub statistics: Statistics,
+    pub statistics: StatisticsRole,
     /// The peeked argument points to a `tls_index` of the C library, which names a thread-local
     /// variable. The first word is copied from this thread's variable, at the peek offset into it.
     pub thread_variable: bool,
@@ -71,9 +71,9 @@ pub enum BlockPlan {
     /// and 0.
     Granted {
         /// Register with the allocator's address.
-        allocator: Held,
+        allocator: HoldingRegister,
         /// Register with the block's address.
-        block: Held,
+        block: HoldingRegister,
         /// Offset into the block, in bytes.
         offset_bytes: u16,
     },
@@ -82,7 +82,7 @@ pub enum BlockPlan {
     /// read.
     GivenBack {
         /// Register with the allocator's address.
-        allocator: Held,
+        allocator: HoldingRegister,
         /// Offset into the allocator, in bytes.
         offset_bytes: u16,
     },
@@ -97,7 +97,7 @@ pub enum BlockPlan {
     /// become those of `AddTraceMe` with [`TensorPlan::counters`].
     ChunkGranted {
         /// Register with the arena's address.
-        allocator: Held,
+        allocator: HoldingRegister,
         /// Location of the arena's counters.
         counters: CounterPlan,
     },
@@ -113,9 +113,9 @@ pub enum BlockPlan {
     /// [`BlockPlan::ChunkFreed`].
     Reserved {
         /// Register with the arena's address.
-        allocator: Held,
+        allocator: HoldingRegister,
         /// Register with the node's address.
-        node: Held,
+        node: HoldingRegister,
         /// Location of the arena's counters; the peak is word 6 or 7.
         counters: CounterPlan,
         /// The arena reserved memory, rather than giving it back.
@@ -187,7 +187,7 @@ pub const PRIVATE_POOL: u64 = 1 << 16;
 /// Register that holds an address which was loaded before the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Held {
+pub enum HoldingRegister {
     /// `rax`.
     Rax = 0,
     /// `rbx`.
@@ -204,7 +204,7 @@ pub enum Held {
     R15 = 6,
 }
 
-impl Held {
+impl HoldingRegister {
     #[inline(always)]
     const fn of_number(number: u64) -> Self {
         match number & 7 {
@@ -222,16 +222,18 @@ impl Held {
 impl BlockPlan {
     const fn bits(self) -> u64 {
         let (kind, allocator, block, offset_bytes) = match self {
-            Self::None => (0, Held::Rax, 0, 0),
+            Self::None => (0, HoldingRegister::Rax, 0, 0),
             Self::Granted { allocator, block, offset_bytes } => (1, allocator, block as u64, offset_bytes),
             Self::GivenBack { allocator, offset_bytes } => (2, allocator, 0, offset_bytes),
-            Self::Completed { offset_bytes } => (3, Held::Rax, 0, offset_bytes),
+            Self::Completed { offset_bytes } => (3, HoldingRegister::Rax, 0, offset_bytes),
             Self::ChunkGranted { allocator, counters } => {
                 (4, allocator, counters.peak_word as u64 & 7, counters.offset_bytes)
             }
-            Self::ChunkFreed { counters } => (5, Held::Rax, counters.peak_word as u64 & 7, counters.offset_bytes),
-            Self::BufferMade => (6, Held::Rax, 0, 0),
-            Self::BufferTensor { name_bytes } => (6, Held::Rbx, 0, name_bytes),
+            Self::ChunkFreed { counters } => {
+                (5, HoldingRegister::Rax, counters.peak_word as u64 & 7, counters.offset_bytes)
+            }
+            Self::BufferMade => (6, HoldingRegister::Rax, 0, 0),
+            Self::BufferTensor { name_bytes } => (6, HoldingRegister::Rbx, 0, name_bytes),
             Self::Reserved { allocator, node, counters, is_grant } => {
                 return RESERVED
                     | is_grant as u64
@@ -254,7 +256,7 @@ impl BlockPlan {
 
     #[inline(always)]
     const fn of_bits(bits: u64) -> Self {
-        let (allocator, block) = (Held::of_number(bits >> 2), Held::of_number(bits >> 5));
+        let (allocator, block) = (HoldingRegister::of_number(bits >> 2), HoldingRegister::of_number(bits >> 5));
         let offset_bytes = (bits >> 8 & 0x1FF) as u16 * 8;
         if bits & RESERVED != 0 {
             let counters = CounterPlan { offset_bytes, peak_word: 6 | (bits >> 1 & 1) as u8 };
@@ -267,7 +269,7 @@ impl BlockPlan {
             3 => Self::Completed { offset_bytes },
             4 => Self::ChunkGranted { allocator, counters },
             5 => Self::ChunkFreed { counters },
-            6 if matches!(allocator, Held::Rax) => Self::BufferMade,
+            6 if matches!(allocator, HoldingRegister::Rax) => Self::BufferMade,
             6 => Self::BufferTensor { name_bytes: offset_bytes },
             7 => Self::Pool(PoolPlan::of_bits(bits >> 5 & 7 | (bits >> 2 & 1) << 3, offset_bytes)),
             _ => Self::None,
@@ -304,7 +306,7 @@ impl BlockPlan {
 /// Role of an event in reading the allocator's own statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Statistics {
+pub enum StatisticsRole {
     /// None.
     None = 0,
     /// Argument 0 is the allocator of this thread's next [`Self::Offered`] event.
@@ -341,12 +343,12 @@ impl TensorPlan {
     /// Copies the registers only.
     pub const fn registers() -> Self {
         Self {
-            text: Text::None,
+            text: EventName::None,
             stack_words: false,
             peek: None,
             stack: Walk::Never,
             forgets: false,
-            statistics: Statistics::None,
+            statistics: StatisticsRole::None,
             thread_variable: false,
             counters: false,
             block: BlockPlan::None,
@@ -398,7 +400,7 @@ impl TensorPlan {
         self.block(BlockPlan::BufferTensor { name_bytes })
     }
 
-    pub(super) const fn text(mut self, text: Text) -> Self {
+    pub(super) const fn text(mut self, text: EventName) -> Self {
         self.text = text;
         self
     }
@@ -428,7 +430,7 @@ impl TensorPlan {
         self
     }
 
-    pub(super) const fn statistics(mut self, statistics: Statistics) -> Self {
+    pub(super) const fn statistics(mut self, statistics: StatisticsRole) -> Self {
         self.statistics = statistics;
         self
     }
@@ -460,10 +462,10 @@ impl TensorPlan {
     #[expect(clippy::cast_possible_truncation, reason = "every field is masked to its width")]
     pub const fn from_cookie(cookie: u64) -> (u16, Self, bool) {
         let text = match (cookie >> 16) & 3 {
-            1 => Text::Argument0,
-            2 => Text::StringInArgument1,
-            3 => Text::ValueInArgument3,
-            _ => Text::None,
+            1 => EventName::Argument0,
+            2 => EventName::StringInArgument1,
+            3 => EventName::ValueInArgument3,
+            _ => EventName::None,
         };
         let stack = match (cookie >> 32) & 3 {
             1 => Walk::Always,
@@ -472,9 +474,9 @@ impl TensorPlan {
             _ => Walk::Never,
         };
         let statistics = match (cookie >> 35) & 3 {
-            1 => Statistics::Announced,
-            2 => Statistics::Offered,
-            _ => Statistics::None,
+            1 => StatisticsRole::Announced,
+            2 => StatisticsRole::Offered,
+            _ => StatisticsRole::None,
         };
         let peek = match (cookie >> 19) & 7 {
             0 => None,

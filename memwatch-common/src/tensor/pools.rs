@@ -5,7 +5,7 @@
 
 use super::plan::{BlockPlan, TensorPlan, Walk};
 use super::pool_plan::{PoolPlan, PoolShape};
-use super::table::{FrameworkLibrary, Point, Purpose, TensorMeaning, TensorProbe};
+use super::table::{FrameworkLibrary, ProbePoint, Purpose, TensorMeaning, TensorProbe};
 
 /// Placeholder in a symbol for the namespace with the library's version, which may be absent:
 /// `10_RMM_26_10` in `_ZN3rmm10_RMM_26_10…`.
@@ -73,7 +73,7 @@ const fn ending(ending: &'static str, mut probe: TensorProbe) -> TensorProbe {
 }
 
 const fn at_answers(mut probe: TensorProbe) -> TensorProbe {
-    probe.point = Point::Answers;
+    probe.point = ProbePoint::Answers;
     probe
 }
 
@@ -85,5 +85,5 @@ const fn row(
     plan: TensorPlan,
 ) -> TensorProbe {
     let purpose = Purpose::Pools;
-    TensorProbe { id, library, symbol, ending: "", point: Point::Entry, plan, meaning, purpose }
+    TensorProbe { id, library, symbol, ending: "", point: ProbePoint::Entry, plan, meaning, purpose }
 }

@@ -4,9 +4,9 @@
 //! registers were checked in the wheels of PyTorch 2.1.2, 2.4.1, 2.6.0, 2.8.0 and 2.15.0 for
 //! x86-64.
 
-use super::plan::{BlockPlan, Statistics, TensorPlan, Text, Walk};
+use super::plan::{BlockPlan, EventName, StatisticsRole, TensorPlan, Walk};
 use super::pools::ROWS as POOLS;
-use super::table::{FrameworkLibrary, Point, Purpose, TensorMeaning, TensorProbe};
+use super::table::{FrameworkLibrary, ProbePoint, Purpose, TensorMeaning, TensorProbe};
 
 const fn row(
     id: u16,
@@ -15,7 +15,7 @@ const fn row(
     meaning: TensorMeaning,
     plan: TensorPlan,
 ) -> TensorProbe {
-    TensorProbe { id, library, symbol, ending: "", point: Point::Entry, plan, meaning, purpose }
+    TensorProbe { id, library, symbol, ending: "", point: ProbePoint::Entry, plan, meaning, purpose }
 }
 
 /// `tsl::BFCAllocator::AddTraceMe`: called for every chunk that an arena grants or takes back.
@@ -48,7 +48,7 @@ const EXECUTIONS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::Xla, Purpose:
 const SCRATCH: (FrameworkLibrary, Purpose) = (FrameworkLibrary::GgmlCuda, Purpose::Buffers);
 const ONNX: (FrameworkLibrary, Purpose) = (FrameworkLibrary::OnnxRuntime, Purpose::Arena);
 
-const fn at(point: Point, mut probe: TensorProbe) -> TensorProbe {
+const fn at(point: ProbePoint, mut probe: TensorProbe) -> TensorProbe {
     probe.point = point;
     probe
 }
@@ -80,28 +80,28 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
         REPORTS,
         "_ZN3c1027reportMemoryUsageToProfilerE",
         TensorMeaning::Reported,
-        REGISTERS.walk(Walk::Grants).statistics(Statistics::Offered),
+        REGISTERS.walk(Walk::Grants).statistics(StatisticsRole::Offered),
     ),
     row(
         2,
         FAILURES,
         "_ZN3c1027reportOutOfMemoryToProfilerE",
         TensorMeaning::ReportedOutOfMemory,
-        REGISTERS.walk(Walk::Always).statistics(Statistics::Offered),
+        REGISTERS.walk(Walk::Always).statistics(StatisticsRole::Offered),
     ),
     row(
         3,
         TRACE,
         device_allocator!("12record_traceE"),
         TensorMeaning::Traced,
-        REGISTERS.stack_words().statistics(Statistics::Announced),
+        REGISTERS.stack_words().statistics(StatisticsRole::Announced),
     ),
     row(
         4,
         UNTIL_TRACE,
         device_allocator!("6mallocE"),
         TensorMeaning::Requested,
-        REGISTERS.statistics(Statistics::Announced),
+        REGISTERS.statistics(StatisticsRole::Announced),
     ),
     row(5, ALLOCATOR, device_allocator!("11alloc_blockE"), TensorMeaning::SegmentWanted, REGISTERS),
     row(6, ALLOCATOR, device_allocator!("27synchronize_and_free_eventsE"), TensorMeaning::Synchronized, REGISTERS),
@@ -110,7 +110,7 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
         WITHOUT_TRACE,
         device_allocator!("10free_blockE"),
         TensorMeaning::BlockFreed,
-        REGISTERS.peek(1, 0x48).statistics(Statistics::Announced),
+        REGISTERS.peek(1, 0x48).statistics(StatisticsRole::Announced),
     ),
     row(
         8,
@@ -127,28 +127,28 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
         REGISTERS,
     ),
     at(
-        Point::Calls,
+        ProbePoint::Calls,
         row(
             10,
             CALLS,
             "_ZN3c1027reportMemoryUsageToProfilerE",
             TensorMeaning::Granted,
-            REGISTERS.walk(Walk::Grants).statistics(Statistics::Offered),
+            REGISTERS.walk(Walk::Grants).statistics(StatisticsRole::Offered),
         ),
     ),
     at(
-        Point::Calls,
+        ProbePoint::Calls,
         row(
             11,
             CALLS,
             "_ZN3c1027reportMemoryUsageToProfilerE",
             TensorMeaning::GivenBack,
-            REGISTERS.statistics(Statistics::Offered),
+            REGISTERS.statistics(StatisticsRole::Offered),
         ),
     ),
-    at(Point::Calls, row(12, CALLS, device_allocator!("10free_blockE"), TensorMeaning::Completed, REGISTERS)),
+    at(ProbePoint::Calls, row(12, CALLS, device_allocator!("10free_blockE"), TensorMeaning::Completed, REGISTERS)),
     at(
-        Point::Calls,
+        ProbePoint::Calls,
         row(13, CALLS, device_allocator!("12record_traceE"), TensorMeaning::TracedRarely, REGISTERS.stack_words()),
     ),
     row(
@@ -156,7 +156,7 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
         STAGES,
         "_ZN5torch8autograd8profiler25record_function_enter_newE",
         TensorMeaning::RangeBegins,
-        REGISTERS.text(Text::StringInArgument1),
+        REGISTERS.text(EventName::StringInArgument1),
     ),
     row(21, STAGES, "_ZN5torch8autograd8profilerL24record_function_exit_newE", TensorMeaning::RangeEnds, REGISTERS),
     row(
@@ -167,7 +167,7 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
         REGISTERS.peek(2, 16),
     ),
     at(
-        Point::Count,
+        ProbePoint::Count,
         row(
             23,
             LAYERS,
@@ -179,15 +179,15 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
     row(24, GRAPHS, "_ZN2at4cuda9CUDAGraph13capture_beginE", TensorMeaning::CaptureBegins, REGISTERS),
     row(25, GRAPHS, "_ZN2at4cuda9CUDAGraph11capture_endE", TensorMeaning::CaptureEnds, REGISTERS),
     row(28, GRAPHS, "_ZN2at4cuda9CUDAGraph15capture_end_preE", TensorMeaning::CaptureEnds, REGISTERS),
-    row(26, NVTX, "nvtxRangePushA", TensorMeaning::NvtxPush, REGISTERS.text(Text::Argument0)),
+    row(26, NVTX, "nvtxRangePushA", TensorMeaning::NvtxPush, REGISTERS.text(EventName::Argument0)),
     row(27, NVTX, "nvtxRangePop", TensorMeaning::NvtxPop, REGISTERS),
     arena(60, FrameworkLibrary::Xla),
     arena(61, FrameworkLibrary::TensorFlow),
     // Probed at the place of row 61, once the location of the name in this build is known. JAX has
     // no operator names.
     row(85, OPERATORS, "", TensorMeaning::ChunkNamed, REGISTERS),
-    at(Point::Calls, row(62, ONNX, "", TensorMeaning::ArenaChunk, REGISTERS.walk(Walk::Chunks))),
-    at(Point::Calls, row(63, ONNX, "", TensorMeaning::ArenaChunkFreed, REGISTERS)),
+    at(ProbePoint::Calls, row(62, ONNX, "", TensorMeaning::ArenaChunk, REGISTERS.walk(Walk::Chunks))),
+    at(ProbePoint::Calls, row(63, ONNX, "", TensorMeaning::ArenaChunkFreed, REGISTERS)),
     ggml(
         64,
         "ggml_backend_buffer_init",
@@ -202,15 +202,15 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
         TensorMeaning::BufferTensor,
         REGISTERS.block(BlockPlan::BufferTensor { name_bytes: 0 }),
     ),
-    at(Point::Calls, row(86, SCRATCH, "", TensorMeaning::ScratchGrows, REGISTERS.peek(2, 0).walk(Walk::Grants))),
-    at(Point::Calls, row(87, SCRATCH, "", TensorMeaning::ScratchGoes, REGISTERS)),
+    at(ProbePoint::Calls, row(86, SCRATCH, "", TensorMeaning::ScratchGrows, REGISTERS.peek(2, 0).walk(Walk::Grants))),
+    at(ProbePoint::Calls, row(87, SCRATCH, "", TensorMeaning::ScratchGoes, REGISTERS)),
     // Around each execution of a compiled function; exists in JAX 0.12.
     row(
         83,
         EXECUTIONS,
         "_ZN3tsl21ScopedAllocationTraceC1E",
         TensorMeaning::RangeBegins,
-        REGISTERS.text(Text::ValueInArgument3),
+        REGISTERS.text(EventName::ValueInArgument3),
     ),
     row(84, EXECUTIONS, "_ZN3tsl21ScopedAllocationTraceD1E", TensorMeaning::RangeEnds, REGISTERS),
     arena_fails(80, FrameworkLibrary::Xla),
@@ -238,9 +238,9 @@ pub fn tensor_probe(id: u16) -> Option<&'static TensorProbe> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::{BlockPlan, CounterPlan, Held};
+    use super::super::plan::{BlockPlan, CounterPlan, HoldingRegister};
     use super::super::pool_plan::{PoolPlan, PoolShape};
-    use super::{Point, TENSOR_PROBES, TensorPlan, Walk};
+    use super::{ProbePoint, TENSOR_PROBES, TensorPlan, Walk};
 
     #[test]
     fn every_row_survives_its_cookie() {
@@ -252,15 +252,20 @@ mod tests {
                 );
             }
         }
-        let (allocator, block) = (Held::R13, Held::R15);
+        let (allocator, block) = (HoldingRegister::R13, HoldingRegister::R15);
         let counters = CounterPlan { offset_bytes: 0x560, peak_word: 7 };
         for block in [
-            BlockPlan::ChunkGranted { allocator: Held::Rbx, counters },
+            BlockPlan::ChunkGranted { allocator: HoldingRegister::Rbx, counters },
             BlockPlan::ChunkFreed { counters: CounterPlan { peak_word: 6, ..counters } },
-            BlockPlan::Reserved { allocator: Held::Rbp, node: Held::Rbx, counters, is_grant: false },
             BlockPlan::Reserved {
-                allocator: Held::R15,
-                node: Held::Rax,
+                allocator: HoldingRegister::Rbp,
+                node: HoldingRegister::Rbx,
+                counters,
+                is_grant: false,
+            },
+            BlockPlan::Reserved {
+                allocator: HoldingRegister::R15,
+                node: HoldingRegister::Rax,
                 counters: CounterPlan { peak_word: 6, ..counters },
                 is_grant: true,
             },
@@ -277,7 +282,7 @@ mod tests {
             assert_eq!(TensorPlan::from_cookie(cookie), (10, at_call, false));
             assert!(BlockPlan::of_cookie(cookie) == block && BlockPlan::is_in(cookie));
         }
-        let reserved = BlockPlan::Reserved { allocator, node: Held::R14, counters, is_grant: true };
+        let reserved = BlockPlan::Reserved { allocator, node: HoldingRegister::R14, counters, is_grant: true };
         let cookie = TensorPlan::registers().walk(Walk::Chunks).at_call(reserved).cookie(62, false);
         assert!(!BlockPlan::names_allocator_in(cookie));
         assert!(!BlockPlan::is_in(TensorPlan::registers().cookie(10, true)));
@@ -293,7 +298,7 @@ mod tests {
     fn ids_are_unique_and_a_return_has_nothing_to_read_from_registers() {
         for (index, probe) in TENSOR_PROBES.iter().enumerate() {
             assert!(TENSOR_PROBES[..index].iter().all(|other| other.id != probe.id), "{}", probe.symbol);
-            if probe.point == Point::Count {
+            if probe.point == ProbePoint::Count {
                 let plan = TensorPlan { stack: Walk::Never, ..probe.plan };
                 assert_eq!(plan, TensorPlan::registers(), "{}", probe.symbol);
                 assert!(probe.plan.stack != Walk::Grants, "{}", probe.symbol);
@@ -303,10 +308,12 @@ mod tests {
 
     #[test]
     fn blocks_and_reported_chunks_have_a_program_of_their_own() {
-        let block = BlockPlan::Granted { allocator: Held::Rbx, block: Held::R12, offset_bytes: 0x48 };
+        let block =
+            BlockPlan::Granted { allocator: HoldingRegister::Rbx, block: HoldingRegister::R12, offset_bytes: 0x48 };
         let of_events = [
             TensorPlan::registers().walk(Walk::Grants).at_call(block),
-            TensorPlan::registers().at_call(BlockPlan::GivenBack { allocator: Held::Rbx, offset_bytes: 0x208 }),
+            TensorPlan::registers()
+                .at_call(BlockPlan::GivenBack { allocator: HoldingRegister::Rbx, offset_bytes: 0x208 }),
             TensorPlan::registers().at_call(BlockPlan::Completed { offset_bytes: 0x48 }),
             TensorPlan::registers().walk(Walk::Chunks).counters_at(0x50),
         ];

@@ -78,7 +78,7 @@ pub enum Purpose {
 
 /// Where in a function a row is probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Point {
+pub enum ProbePoint {
     /// On the function's entry.
     Entry,
     /// On the instructions that call the function, or right behind such a call. The callers' code
@@ -281,7 +281,7 @@ pub struct TensorProbe {
     /// End of its mangled name, if other symbols have the same beginning.
     pub ending: &'static str,
     /// Where in the function it is probed.
-    pub point: Point,
+    pub point: ProbePoint,
     /// What to capture.
     pub plan: TensorPlan,
     /// What the captured words mean.

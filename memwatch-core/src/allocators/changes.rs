@@ -1,14 +1,14 @@
 //! Applies block changes to the sums by call site, with the totals of the device at that moment.
 
 use super::framework::FrameworkAllocator;
-use super::places::Refusal;
+use super::places::RefusedBlock;
 use super::threads::Attribution;
-use super::{BlockChange, Reported, TensorLedger};
+use super::{BlockChange, ReportedTotals, TensorLedger};
 use crate::decode::{TensorChange, TensorEvent};
 use crate::words::Ordinal;
 
 /// A device, the bytes allocated on it before the event, and its totals after.
-type Now = (Ordinal, u64, Reported);
+type Now = (Ordinal, u64, ReportedTotals);
 
 impl<A: FrameworkAllocator> TensorLedger<A> {
     /// Applies a block change caused by an event.
@@ -51,7 +51,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             }
             BlockChange::Refused { ordinal, wanted_bytes } => {
                 let whose = self.threads.attribute(event.tid, event.stack);
-                self.places.refuse(Refusal { ordinal, wanted_bytes, time_ns: event.time_ns, whose });
+                self.places.refuse(RefusedBlock { ordinal, wanted_bytes, time_ns: event.time_ns, whose });
             }
         }
     }
@@ -82,6 +82,6 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         let allocated_bytes = allocated_bytes.saturating_add(beside_bytes);
         let reserved_bytes = reserved_bytes.saturating_add(beside_reserved_bytes);
         let before_bytes = allocated_bytes.saturating_add_signed(block_bytes.saturating_neg());
-        Some((ordinal, before_bytes, Reported { allocated_bytes, reserved_bytes, time_ns: event.time_ns }))
+        Some((ordinal, before_bytes, ReportedTotals { allocated_bytes, reserved_bytes, time_ns: event.time_ns }))
     }
 }

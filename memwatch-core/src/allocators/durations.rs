@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
 
-use super::Block;
+use super::TensorBlock;
 use super::names::LayerKey;
 use super::threads::{Attribution, Stage};
 use crate::words::{Ordinal, Tid};
@@ -62,7 +62,7 @@ impl Durations {
     }
 
     /// Records an allocation and returns the time charged to the thread's previous module.
-    pub(super) fn grant(&mut self, block: &Block, whose: &Attribution) -> Option<Spent> {
+    pub(super) fn grant(&mut self, block: &TensorBlock, whose: &Attribution) -> Option<Spent> {
         if self.last.len() >= THREADS && !self.last.contains_key(&block.tid) {
             self.last.clear();
         }

@@ -2,7 +2,7 @@
 //!
 //! There is one implementation per framework: [`super::pytorch::Allocators`] for PyTorch,
 //! [`super::bfc::Arenas`] for JAX, TensorFlow and ONNX Runtime, [`super::ggml::Buffers`] for ggml,
-//! and [`super::pools::Pools`] for RAPIDS and CuPy. [`super::frameworks::Frameworks`] combines
+//! and [`super::pools::MemoryPools`] for RAPIDS and CuPy. [`super::frameworks::Frameworks`] combines
 //! those of a process. Methods that only some allocators support have default implementations. A
 //! new framework also needs a table of its functions in memwatch-common, and code to find them in a
 //! process in memwatch's `frameworks/`.
@@ -15,9 +15,9 @@ use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
 use crate::ledger::DriverSegment;
 use crate::words::Ordinal;
 
-use super::pytorch::{DriverChange, Words};
+use super::pytorch::{DriverChange, StatisticsWords};
 use super::threads::Stage;
-use super::{BlockChange, Reported};
+use super::{BlockChange, ReportedTotals};
 
 /// A framework's allocators in one process. Turns events into block changes and totals.
 pub trait FrameworkAllocator: Clone + Debug + Default {
@@ -64,11 +64,11 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
     fn driver(&mut self, change: DriverChange);
 
     /// Returns the totals by device, as the allocators last reported them.
-    fn reported(&self) -> BTreeMap<Ordinal, Reported>;
+    fn reported(&self) -> BTreeMap<Ordinal, ReportedTotals>;
 
     /// Learns the counters of the allocator at this address, read right after its last report.
     /// Returns whether they are plausible.
-    fn learn_counters(&mut self, _allocator: u64, _time_ns: u64, _words: &Words) -> bool {
+    fn learn_counters(&mut self, _allocator: u64, _time_ns: u64, _words: &StatisticsWords) -> bool {
         false
     }
 

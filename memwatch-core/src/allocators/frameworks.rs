@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use super::bfc::Arenas;
 use super::ggml::Buffers;
-use super::pools::Pools;
-use super::pytorch::{Allocators, DriverChange, Words};
+use super::pools::MemoryPools;
+use super::pytorch::{Allocators, DriverChange, StatisticsWords};
 use super::threads::Stage;
-use super::{BlockChange, FrameworkAllocator, Reported, TensorLedger};
+use super::{BlockChange, FrameworkAllocator, ReportedTotals, TensorLedger};
 use crate::decode::{BufferTurn, TensorChange, TensorEvent, TraceAction};
 use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
 use crate::ledger::DriverSegment;
@@ -27,7 +27,7 @@ pub struct Frameworks {
     /// Buffers of ggml.
     pub(super) ggml: Buffers,
     /// Pools of RAPIDS and CuPy.
-    pub(super) pools: Pools,
+    pub(super) pools: MemoryPools,
 }
 
 /// An allocation that a framework's allocator refused.
@@ -42,7 +42,7 @@ pub struct Refused {
 }
 
 impl Frameworks {
-    fn others(&self) -> impl Iterator<Item = (Ordinal, Reported)> {
+    fn others(&self) -> impl Iterator<Item = (Ordinal, ReportedTotals)> {
         self.bfc.reported().into_iter().chain(self.ggml.reported()).chain(self.pools.reported())
     }
 }
@@ -145,7 +145,7 @@ impl FrameworkAllocator for Frameworks {
         self.pools.driver(change);
     }
 
-    fn reported(&self) -> BTreeMap<Ordinal, Reported> {
+    fn reported(&self) -> BTreeMap<Ordinal, ReportedTotals> {
         let mut all = self.pytorch.reported();
         for (ordinal, more) in self.others() {
             let sum = all.entry(ordinal).or_default();
@@ -156,7 +156,7 @@ impl FrameworkAllocator for Frameworks {
         all
     }
 
-    fn learn_counters(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool {
+    fn learn_counters(&mut self, allocator: u64, time_ns: u64, words: &StatisticsWords) -> bool {
         self.pytorch.learn_counters(allocator, time_ns, words)
     }
 
@@ -275,7 +275,7 @@ impl TensorLedger {
     }
 
     /// Returns the pools of RAPIDS and CuPy.
-    pub const fn pools(&self) -> &Pools {
+    pub const fn pools(&self) -> &MemoryPools {
         &self.allocators.pools
     }
 

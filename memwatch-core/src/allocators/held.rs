@@ -4,7 +4,7 @@
 //! Such a block has not changed if it still exists, so a later reading identifies it. For blocks
 //! allocated since, the call site says more.
 
-use super::names::{HeldAs, Site};
+use super::names::{CallSite, HeldAs};
 use super::{FrameworkAllocator, TensorLedger};
 use crate::input::holdings::{Holding, Holdings};
 
@@ -35,7 +35,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         for row in held.iter().flat_map(|held| &held.rows).filter(|row| row.class.is_named()) {
             places.name_older((row.ordinal, row.address), row.block_bytes, |is_older| {
                 let held = HeldAs { class: row.class, name: row.pattern().map(Into::into) };
-                let site = names.site(if is_older { Site::Held(held) } else { Site::UntracedHeld(held) });
+                let site = names.site(if is_older { CallSite::Held(held) } else { CallSite::UntracedHeld(held) });
                 let layer = row.owner.as_ref().map(|owner| threads.owner_layer(owner, names));
                 (site, layer)
             });

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::Reported;
+use super::ReportedTotals;
 use super::names::LayerKey;
 use super::threads::{Attribution, Stage};
 use crate::words::{Ordinal, Tid};
@@ -61,14 +61,14 @@ impl Log {
     }
 
     /// Updates the peaks of a device.
-    pub(super) fn observe(&mut self, ordinal: Ordinal, now: &Reported) {
+    pub(super) fn observe(&mut self, ordinal: Ordinal, now: &ReportedTotals) {
         let (allocated, cached) = self.highest.entry(ordinal).or_default();
         *allocated = now.allocated_bytes.max(*allocated);
         *cached = now.reserved_bytes.max(*cached);
     }
 
     /// Logs a line if the module or phase differs from that of the device's last block.
-    pub(super) fn grant(&mut self, (ordinal, tid): (Ordinal, Tid), now: &Reported, whose: &Attribution) {
+    pub(super) fn grant(&mut self, (ordinal, tid): (Ordinal, Tid), now: &ReportedTotals, whose: &Attribution) {
         let here = (whose.layer, whose.stage, whose.recomputed);
         if !self.is_wanted || self.last.insert(ordinal, here) == Some(here) {
             return;

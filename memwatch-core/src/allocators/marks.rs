@@ -12,7 +12,7 @@ const OPEN: usize = 256;
 
 /// The beginning or the end of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct RangeMark {
     /// Name of the range.
     pub name: Arc<str>,
     /// The range begins; otherwise it ends.
@@ -24,7 +24,7 @@ pub struct Mark {
 /// The most recent marks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Marks {
-    all: VecDeque<Mark>,
+    all: VecDeque<RangeMark>,
     open: BTreeMap<Tid, Vec<Arc<str>>>,
     limit: usize,
 }
@@ -34,7 +34,7 @@ impl Marks {
         self.limit = limit;
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Mark> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &RangeMark> {
         self.all.iter()
     }
 
@@ -51,11 +51,11 @@ impl Marks {
                 if open.len() < OPEN {
                     open.push(Arc::clone(&name));
                 }
-                self.push(Mark { name, begins: true, time_ns: event.time_ns });
+                self.push(RangeMark { name, begins: true, time_ns: event.time_ns });
             }
             TensorChange::RangeEnds => {
                 if let Some(name) = self.open.get_mut(&event.tid).and_then(Vec::pop) {
-                    self.push(Mark { name, begins: false, time_ns: event.time_ns });
+                    self.push(RangeMark { name, begins: false, time_ns: event.time_ns });
                 }
             }
             _ => {}
@@ -68,7 +68,7 @@ impl Marks {
         self.all.clear();
     }
 
-    fn push(&mut self, mark: Mark) {
+    fn push(&mut self, mark: RangeMark) {
         self.all.push_back(mark);
         let more = self.all.len().saturating_sub(self.limit);
         self.all.drain(..more);

@@ -41,10 +41,10 @@ use memwatch_common::loss::Loss;
 use serde::{Deserialize, Serialize};
 
 use crate::decode::{Action, StackRef, TensorChange, TensorEvent};
-use crate::input::books::{BookState, Books};
+use crate::input::books::{AllocatorState, BookState};
 use crate::input::holdings::Holdings;
 use crate::stack::native::NativeStack;
-use crate::stack::{PythonStack, Stacks};
+use crate::stack::{PythonStack, StackTable};
 use crate::words::{Name, Ordinal, Tid, by_name};
 
 use self::durations::Durations;
@@ -52,10 +52,10 @@ use self::high_water::HighWater;
 use self::log::Log;
 use self::marks::Marks;
 use self::moving::Moving;
-use self::names::Names;
+use self::names::NameTable;
 use self::operators::Operators;
-use self::places::Places;
-use self::pytorch::{DeviceAllocator, DriverChange, Words};
+use self::places::CodeAttribution;
+use self::pytorch::{DeviceAllocator, DriverChange, StatisticsWords};
 use self::sampling::Sampling;
 use self::settled::Unsettled;
 use self::threads::Threads;
@@ -63,13 +63,13 @@ use self::threads::Threads;
 pub use self::framework::FrameworkAllocator;
 pub use self::frameworks::{Frameworks, Refused, is_pytorch_probed};
 pub use self::log::LogLine;
-pub use self::marks::Mark;
+pub use self::marks::RangeMark;
 
 /// A change of one block, or a failed allocation; input of the sums by call site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockChange {
     /// The program received a new block.
-    Granted(Block),
+    Granted(TensorBlock),
     /// The program freed a block.
     Freed {
         /// Device of the block.
@@ -90,7 +90,7 @@ pub enum BlockChange {
 
 /// A block of a caching allocator that the program holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
+pub struct TensorBlock {
     /// Device of the block.
     pub ordinal: Ordinal,
     /// Address of the block.
@@ -113,7 +113,7 @@ pub struct Block {
 
 /// Totals of one device's caching allocator, as its last event reported them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reported {
+pub struct ReportedTotals {
     /// Bytes allocated by the program.
     pub allocated_bytes: u64,
     /// Bytes that the allocator reserved from the driver.
@@ -126,21 +126,21 @@ pub struct Reported {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TensorLedger<A = Frameworks> {
     allocators: A,
-    stacks: Stacks,
+    stacks: StackTable,
     #[serde(with = "by_name::losses")]
     losses: BTreeMap<Loss, u64>,
-    names: Names,
+    names: NameTable,
     threads: Threads,
-    places: Places,
+    places: CodeAttribution,
     operators: Operators,
     log: Log,
     #[serde(skip)]
     marks: Marks,
     durations: Durations,
     high_waters: BTreeMap<Ordinal, HighWater>,
-    window: Window,
-    step_window: Window,
-    course: Course,
+    window: FloorWindow,
+    step_window: FloorWindow,
+    course: LedgerProgress,
     /// Blocks that were read while the allocators were running and are not reconciled yet.
     moving: Option<Moving>,
     /// Why the allocator state cannot be read.
@@ -162,7 +162,7 @@ pub struct TensorLedger<A = Frameworks> {
 
 /// Times up to which the ledger is complete.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-struct Course {
+struct LedgerProgress {
     /// Time of the latest event: `CLOCK_BOOTTIME`, nanoseconds.
     event_ns: u64,
     /// Time of the last reading of the allocator state, which covers earlier events.
@@ -171,7 +171,7 @@ struct Course {
 
 /// A time window over which the minimum of each call site is taken.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-struct Window {
+struct FloorWindow {
     /// Number of windows closed before this one.
     closed: u64,
     opened_ns: u64,
@@ -195,18 +195,18 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         if steps == 0 || steps > self.window.steps || now_ns.saturating_sub(opened_ns) >= LONGEST_WINDOW_NS {
             self.places.close_window();
             self.high_waters.values_mut().for_each(HighWater::close);
-            self.window = Window { closed: self.window.closed + 1, opened_ns: now_ns, steps };
+            self.window = FloorWindow { closed: self.window.closed + 1, opened_ns: now_ns, steps };
         }
     }
 
     /// Closes the step window if a training step ended. A program that runs out of memory within
     /// seconds has many step windows but few time windows.
     fn follow_steps(&mut self, now_ns: u64) {
-        let (steps, Window { closed, opened_ns, .. }) = (self.threads.steps(), self.step_window);
+        let (steps, FloorWindow { closed, opened_ns, .. }) = (self.threads.steps(), self.step_window);
         let is_over = steps > self.step_window.steps && now_ns.saturating_sub(opened_ns) >= SHORTEST_STEP_WINDOW_NS;
         if is_over && closed < STEP_WINDOWS {
             self.places.close_step_window();
-            self.step_window = Window { closed: closed + 1, opened_ns: now_ns, steps };
+            self.step_window = FloorWindow { closed: closed + 1, opened_ns: now_ns, steps };
         }
     }
 
@@ -282,14 +282,14 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
 
     /// Learns the counters of the allocator at this address, read right after its last report.
     /// Returns whether they are plausible.
-    pub fn learn_statistics(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool {
+    pub fn learn_statistics(&mut self, allocator: u64, time_ns: u64, words: &StatisticsWords) -> bool {
         self.allocators.learn_counters(allocator, time_ns, words)
     }
 
     /// Learns the allocator state as read from memory, and returns whether it was used. A reading
     /// is dropped if an event later than its beginning was applied; a device's state is dropped if
     /// it is implausible.
-    pub fn learn_books(&mut self, books: &Books) -> bool {
+    pub fn learn_books(&mut self, books: &AllocatorState) -> bool {
         if self.course.event_ns >= books.began_ns {
             return false;
         }
@@ -353,7 +353,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     }
 
     /// Returns the begins and ends of ranges in the history, oldest first.
-    pub fn marks(&self) -> impl Iterator<Item = &Mark> {
+    pub fn marks(&self) -> impl Iterator<Item = &RangeMark> {
         self.marks.all()
     }
 
@@ -412,7 +412,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     }
 
     /// Returns the names behind the keys of call sites, modules and ranges.
-    pub const fn names(&self) -> &Names {
+    pub const fn names(&self) -> &NameTable {
         &self.names
     }
 
@@ -422,7 +422,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     }
 
     /// Returns the attribution of blocks by code.
-    pub const fn places(&self) -> &Places {
+    pub const fn places(&self) -> &CodeAttribution {
         &self.places
     }
 
@@ -452,12 +452,12 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     }
 
     /// Returns the totals by device, as the allocators reported them.
-    pub fn reported(&self) -> BTreeMap<Ordinal, Reported> {
+    pub fn reported(&self) -> BTreeMap<Ordinal, ReportedTotals> {
         self.allocators.reported()
     }
 
     /// Returns all stacks seen so far.
-    pub const fn stacks(&self) -> &Stacks {
+    pub const fn stacks(&self) -> &StackTable {
         &self.stacks
     }
 }

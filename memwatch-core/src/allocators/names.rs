@@ -24,7 +24,7 @@ const PHASES: usize = 256;
 
 /// Call site of an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Site {
+pub enum CallSite {
     /// Call sites beyond the limit.
     Rest,
     /// Allocated before the attach.
@@ -115,7 +115,7 @@ impl SiteKey {
 
 /// Library line that allocated, called from the program's line.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Library {
+pub enum LibraryLine {
     /// Library lines beyond the limit.
     Rest,
     /// No library: the program's line allocated, or there is no line.
@@ -135,7 +135,7 @@ impl LibraryKey {
 
 /// Module that a block was allocated for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Layer {
+pub enum ModuleEntry {
     /// Modules beyond the limit.
     Rest,
     /// Allocated before the attach.
@@ -145,16 +145,16 @@ pub enum Layer {
     /// Outside of any module.
     None,
     /// A PyTorch module.
-    Module(Module),
+    Module(TorchModule),
     /// A TensorFlow operator, by name.
     Operator(Arc<str>),
     /// Allocated while no events were traced.
     Untraced,
 }
 
-/// A `torch.nn.Module`, or several of the same name in one model.
+/// A `torch.nn.TorchModule`, or several of the same name in one model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Module {
+pub struct TorchModule {
     /// Model of the module: its class name, with `#2` and so on if there are several of that class.
     pub model: Arc<str>,
     /// Name as in `named_modules()` of the model, without prefixes added by wrappers; empty for the
@@ -201,49 +201,56 @@ fn row<'de, D: Deserializer<'de>, const MOST: usize>(deserializer: D) -> Result<
 
 /// Interned names of one process.
 #[derive(Clone, Debug)]
-pub struct Names {
-    sites: Interned<Site>,
-    libraries: Interned<Library>,
-    layers: Interned<Layer>,
+pub struct NameTable {
+    sites: Interned<CallSite>,
+    libraries: Interned<LibraryLine>,
+    layers: Interned<ModuleEntry>,
     phases: Interned<Arc<str>>,
 }
 
-impl Default for Names {
+impl Default for NameTable {
     fn default() -> Self {
         use StackRef::{Known, NotAsked, NotDrawn, OverBudget, Unreadable};
-        let [not_asked, over_budget] = [NotAsked, OverBudget].map(Site::NotKnown);
-        let [unreadable, missing, not_drawn] = [Unreadable, Known(0), NotDrawn].map(Site::NotKnown);
-        let [rest, before, no_python] = [Site::Rest, Site::BeforeAttach, Site::NoPython];
-        let sites = [rest, before, no_python, not_asked, over_budget, unreadable, missing, not_drawn, Site::Untraced];
-        let layers = [Layer::Rest, Layer::BeforeAttach, Layer::NotKnown, Layer::None, Layer::Untraced];
+        let [not_asked, over_budget] = [NotAsked, OverBudget].map(CallSite::NotKnown);
+        let [unreadable, missing, not_drawn] = [Unreadable, Known(0), NotDrawn].map(CallSite::NotKnown);
+        let [rest, before, no_python] = [CallSite::Rest, CallSite::BeforeAttach, CallSite::NoPython];
+        let sites =
+            [rest, before, no_python, not_asked, over_budget, unreadable, missing, not_drawn, CallSite::Untraced];
+        let layers = [
+            ModuleEntry::Rest,
+            ModuleEntry::BeforeAttach,
+            ModuleEntry::NotKnown,
+            ModuleEntry::None,
+            ModuleEntry::Untraced,
+        ];
         Self {
             sites: Interned::new(SITES, sites),
-            libraries: Interned::new(LIBRARIES, [Library::Rest, Library::None]),
+            libraries: Interned::new(LIBRARIES, [LibraryLine::Rest, LibraryLine::None]),
             layers: Interned::new(LAYERS, layers),
             phases: Interned::new(PHASES, [Arc::from("")]),
         }
     }
 }
 
-impl Names {
+impl NameTable {
     /// Returns the row of a call site, adding it if necessary.
-    pub(super) fn site(&mut self, site: Site) -> SiteKey {
+    pub(super) fn site(&mut self, site: CallSite) -> SiteKey {
         SiteKey(self.sites.key(site))
     }
 
     /// Returns the row of a library line, adding it if necessary.
-    pub(super) fn library(&mut self, library: Library) -> LibraryKey {
+    pub(super) fn library(&mut self, library: LibraryLine) -> LibraryKey {
         LibraryKey(self.libraries.key(library))
     }
 
     /// Returns the row of a module, adding it if necessary.
-    pub(super) fn layer(&mut self, module: Module) -> LayerKey {
-        LayerKey(self.layers.key(Layer::Module(module)))
+    pub(super) fn layer(&mut self, module: TorchModule) -> LayerKey {
+        LayerKey(self.layers.key(ModuleEntry::Module(module)))
     }
 
     /// Returns the row of a TensorFlow operator, adding it if necessary.
     pub(super) fn operator(&mut self, name: &str) -> LayerKey {
-        LayerKey(self.layers.key(Layer::Operator(name.into())))
+        LayerKey(self.layers.key(ModuleEntry::Operator(name.into())))
     }
 
     /// Returns the row of a range name, adding it if necessary.
@@ -253,17 +260,17 @@ impl Names {
     }
 
     /// Returns the call site of a row.
-    pub fn site_of(&self, key: SiteKey) -> &Site {
+    pub fn site_of(&self, key: SiteKey) -> &CallSite {
         self.sites.item(key.0)
     }
 
     /// Returns the library line of a row.
-    pub fn library_of(&self, key: LibraryKey) -> &Library {
+    pub fn library_of(&self, key: LibraryKey) -> &LibraryLine {
         self.libraries.item(key.0)
     }
 
     /// Returns the module of a row.
-    pub fn layer_of(&self, key: LayerKey) -> &Layer {
+    pub fn layer_of(&self, key: LayerKey) -> &ModuleEntry {
         self.layers.item(key.0)
     }
 
@@ -282,7 +289,7 @@ struct StoredNames<S, B, L, P> {
     phases: P,
 }
 
-impl Serialize for Names {
+impl Serialize for NameTable {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let all = Self::default();
         let (sites, layers) = (self.sites.beyond(&all.sites), self.layers.beyond(&all.layers));
@@ -291,9 +298,9 @@ impl Serialize for Names {
     }
 }
 
-impl<'de> Deserialize<'de> for Names {
+impl<'de> Deserialize<'de> for NameTable {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let kept: StoredNames<Vec<Site>, Vec<Library>, Vec<Layer>, Vec<Arc<str>>> =
+        let kept: StoredNames<Vec<CallSite>, Vec<LibraryLine>, Vec<ModuleEntry>, Vec<Arc<str>>> =
             StoredNames::deserialize(deserializer)?;
         let mut names = Self::default();
         for site in kept.sites {
@@ -359,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_full_list_gives_everything_new_to_the_rest() {
-        let mut names = Names::default();
+        let mut names = NameTable::default();
         let keys: Vec<_> = (0..PHASES + 10).map(|number| names.phase(&format!("step {number}"))).collect();
         assert_eq!(names.phase("step 7"), keys[7]);
         assert_eq!(&**names.phase_of(keys[7]), "step 7");
@@ -369,13 +376,13 @@ mod tests {
 
     #[test]
     fn every_reason_for_no_frames_has_its_row() {
-        let names = Names::default();
+        let names = NameTable::default();
         for reason in [StackRef::NotAsked, StackRef::OverBudget, StackRef::Unreadable] {
-            assert_eq!(names.site_of(SiteKey::without_frames(reason)), &Site::NotKnown(reason));
+            assert_eq!(names.site_of(SiteKey::without_frames(reason)), &CallSite::NotKnown(reason));
         }
-        assert_eq!(names.site_of(SiteKey::without_frames(StackRef::NoPython)), &Site::NoPython);
-        assert_eq!(names.site_of(SiteKey::without_frames(StackRef::Known(7))), &Site::NotKnown(StackRef::Known(0)));
-        assert_eq!(names.layer_of(LayerKey::NONE), &Layer::None);
-        assert_eq!(names.layer_of(LayerKey::NOT_KNOWN), &Layer::NotKnown);
+        assert_eq!(names.site_of(SiteKey::without_frames(StackRef::NoPython)), &CallSite::NoPython);
+        assert_eq!(names.site_of(SiteKey::without_frames(StackRef::Known(7))), &CallSite::NotKnown(StackRef::Known(0)));
+        assert_eq!(names.layer_of(LayerKey::NONE), &ModuleEntry::None);
+        assert_eq!(names.layer_of(LayerKey::NOT_KNOWN), &ModuleEntry::NotKnown);
     }
 }

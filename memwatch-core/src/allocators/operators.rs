@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::framework::FrameworkAllocator;
 use super::names::LayerKey;
-use super::places::Granted;
-use super::{Block, TensorLedger};
+use super::places::GrantInProgress;
+use super::{TensorBlock, TensorLedger};
 use crate::decode::{ChunkNamed, TensorChange, TensorEvent};
 use crate::words::{Framework, Tid};
 
@@ -19,23 +19,23 @@ const THREADS: usize = 4096;
 
 /// The part of a chunk that has arrived, and the key of the chunk.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Half {
+struct ChunkHalf {
     chunk: u32,
-    what: What,
+    what: ChunkHalfKind,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-enum What {
+enum ChunkHalfKind {
     Name(LayerKey),
-    Grant(Granted),
+    Grant(GrantInProgress),
 }
 
 /// By thread, a name that waits for its grant or a grant that waits for its name.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Operators(HashMap<Tid, Half, RandomState>);
+pub(super) struct Operators(HashMap<Tid, ChunkHalf, RandomState>);
 
 impl Operators {
-    fn put(&mut self, tid: Tid, half: Half) {
+    fn put(&mut self, tid: Tid, half: ChunkHalf) {
         if self.0.len() >= THREADS && !self.0.contains_key(&tid) {
             self.0.clear();
         }
@@ -44,7 +44,7 @@ impl Operators {
 
     /// Takes the other part of this chunk if it was the last of this thread. The part of another
     /// chunk is dropped.
-    fn take(&mut self, tid: Tid, chunk: u32) -> Option<What> {
+    fn take(&mut self, tid: Tid, chunk: u32) -> Option<ChunkHalfKind> {
         self.0.remove(&tid).filter(|half| half.chunk == chunk).map(|half| half.what)
     }
 
@@ -73,23 +73,28 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     /// Handles the operator name of a chunk: the last one granted in the thread, or the next.
     pub(super) fn name_chunk(&mut self, tid: Tid, named: &ChunkNamed) {
         let (chunk, layer) = (named.chunk, self.names.operator(&named.operator));
-        if let Some(What::Grant(granted)) = self.operators.take(tid, chunk) {
+        if let Some(ChunkHalfKind::Grant(granted)) = self.operators.take(tid, chunk) {
             self.places.move_granted(&granted, layer);
             self.durations.rename(tid, layer);
         } else {
-            self.operators.put(tid, Half { chunk, what: What::Name(layer) });
+            self.operators.put(tid, ChunkHalf { chunk, what: ChunkHalfKind::Name(layer) });
         }
     }
 
     /// Returns the operator of the block that this event grants, if its name has arrived. Otherwise
     /// the name may be the thread's next event; `layer` is where the block is counted until then.
-    pub(super) fn operator_of(&mut self, event: &TensorEvent, block: &Block, layer: LayerKey) -> Option<LayerKey> {
+    pub(super) fn operator_of(
+        &mut self,
+        event: &TensorEvent,
+        block: &TensorBlock,
+        layer: LayerKey,
+    ) -> Option<LayerKey> {
         let chunk = key_of(event)?;
-        if let Some(What::Name(operator)) = self.operators.take(event.tid, chunk) {
+        if let Some(ChunkHalfKind::Name(operator)) = self.operators.take(event.tid, chunk) {
             return Some(operator);
         }
-        let what = What::Grant(self.places.granted(block, layer));
-        self.operators.put(event.tid, Half { chunk, what });
+        let what = ChunkHalfKind::Grant(self.places.granted(block, layer));
+        self.operators.put(event.tid, ChunkHalf { chunk, what });
         None
     }
 }

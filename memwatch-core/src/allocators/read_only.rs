@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use super::framework::FrameworkAllocator;
 use super::sampling::Sampling;
-use super::{Reported, TensorLedger};
-use crate::input::books::Numbers;
+use super::{ReportedTotals, TensorLedger};
+use crate::input::books::AllocatorNumbers;
 use crate::words::Ordinal;
 
 impl<A: FrameworkAllocator> TensorLedger<A> {
@@ -70,7 +70,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     }
 
     /// Learns statistics read from the allocators while events are not traced.
-    pub fn learn_numbers(&mut self, numbers: &Numbers) {
+    pub fn learn_numbers(&mut self, numbers: &AllocatorNumbers) {
         for device in &numbers.devices {
             let before = self.allocators.reported().get(&device.ordinal).copied();
             if !self.allocators.learn_numbers(device, numbers.time_ns) {
@@ -85,7 +85,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     }
 
     /// Learns the blocks of a device, size in bytes by address, read while events are not traced;
-    /// see [`super::places::Places::stand`].
+    /// see [`super::places::CodeAttribution::stand`].
     pub fn learn_standing(&mut self, ordinal: Ordinal, blocks: &BTreeMap<u64, u64>, is_whole: bool) {
         let Some(now) = self.allocators.reported().get(&ordinal).copied() else { return };
         let beside = self.allocators.blocks_beside(ordinal);
@@ -94,7 +94,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.name_older();
     }
 
-    pub(super) fn follow_read(&mut self, ordinal: Ordinal, now: Reported) {
+    pub(super) fn follow_read(&mut self, ordinal: Ordinal, now: ReportedTotals) {
         self.places.count_allocated(ordinal, now.allocated_bytes);
     }
 

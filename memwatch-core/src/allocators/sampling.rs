@@ -32,7 +32,7 @@ pub enum SampleKey {
 
 /// Observations of one key over all windows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Seen {
+struct WindowTotals {
     bytes: f64,
     squares: f64,
     /// Sum over windows of the key's bytes times the window's total bytes.
@@ -76,7 +76,7 @@ struct DeviceSample {
     begun_bytes: Option<u64>,
     now: BTreeMap<SampleKey, u64>,
     now_bytes: u64,
-    all: BTreeMap<SampleKey, Seen>,
+    all: BTreeMap<SampleKey, WindowTotals>,
     bytes: f64,
     squares: f64,
     /// Number of windows with allocations on the device.

@@ -6,8 +6,8 @@
 //! reading without one may have been taken in the middle of an operation.
 
 use super::TensorLedger;
-use super::pytorch::Words;
-use crate::input::books::{DeviceNumbers, Numbers};
+use super::pytorch::StatisticsWords;
+use crate::input::books::{AllocatorNumbers, DeviceNumbers};
 #[cfg(test)]
 use crate::words::Ordinal;
 use crate::words::Tgid;
@@ -22,13 +22,13 @@ const KEPT: usize = 16;
 pub(super) struct Unsettled {
     allocator: u64,
     time_ns: u64,
-    words: Box<Words>,
+    words: Box<StatisticsWords>,
 }
 
 impl TensorLedger {
     /// Keeps statistics that disagree with the allocator's events, or belong to an untraced
     /// allocator.
-    pub(crate) fn keep_unsettled(&mut self, allocator: u64, time_ns: u64, words: &Words) {
+    pub(crate) fn keep_unsettled(&mut self, allocator: u64, time_ns: u64, words: &StatisticsWords) {
         self.unsettled.retain(|kept| kept.allocator != allocator);
         if self.unsettled.len() < KEPT {
             self.unsettled.push(Unsettled { allocator, time_ns, words: Box::new(*words) });
@@ -37,14 +37,14 @@ impl TensorLedger {
 
     /// Takes the statistics read right before a record of this time, for allocators on a known
     /// device.
-    pub(crate) fn take_unsettled(&mut self, tgid: Tgid, time_ns: u64) -> Option<Numbers> {
+    pub(crate) fn take_unsettled(&mut self, tgid: Tgid, time_ns: u64) -> Option<AllocatorNumbers> {
         let devices = std::mem::take(&mut self.unsettled).into_iter().filter_map(|kept| {
             let is_of_it = (kept.time_ns..=kept.time_ns.saturating_add(TOGETHER_NS)).contains(&time_ns);
             let ordinal = self.allocators.pytorch.place_of(kept.allocator).filter(|_| is_of_it)?;
             Some(DeviceNumbers { ordinal, allocator: kept.allocator, words: kept.words.to_vec() })
         });
         let devices: Vec<DeviceNumbers> = devices.collect();
-        (!devices.is_empty()).then_some(Numbers { tgid, time_ns, devices })
+        (!devices.is_empty()).then_some(AllocatorNumbers { tgid, time_ns, devices })
     }
 
     /// Sets the device of the allocator at this address.
@@ -55,7 +55,7 @@ impl TensorLedger {
 
     /// Applies these statistics although events were lost or never traced. `ends` is set if they
     /// are the last of the process.
-    pub(crate) fn learn_last(&mut self, numbers: &Numbers, ends: bool) {
+    pub(crate) fn learn_last(&mut self, numbers: &AllocatorNumbers, ends: bool) {
         for device in &numbers.devices {
             if self.allocators.pytorch.learn_last(device, (numbers.time_ns, ends))
                 && let Some(now) = self.allocators.pytorch.reported_on(device.ordinal)

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::input::{DeviceFacts, DeviceReading};
-use crate::kernel_driver::books::Books;
-use crate::kernel_driver::objects::Place;
+use crate::kernel_driver::books::DriverLedger;
+use crate::kernel_driver::objects::DriverDevice;
 use crate::ledger::context::DeviceAnswers;
 use crate::ledger::pool::Backed;
 use crate::ledger::refusals::Refusals;
@@ -82,7 +82,7 @@ pub fn held_during(process: &Process, gpu: &GpuUuid, reading: &DeviceReading) ->
 /// Returns the video memory in bytes that a process had from the kernel driver on a GPU throughout
 /// a reading; `None` if it changed during the reading, or if memory on an unknown GPU may be part
 /// of it.
-pub fn charged_during(books: &Books, tgid: Tgid, gpu: &GpuUuid, reading: &DeviceReading) -> Option<u64> {
+pub fn charged_during(books: &DriverLedger, tgid: Tgid, gpu: &GpuUuid, reading: &DeviceReading) -> Option<u64> {
     let mut sum_bytes = 0_u64;
     for (place, held_bytes) in books.held_over(reading.begin_ns, reading.end_ns) {
         match resolve_place(place, tgid, &reading.devices) {
@@ -97,7 +97,7 @@ pub fn charged_during(books: &Books, tgid: Tgid, gpu: &GpuUuid, reading: &Device
 
 /// Returns the GPU of a kernel driver device: from its own ioctls, or its MIG instance; otherwise
 /// the only GPU of the machine, or the only one on which NVML lists the process.
-pub fn resolve_place(place: &Place, tgid: Tgid, devices: &[DeviceFacts]) -> Option<GpuUuid> {
+pub fn resolve_place(place: &DriverDevice, tgid: Tgid, devices: &[DeviceFacts]) -> Option<GpuUuid> {
     if place.contradictory {
         return None;
     }
@@ -111,7 +111,7 @@ pub fn resolve_place(place: &Place, tgid: Tgid, devices: &[DeviceFacts]) -> Opti
     only(&candidates).or_else(|| listed_on(tgid, &candidates)).or_else(unlisted)
 }
 
-fn is_instance(device: &DeviceFacts, parent: &GpuUuid, place: &Place) -> bool {
+fn is_instance(device: &DeviceFacts, parent: &GpuUuid, place: &DriverDevice) -> bool {
     let is_same = |own: Option<u32>, seen: Option<u32>| own.zip(seen).is_none_or(|(own, seen)| own == seen);
     device.mig.as_ref().is_some_and(|mig| {
         mig.parent_uuid == *parent
@@ -138,11 +138,11 @@ pub fn resolve(process: &Process, device: DeviceRef, devices: &[DeviceFacts]) ->
         DeviceRef::Ordinal(ordinal) => process.ledger.reported(ordinal),
         DeviceRef::Unknown => None,
     };
-    let candidates = match reported.map_or(Answer::Silent, |reported| by_answers(reported, devices)) {
-        Answer::Gpu(uuid) => return Some(uuid),
-        Answer::Elsewhere => return None,
-        Answer::OneOf(instances) => instances,
-        Answer::Silent => devices.iter().collect(),
+    let candidates = match reported.map_or(DriverAnswer::Silent, |reported| by_answers(reported, devices)) {
+        DriverAnswer::Gpu(uuid) => return Some(uuid),
+        DriverAnswer::Elsewhere => return None,
+        DriverAnswer::OneOf(instances) => instances,
+        DriverAnswer::Silent => devices.iter().collect(),
     };
     if process.ended.is_some() {
         return process.last_gpus.get(&device).cloned().or_else(|| only(&candidates));
@@ -159,11 +159,11 @@ pub fn resolve(process: &Process, device: DeviceRef, devices: &[DeviceFacts]) ->
 /// is unknown.
 ///
 /// A process attached late is assumed to have such threads until shown otherwise.
-pub fn is_unplaced(process: &Process, devices: &[DeviceFacts]) -> Option<Unplaced> {
+pub fn is_unplaced(process: &Process, devices: &[DeviceFacts]) -> Option<UnplacedThreads> {
     let unplaced = match process.ledger.knows_devices() {
         Some(true) => None,
-        Some(false) => Some(Unplaced::Allocating),
-        None => (!process.from_start).then_some(Unplaced::Quiet),
+        Some(false) => Some(UnplacedThreads::Allocating),
+        None => (!process.from_start).then_some(UnplacedThreads::Quiet),
     };
     let several = || devices.iter().filter(|device| device.lists(process.tgid)).nth(1).is_some();
     unplaced.filter(|_| several())
@@ -187,7 +187,7 @@ pub fn on_several(devices: &[DeviceFacts]) -> BTreeSet<Tgid> {
 
 /// State of threads with an unknown device, in a process on several devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unplaced {
+pub enum UnplacedThreads {
     /// No such thread has allocated yet.
     Quiet,
     /// A thread has allocated, and its memory has no known device.
@@ -195,7 +195,7 @@ pub enum Unplaced {
 }
 
 /// Device according to the driver's answers to the program.
-enum Answer<'a> {
+enum DriverAnswer<'a> {
     /// A known GPU.
     Gpu(GpuUuid),
     /// One of these MIG instances.
@@ -206,35 +206,35 @@ enum Answer<'a> {
     Silent,
 }
 
-fn by_answers<'a>(reported: &DeviceAnswers, devices: &'a [DeviceFacts]) -> Answer<'a> {
+fn by_answers<'a>(reported: &DeviceAnswers, devices: &'a [DeviceFacts]) -> DriverAnswer<'a> {
     let latest_first = || reported.uuids.iter().rev().copied();
     let named = latest_first().find_map(|bytes| devices.iter().find(|device| device.uuid.spells(bytes)));
     if let Some(device) = named {
-        return Answer::Gpu(device.uuid.clone());
+        return DriverAnswer::Gpu(device.uuid.clone());
     }
     let is_parent = |device: &DeviceFacts, bytes| device.mig.as_ref().is_some_and(|mig| mig.parent_uuid.spells(bytes));
     let instances: Vec<_> =
         devices.iter().filter(|device| latest_first().any(|bytes| is_parent(device, bytes))).collect();
     if !instances.is_empty() {
-        return Answer::OneOf(instances);
+        return DriverAnswer::OneOf(instances);
     }
     match (reported.uuids.as_slice(), reported.pci) {
         // The GPU is unknown to NVML, or NVML is not available.
-        ([uuid], _) => Answer::Gpu(GpuUuid::from_bytes(*uuid)),
+        ([uuid], _) => DriverAnswer::Gpu(GpuUuid::from_bytes(*uuid)),
         // The answers name a MIG instance and its GPU, which cannot be distinguished.
-        ([_, ..], _) => Answer::Elsewhere,
+        ([_, ..], _) => DriverAnswer::Elsewhere,
         ([], Some(pci)) => by_bus_id(pci, devices),
-        ([], None) => Answer::Silent,
+        ([], None) => DriverAnswer::Silent,
     }
 }
 
-fn by_bus_id(pci: PciAddress, devices: &[DeviceFacts]) -> Answer<'_> {
+fn by_bus_id(pci: PciAddress, devices: &[DeviceFacts]) -> DriverAnswer<'_> {
     let sits_there = |device: &&DeviceFacts| device.pci_bus_id.as_deref().and_then(PciAddress::parse) == Some(pci);
     let there: Vec<_> = devices.iter().filter(sits_there).collect();
     match there.as_slice() {
-        [] => Answer::Silent,
-        [one] if one.mig.is_none() => Answer::Gpu(one.uuid.clone()),
-        _ => Answer::OneOf(there),
+        [] => DriverAnswer::Silent,
+        [one] if one.mig.is_none() => DriverAnswer::Gpu(one.uuid.clone()),
+        _ => DriverAnswer::OneOf(there),
     }
 }
 

@@ -1,9 +1,9 @@
 //! Chooses the tracing level of a process over time: by the predicted overhead of its events, and,
 //! where the prediction exceeds the budget, by the measured speed of the program.
 
-use super::price::{Asked, Budget, MOST_TRIED_NS};
-use super::trial::{Trial, Turn};
-use crate::input::{LevelChoice, Measured, TensorLevel};
+use super::price::{Budget, MOST_TRIED_NS, TracingRequest};
+use super::trial::{OverheadTrial, TrialStep};
+use crate::input::{LevelChoice, MeasuredSlowdown, TensorLevel};
 use crate::words::Tgid;
 
 /// Headroom for raising a level: the higher level must take at most this part of the budget, in
@@ -41,7 +41,7 @@ pub struct Governor {
     /// Time at which the level was last raised: `CLOCK_BOOTTIME`, nanoseconds.
     raised_ns: Option<u64>,
     /// Running overhead measurement.
-    trial: Option<Box<Trial>>,
+    trial: Option<Box<OverheadTrial>>,
     /// Verdict of the last measurement.
     judged: Option<Judged>,
 }
@@ -110,7 +110,7 @@ impl Governor {
     }
 
     /// Checks the level at the current rate of tensor events. Returns the new level if it changes.
-    pub fn look(&mut self, asked: Asked, moment: (Tgid, u64), events_per_second: u64) -> Option<LevelChoice> {
+    pub fn look(&mut self, asked: TracingRequest, moment: (Tgid, u64), events_per_second: u64) -> Option<LevelChoice> {
         let (_, now_ns) = moment;
         if self.is_trying() {
             return None;
@@ -129,7 +129,7 @@ impl Governor {
         if is_open && asked.can_be_tried(events_per_second) {
             self.trial = asked.trial(now_ns).map(Box::new);
             let choice = asked.choice(moment, asked.level, events_per_second);
-            return Some(self.take(LevelChoice { measured: Measured::Now, ..choice }));
+            return Some(self.take(LevelChoice { measured: MeasuredSlowdown::Now, ..choice }));
         }
         let most = asked.highest(events_per_second, 100);
         if most < self.present {
@@ -164,7 +164,13 @@ impl Governor {
 
     /// Advances the measurement. `counted`: a time, and the number of tensor events up to it.
     /// `rate`: events per second at the last check.
-    pub fn try_out(&mut self, asked: Asked, moment: (Tgid, u64), counted: Option<(u64, u64)>, rate: u64) -> Trying {
+    pub fn try_out(
+        &mut self,
+        asked: TracingRequest,
+        moment: (Tgid, u64),
+        counted: Option<(u64, u64)>,
+        rate: u64,
+    ) -> Trying {
         let (_, now_ns) = moment;
         let Some(trial) = &mut self.trial else { return Trying::Wait };
         if let Some((time_ns, events)) = counted {
@@ -172,19 +178,23 @@ impl Governor {
         }
         let (fits, slowdown, events_per_second) = match trial.turn(now_ns, asked.part()) {
             // A program with too many events for a measurement counts as slowed.
-            Turn::Wait if asked.price_ns(asked.level, rate) > 2 * MOST_TRIED_NS => (false, None, rate),
-            Turn::Wait => return Trying::Wait,
-            Turn::Load(is_on) => return Trying::Load(is_on),
-            Turn::Known { fits, slowdown } => {
+            TrialStep::Wait if asked.price_ns(asked.level, rate) > 2 * MOST_TRIED_NS => (false, None, rate),
+            TrialStep::Wait => return Trying::Wait,
+            TrialStep::Load(is_on) => return Trying::Load(is_on),
+            TrialStep::Known { fits, slowdown } => {
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is above 0")]
                 let own = trial.events_per_second().map_or(rate, |rate| rate as u64);
                 (fits, Some(slowdown), own)
             }
         };
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "parts in 10,000 of a slowdown")]
-        let measured = slowdown.filter(|slowdown| slowdown.part.is_finite()).map_or(Measured::Not, |slowdown| {
-            Measured::Slowdown { part: (slowdown.part * 1e4) as i64, error: (slowdown.error * 1e4).ceil() as u64 }
-        });
+        let measured =
+            slowdown.filter(|slowdown| slowdown.part.is_finite()).map_or(MeasuredSlowdown::Not, |slowdown| {
+                MeasuredSlowdown::Slowdown {
+                    part: (slowdown.part * 1e4) as i64,
+                    error: (slowdown.error * 1e4).ceil() as u64,
+                }
+            });
         self.trial = None;
         let times = self.judged.filter(|judged| judged.fits == fits).map_or(0, |judged| judged.times + 1);
         let price_ns = asked.price_ns(asked.level, events_per_second);
@@ -228,7 +238,7 @@ mod tests {
     /// Tracing and the extra load slow the program only in the other seconds. Returns the chosen
     /// levels, each with its second.
     fn course(seconds: u64, rate: impl Fn(u64) -> u64, waits: impl Fn(u64) -> bool) -> Vec<(u64, TensorLevel)> {
-        let asked = Asked { load_percent: NonZeroU64::new(300), ..default() };
+        let asked = TracingRequest { load_percent: NonZeroU64::new(300), ..default() };
         let (mut governor, mut chosen, mut events, mut is_loaded) = (Governor::new(Layers), Vec::new(), 0.0, false);
         for tenth in 0..seconds * 10 {
             let (now_ns, second) = (tenth * SECOND / 10, tenth / 10);
@@ -298,7 +308,7 @@ mod tests {
         fn no_level_ever_costs_more_than_the_budget_at_the_rate_it_was_chosen_by(
             rates in prop::collection::vec(0_u64..500_000, 1..60), budget in 0_u64..100_000_000
         ) {
-            let asked = Asked { budget: Budget::Part(budget), ..default() };
+            let asked = TracingRequest { budget: Budget::Part(budget), ..default() };
             let mut governor = Governor::new(Layers);
             for (second, rate) in (1..).zip(rates) {
                 governor.look(asked, (Tgid(7), second * SECOND), rate);

@@ -17,7 +17,7 @@ const SINCE_TICK: u64 = u64::MAX;
 
 /// Numbers of lost records of the whole machine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Losses {
+pub struct LossLedger {
     #[serde(with = "by_name::losses")]
     all: BTreeMap<Loss, u64>,
     /// Losses without a known process. `ownerless_ns` is the time until which they were counted.
@@ -32,7 +32,7 @@ pub struct Losses {
     early_ns: BTreeMap<Tgid, u64>,
 }
 
-impl Losses {
+impl LossLedger {
     /// Counts losses of any process.
     pub fn count(&mut self, loss: Loss, count: u64) {
         *self.all.entry(loss).or_insert(0) += count;

@@ -9,14 +9,14 @@ use crate::owner::{Container, ContainerKey, ContainerNames, Owner};
 
 /// Containers by key.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Names {
-    containers: BTreeMap<ContainerKey, Known>,
+pub struct ContainerRegistry {
+    containers: BTreeMap<ContainerKey, KnownContainer>,
     lives: u64,
     revision: u64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Known {
+struct KnownContainer {
     container: Container,
     cgroup: Option<String>,
     life: u64,
@@ -35,7 +35,7 @@ pub struct Nameless<'a> {
     pub life: u64,
 }
 
-impl Names {
+impl ContainerRegistry {
     /// Adds a process of this owner. Returns the owner, with names where they are known.
     #[must_use]
     pub fn enter(&mut self, owner: Owner) -> Owner {
@@ -45,7 +45,7 @@ impl Names {
             *lives += 1;
             *revision += 1;
             let (container, cgroup) = (container.clone(), owner.cgroup.clone());
-            Known { container, cgroup, life: *lives, processes: 0, names: None }
+            KnownContainer { container, cgroup, life: *lives, processes: 0, names: None }
         });
         known.processes += 1;
         owner.named(known.names.as_ref())
@@ -73,7 +73,7 @@ impl Names {
 
     /// Returns the containers with processes and without names, by id.
     pub fn nameless(&self) -> impl Iterator<Item = Nameless<'_>> {
-        self.containers.values().filter(|known| known.names.is_none()).map(Known::nameless)
+        self.containers.values().filter(|known| known.names.is_none()).map(KnownContainer::nameless)
     }
 
     /// Whether this container still has processes, has no names, and has this [`Nameless::life`].
@@ -87,7 +87,7 @@ impl Names {
     }
 }
 
-impl Known {
+impl KnownContainer {
     fn nameless(&self) -> Nameless<'_> {
         Nameless { container: &self.container, cgroup: self.cgroup.as_deref(), life: self.life }
     }
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn names_hold_until_the_containers_last_process_has_ended_and_not_for_a_later_one_of_its_id() {
-        let mut names = Names::default();
+        let mut names = ContainerRegistry::default();
         let first = names.enter(process_in("a1"));
         assert_eq!(name(&first), None);
         names.learn(&called("a1", "train"));
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn an_answer_for_a_container_without_processes_is_dropped() {
-        let mut names = Names::default();
+        let mut names = ContainerRegistry::default();
         names.learn(&called("a1", "train"));
         assert_eq!(name(&names.enter(process_in("a1"))), None);
         assert_eq!(names.enter(Owner::default()), Owner::default());
@@ -136,9 +136,9 @@ mod tests {
 
     #[test]
     fn an_id_used_again_is_another_life_and_lacks_names_again() {
-        let mut names = Names::default();
+        let mut names = ContainerRegistry::default();
         let first = names.enter(process_in("a1"));
-        let lives = |names: &Names| names.nameless().map(|nameless| nameless.life).collect::<Vec<_>>();
+        let lives = |names: &ContainerRegistry| names.nameless().map(|nameless| nameless.life).collect::<Vec<_>>();
         assert_eq!(lives(&names), [1]);
         names.learn(&called("a1", "train"));
         assert_eq!(lives(&names), <[u64; 0]>::default());
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn the_revision_is_another_whenever_the_nameless_are_others() {
-        let mut names = Names::default();
+        let mut names = ContainerRegistry::default();
         let mut seen = vec![names.revision()];
         let first = names.enter(process_in("a1"));
         seen.push(names.revision());

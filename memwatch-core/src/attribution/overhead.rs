@@ -9,7 +9,7 @@
 use std::num::NonZeroU64;
 
 use memwatch_common::loss::Loss;
-use memwatch_common::record::Record;
+use memwatch_common::record::RingRecord;
 use memwatch_common::tensor::{FLAG_NO_PYTHON, FLAG_RETURN, FLAG_STACK_OVER_BUDGET, FLAG_STACK_UNREADABLE};
 use serde::{Deserialize, Serialize};
 
@@ -47,7 +47,7 @@ pub struct Cost {
 
 /// Number of records of one process by kind, from which the overhead is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Overhead {
+pub struct OverheadCounts {
     calls: u64,
     events: u64,
     returns: u64,
@@ -65,15 +65,15 @@ pub struct Overhead {
     ticked_ns: u64,
 }
 
-impl Overhead {
+impl OverheadCounts {
     /// Counts a driver call.
     pub const fn count_call(&mut self) {
         self.calls += 1;
     }
 
     /// Counts a PyTorch event.
-    pub fn count_event(&mut self, record: &Record) {
-        let Record::Tensor(tensor) = record else {
+    pub fn count_event(&mut self, record: &RingRecord) {
+        let RingRecord::Tensor(tensor) = record else {
             self.events += 1;
             return;
         };
@@ -168,18 +168,19 @@ mod tests {
     use super::*;
     use memwatch_common::tensor::TensorRecord;
 
-    fn event(flags: u8, stack: u64) -> Record {
-        Record::Tensor(TensorRecord { flags, stack, ..TensorRecord::default() })
+    fn event(flags: u8, stack: u64) -> RingRecord {
+        RingRecord::Tensor(TensorRecord { flags, stack, ..TensorRecord::default() })
     }
 
     #[test]
     fn the_rate_is_of_the_last_second_and_of_an_ended_process_of_its_whole_life() {
-        let mut overhead = Overhead::default();
+        let mut overhead = OverheadCounts::default();
         assert_eq!(overhead.cost((0, None), None), None, "nothing was seen");
         (0..1000).for_each(|_| overhead.count_call());
         overhead.tick(SECOND_NS, 0, None);
-        let rate =
-            |overhead: &Overhead, ended_ns| overhead.cost((0, ended_ns), None).and_then(|cost| cost.ns_per_second);
+        let rate = |overhead: &OverheadCounts, ended_ns| {
+            overhead.cost((0, ended_ns), None).and_then(|cost| cost.ns_per_second)
+        };
         assert_eq!(rate(&overhead, None), Some(1000 * CALL_NS));
         overhead.tick(SECOND_NS + SECOND_NS / 2, 0, None);
         assert_eq!(rate(&overhead, None), Some(1000 * CALL_NS), "half a second is too short to say");
@@ -190,7 +191,7 @@ mod tests {
 
     #[test]
     fn where_a_probe_costs_twice_as_much_so_does_everything() {
-        let mut overhead = Overhead::default();
+        let mut overhead = OverheadCounts::default();
         (0..1000).for_each(|_| overhead.count_call());
         overhead.tick(SECOND_NS, 0, None);
         let of = |trap_ns| overhead.cost((0, None), NonZeroU64::new(trap_ns)).expect("there were calls");
@@ -201,12 +202,12 @@ mod tests {
 
     #[test]
     fn in_windows_the_rate_is_of_a_window_with_what_is_not_traced_after_it() {
-        let mut overhead = Overhead::default();
+        let mut overhead = OverheadCounts::default();
         overhead.tick(SECOND_NS, 0, None);
         let cycle_ns = Some(5 * SECOND_NS);
         (0..1000).for_each(|_| overhead.count_call());
         overhead.tick(2 * SECOND_NS, 0, cycle_ns);
-        let rate = |overhead: &Overhead| overhead.cost((0, None), None).and_then(|cost| cost.ns_per_second);
+        let rate = |overhead: &OverheadCounts| overhead.cost((0, None), None).and_then(|cost| cost.ns_per_second);
         assert_eq!(rate(&overhead), Some(0), "the window alone is no rate");
         overhead.tick(6 * SECOND_NS, 0, cycle_ns);
         assert_eq!(rate(&overhead), Some(200 * CALL_NS));
@@ -214,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_flat_stack_makes_no_walk_before_it_cheaper() {
-        let mut overhead = Overhead::default();
+        let mut overhead = OverheadCounts::default();
         overhead.count_stack(100);
         (0..1000).for_each(|_| overhead.count_event(&event(0, 7)));
         overhead.tick(SECOND_NS, 0, None);
@@ -225,7 +226,7 @@ mod tests {
 
     #[test]
     fn stacks_cost_by_their_depth_and_those_left_out_only_the_event() {
-        let mut overhead = Overhead::default();
+        let mut overhead = OverheadCounts::default();
         overhead.count_stack(10);
         overhead.count_stack(20);
         overhead.count_event(&event(0, 7));

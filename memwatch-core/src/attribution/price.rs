@@ -3,8 +3,8 @@
 
 use std::num::NonZeroU64;
 
-use super::trial::Trial;
-use crate::input::{LevelChoice, Measured, Stacks, TensorLevel, Windows};
+use super::trial::OverheadTrial;
+use crate::input::{LevelChoice, MeasuredSlowdown, StackSelection, TensorLevel, Windows};
 use crate::words::Tgid;
 
 /// Cost of one probe if it was not measured, in nanoseconds: that of the slowest machine measured
@@ -26,25 +26,25 @@ const SEVERAL_LAYERS_PERCENT: u64 = 580;
 const SECOND_NS: u128 = 1_000_000_000;
 /// Cost of one probe on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prices {
+pub struct ProbeCost {
     /// Cost of a counting probe, nanoseconds.
     pub trap_ns: NonZeroU64,
 }
 
-impl Default for Prices {
+impl Default for ProbeCost {
     fn default() -> Self {
         Self { trap_ns: NonZeroU64::new(DEFAULT_TRAP_NS).expect("it is not 0") }
     }
 }
 
-impl Prices {
+impl ProbeCost {
     /// Returns the cost to the program of a tensor allocation or free at a level, in nanoseconds.
-    pub const fn event_ns(self, level: TensorLevel, stacks: Stacks, several_probes: bool) -> u64 {
+    pub const fn event_ns(self, level: TensorLevel, stacks: StackSelection, several_probes: bool) -> u64 {
         let (one, several) = match (level, stacks) {
             (TensorLevel::Off | TensorLevel::Read, _) => (0, 0),
             (TensorLevel::Blocks, _) => (BLOCKS_PERCENT, SEVERAL_BLOCKS_PERCENT),
-            (TensorLevel::Sites, Stacks::ByBytes) => (SITES_PERCENT, SEVERAL_SITES_PERCENT),
-            (TensorLevel::Sites, Stacks::All) => (ALL_SITES_PERCENT, SEVERAL_ALL_SITES_PERCENT),
+            (TensorLevel::Sites, StackSelection::ByBytes) => (SITES_PERCENT, SEVERAL_SITES_PERCENT),
+            (TensorLevel::Sites, StackSelection::All) => (ALL_SITES_PERCENT, SEVERAL_ALL_SITES_PERCENT),
             (TensorLevel::Layers, _) => (LAYERS_PERCENT, SEVERAL_LAYERS_PERCENT),
         };
         let percent = if several_probes { several } else { one };
@@ -107,11 +107,11 @@ const WINDOWS_PERCENT: u64 = 80;
 
 /// Tracing that the user requests, and its limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct TracingRequest {
     /// Requested level.
     pub level: TensorLevel,
     /// Blocks that get stacks, where lines are traced and no modules.
-    pub stacks: Stacks,
+    pub stacks: StackSelection,
     /// Whether several probes fire per tensor event.
     pub several_probes: bool,
     /// Whether the level is the default and not an explicit option, so that it may be lowered.
@@ -119,7 +119,7 @@ pub struct Asked {
     /// Limit on the overhead.
     pub budget: Budget,
     /// Measured costs on this machine.
-    pub prices: Prices,
+    pub prices: ProbeCost,
     /// Whether probes can be attached and removed fast enough for windows.
     pub has_windows: bool,
     /// Extra load that can be added per event for a measurement, in percent of a counting probe;
@@ -130,7 +130,7 @@ pub struct Asked {
 /// Predicted overhead up to which a measurement is tried, in nanoseconds per second of one
 /// processor: a thread that waits for its GPU has fewer events.
 pub(super) const MOST_TRIED_NS: u64 = 500_000_000;
-impl Asked {
+impl TracingRequest {
     /// Returns the predicted overhead of a level at this rate of tensor events, in nanoseconds per
     /// second of one processor.
     pub const fn price_ns(self, level: TensorLevel, events_per_second: u64) -> u64 {
@@ -157,7 +157,8 @@ impl Asked {
             return None;
         }
         let most_ns = u128::from(most_ns) * u128::from(WINDOWS_PERCENT) / 100;
-        let price_ns = u128::from(events_per_second) * u128::from(self.prices.event_ns(self.level, Stacks::All, false));
+        let price_ns =
+            u128::from(events_per_second) * u128::from(self.prices.event_ns(self.level, StackSelection::All, false));
         let nanoseconds = |value: u128| u64::try_from(value).unwrap_or(u64::MAX);
         let open_ns = nanoseconds((u128::from(LONGEST_CYCLE_NS) * most_ns).checked_div(price_ns)?);
         let open_ns = open_ns.clamp(SHORTEST_WINDOW_NS, LONGEST_WINDOW_NS);
@@ -209,9 +210,9 @@ impl Asked {
     }
 
     /// Starts a measurement.
-    pub(super) fn trial(self, now_ns: u64) -> Option<Trial> {
+    pub(super) fn trial(self, now_ns: u64) -> Option<OverheadTrial> {
         let load_ns = self.prices.trap_ns.get().saturating_mul(self.load_percent?.get()) / 100;
-        Some(Trial::new(now_ns, self.event_ns(self.level), NonZeroU64::new(load_ns)?))
+        Some(OverheadTrial::new(now_ns, self.event_ns(self.level), NonZeroU64::new(load_ns)?))
     }
 
     /// Returns the budget as a part of the program's time.
@@ -237,7 +238,7 @@ impl Asked {
             budget_ns_per_second: self.budget.ns_per_second(),
             trap_ns: Some(self.prices.trap_ns),
             windows: if chosen == TensorLevel::Read { self.windows(events_per_second) } else { None },
-            measured: Measured::Not,
+            measured: MeasuredSlowdown::Not,
         }
     }
 }
@@ -253,11 +254,11 @@ pub(super) mod tests {
     use super::*;
     use TensorLevel::{Blocks, Layers, Off, Read, Sites};
 
-    pub(in crate::attribution) fn default() -> Asked {
-        let prices = Prices { trap_ns: NonZeroU64::new(1_000).expect("a price") };
-        Asked {
+    pub(in crate::attribution) fn default() -> TracingRequest {
+        let prices = ProbeCost { trap_ns: NonZeroU64::new(1_000).expect("a price") };
+        TracingRequest {
             level: Layers,
-            stacks: Stacks::All,
+            stacks: StackSelection::All,
             several_probes: false,
             by_default: true,
             budget: Budget::default(),
@@ -267,7 +268,7 @@ pub(super) mod tests {
         }
     }
 
-    fn chosen(asked: Asked, events_per_second: u64) -> TensorLevel {
+    fn chosen(asked: TracingRequest, events_per_second: u64) -> TensorLevel {
         asked.choose((Tgid(7), 5), events_per_second).chosen
     }
 
@@ -276,35 +277,36 @@ pub(super) mod tests {
         let rates = [0, 1_000, 4_000, 4_001, 5_882, 5_883, 7_547, 7_548, 120_000, u64::MAX];
         let levels = rates.map(|rate| chosen(default(), rate));
         assert_eq!(levels, [Layers, Layers, Layers, Sites, Sites, Blocks, Blocks, Read, Read, Read]);
-        assert_eq!(chosen(Asked { level: Sites, ..default() }, 10), Sites);
-        assert_eq!(chosen(Asked { level: Off, ..default() }, 10), Off);
+        assert_eq!(chosen(TracingRequest { level: Sites, ..default() }, 10), Sites);
+        assert_eq!(chosen(TracingRequest { level: Off, ..default() }, 10), Off);
         let fitting = TensorLevel::ALL.map(|level| default().fits(level, 5_883));
         assert_eq!(fitting, [true, true, true, false, false]);
     }
 
     #[test]
     fn without_a_limit_all_is_traced_and_with_nothing_to_spend_nothing() {
-        assert_eq!(chosen(Asked { budget: Budget::None, ..default() }, u64::MAX), Layers);
-        assert_eq!(chosen(Asked { budget: Budget::Part(0), ..default() }, 0), Read);
+        assert_eq!(chosen(TracingRequest { budget: Budget::None, ..default() }, u64::MAX), Layers);
+        assert_eq!(chosen(TracingRequest { budget: Budget::Part(0), ..default() }, 0), Read);
     }
 
     #[test]
     fn a_level_that_was_asked_for_by_name_is_obeyed_and_its_price_is_known_all_the_same() {
         for level in TensorLevel::ALL {
-            let choice = Asked { level, by_default: false, ..default() }.choose((Tgid(7), 5), 120_000);
+            let choice = TracingRequest { level, by_default: false, ..default() }.choose((Tgid(7), 5), 120_000);
             assert_eq!((choice.asked, choice.chosen), (level, level));
             assert_eq!(choice.asked_ns_per_second, choice.chosen_ns_per_second);
         }
-        let choice = Asked { by_default: false, ..default() }.choose((Tgid(7), 5), 120_000);
+        let choice = TracingRequest { by_default: false, ..default() }.choose((Tgid(7), 5), 120_000);
         assert_eq!(choice.asked_ns_per_second, 600_000_000, "60 % of a processor");
         assert_eq!(choice.budget_ns_per_second, Some(20_000_000));
     }
 
     #[test]
     fn fewer_probes_cost_less_and_a_slower_machine_more() {
-        let several = Asked { several_probes: true, ..default() };
+        let several = TracingRequest { several_probes: true, ..default() };
         assert_eq!((chosen(several, 4_000), chosen(default(), 4_000)), (Sites, Layers));
-        let slow = Asked { prices: Prices { trap_ns: NonZeroU64::new(3_000).expect("a price") }, ..default() };
+        let slow =
+            TracingRequest { prices: ProbeCost { trap_ns: NonZeroU64::new(3_000).expect("a price") }, ..default() };
         assert_eq!((chosen(slow, 2_000), chosen(default(), 2_000)), (Blocks, Layers));
     }
 
@@ -315,9 +317,9 @@ pub(super) mod tests {
         assert_eq!(windows(400_000), Some((80_000_000, 10_000_000_000)));
         assert_eq!(windows(100_000_000), Some((20_000_000, 625_000_000_000)), "so seldom, but never more");
         assert_eq!(windows(0), None, "all of it fits");
-        assert_eq!(Asked { budget: Budget::None, ..default() }.windows(400_000), None);
-        assert_eq!(Asked { budget: Budget::Part(0), ..default() }.windows(400_000), None);
-        assert_eq!(Asked { level: Blocks, ..default() }.windows(400_000), None);
+        assert_eq!(TracingRequest { budget: Budget::None, ..default() }.windows(400_000), None);
+        assert_eq!(TracingRequest { budget: Budget::Part(0), ..default() }.windows(400_000), None);
+        assert_eq!(TracingRequest { level: Blocks, ..default() }.windows(400_000), None);
         assert_eq!(default().choose((Tgid(7), 5), 20_000).windows, default().windows(20_000));
         assert_eq!(default().choose((Tgid(7), 5), 100).windows, None);
     }

@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use memwatch_common::loss::Loss;
 use serde::{Deserialize, Serialize};
 
-use super::overhead::Overhead;
+use super::overhead::OverheadCounts;
 use crate::allocators::{TensorLedger, is_pytorch_probed};
 use crate::decode::{Call, TensorEvent};
 use crate::input::arenas::ArenaBooks;
 use crate::input::{HeldAddresses, LevelChoice, ProcessFacts, TensorLevel};
-use crate::kernel_driver::Watched;
+use crate::kernel_driver::TracingStatus;
 use crate::kernel_driver::view::Explained;
 use crate::ledger::ProcessLedger;
-use crate::ledger::totals::{DeviceRef, Kind};
+use crate::ledger::totals::{AllocationKind, DeviceRef};
 use crate::owner::{Environment, Owner};
 use crate::words::{Framework, GpuUuid, Tgid, Tid, by_name};
 
@@ -75,7 +75,7 @@ pub struct Process {
     /// GPUs of its devices at the last reading, used after its exit.
     pub last_gpus: BTreeMap<DeviceRef, GpuUuid>,
     /// Overhead of tracing.
-    pub overhead: Overhead,
+    pub overhead: OverheadCounts,
     /// Tracing level of its PyTorch, if one was chosen by overhead.
     pub level: Option<LevelChoice>,
     /// Whether no call was seen and its libraries are not known to be probed.
@@ -117,7 +117,7 @@ impl Process {
             peaks_begun_ns: None,
             anchored_losses: 0,
             last_gpus: BTreeMap::new(),
-            overhead: Overhead::default(),
+            overhead: OverheadCounts::default(),
             level: None,
             unproven: false,
             changed: false,
@@ -239,7 +239,7 @@ impl Process {
     }
 
     fn maps_memory(&self) -> bool {
-        self.ledger.totals().whole().kind(Kind::Physical).allocations > 0
+        self.ledger.totals().whole().kind(AllocationKind::Physical).allocations > 0
     }
 
     /// Does the same as [`Self::watch_tensors`] for the allocator of another framework.
@@ -384,10 +384,10 @@ impl Process {
     }
 
     /// Returns the facts that decide whether the kernel driver's ledger of the process is valid.
-    pub fn watched(&self) -> Watched {
+    pub fn watched(&self) -> TracingStatus {
         let losses = &self.kernel_driver_losses;
         let odd_layout = losses.contains_key(&Loss::RmLayout);
-        Watched { from_start: self.from_start, complete: losses.is_empty(), odd_layout }
+        TracingStatus { from_start: self.from_start, complete: losses.is_empty(), odd_layout }
     }
 
     /// Handles an exec: all its memory is freed, and the new program is observed from its start.

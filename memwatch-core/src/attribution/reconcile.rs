@@ -16,7 +16,7 @@ use crate::words::{GpuUuid, Tgid};
 
 /// NVML's reading of a process on one GPU, with the ledger's value at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Reading {
+struct ChargeReading {
     /// NVML's bytes for the process.
     used_bytes: u64,
     /// The ledger's bytes throughout the reading; `None` if they changed during the reading.
@@ -72,7 +72,11 @@ impl Reconciliation {
                 Some(entry) => {
                     let Some(used_bytes) = entry.used_bytes else { continue };
                     let (from_start, typical) = (process.from_start, process.is_exact() && !entry.mps_client);
-                    self.observe(process.tgid, &device.uuid, Reading { used_bytes, held_bytes, from_start, typical });
+                    self.observe(
+                        process.tgid,
+                        &device.uuid,
+                        ChargeReading { used_bytes, held_bytes, from_start, typical },
+                    );
                 }
                 None => self.observe_absent(process.tgid, &device.uuid),
             }
@@ -96,7 +100,7 @@ impl Reconciliation {
         self.beyond_bytes.get(&(tgid, gpu.clone())).copied().unwrap_or(0)
     }
 
-    fn observe(&mut self, tgid: Tgid, gpu: &GpuUuid, reading: Reading) {
+    fn observe(&mut self, tgid: Tgid, gpu: &GpuUuid, reading: ChargeReading) {
         let Some(held_bytes) = reading.held_bytes else {
             self.held_bytes.remove(&(tgid, gpu.clone()));
             return;
@@ -173,11 +177,11 @@ impl Reconciliation {
 
 #[cfg(test)]
 mod tests {
-    use super::{BeforeAttach, Reading, Reconciliation};
+    use super::{BeforeAttach, ChargeReading, Reconciliation};
     use crate::words::{GpuUuid, Tgid};
 
-    fn settled(used_bytes: u64, held_bytes: u64, from_start: bool) -> Reading {
-        Reading { used_bytes, held_bytes: Some(held_bytes), from_start, typical: true }
+    fn settled(used_bytes: u64, held_bytes: u64, from_start: bool) -> ChargeReading {
+        ChargeReading { used_bytes, held_bytes: Some(held_bytes), from_start, typical: true }
     }
 
     #[test]
@@ -220,14 +224,14 @@ mod tests {
     fn neither_a_growing_context_nor_a_process_with_lost_records_or_an_mps_server_teaches_its_size() {
         let (gpu, mut reconciliation) = (GpuUuid::new("GPU-a"), Reconciliation::default());
         reconciliation.observe(Tgid(1), &gpu, settled(40, 0, true));
-        reconciliation.observe(Tgid(2), &gpu, Reading { typical: false, ..settled(400, 300, true) });
+        reconciliation.observe(Tgid(2), &gpu, ChargeReading { typical: false, ..settled(400, 300, true) });
         assert_eq!(reconciliation.context_bytes(&gpu), None);
     }
 
     #[test]
     fn an_unsettled_reading_teaches_nothing() {
         let (gpu, mut reconciliation) = (GpuUuid::new("GPU-a"), Reconciliation::default());
-        reconciliation.observe(Tgid(1), &gpu, Reading { held_bytes: None, ..settled(1000, 0, false) });
+        reconciliation.observe(Tgid(1), &gpu, ChargeReading { held_bytes: None, ..settled(1000, 0, false) });
         assert_eq!(reconciliation.preexisting(Tgid(1), &gpu), None);
     }
 }

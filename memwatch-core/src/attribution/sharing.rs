@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::decode::Action;
 use crate::ledger::ProcessLedger;
-use crate::ledger::alias::Origin;
+use crate::ledger::alias::SharedOrigin;
 use crate::words::Tgid;
 
 /// Maximum number of stored exports.
@@ -38,12 +38,12 @@ impl Token {
 /// Exports of all processes, by key.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Sharing {
-    offers: HashMap<Token, Origin>,
+    offers: HashMap<Token, SharedOrigin>,
 }
 
 impl Sharing {
     /// Returns the origin of the memory that a call imports, if its export was seen.
-    pub fn origin_of(&self, action: &Action) -> Option<Origin> {
+    pub fn origin_of(&self, action: &Action) -> Option<SharedOrigin> {
         self.offers.get(&Token::imported(action)?).copied()
     }
 
@@ -58,7 +58,7 @@ impl Sharing {
         };
         match shared {
             Some((object, bytes)) => {
-                self.offers.insert(token, Origin { tgid, object, bytes });
+                self.offers.insert(token, SharedOrigin { tgid, object, bytes });
             }
             // The exported memory is older than the attach. An entry with this key belongs to an
             // earlier file.
@@ -74,7 +74,7 @@ impl Sharing {
     }
 
     /// Drops exports of freed memory, and all exports if too many remain.
-    pub fn clean(&mut self, still_held: impl Fn(&Origin) -> bool) {
+    pub fn clean(&mut self, still_held: impl Fn(&SharedOrigin) -> bool) {
         self.offers.retain(|_, origin| still_held(origin));
         if self.is_full() {
             self.offers.clear();

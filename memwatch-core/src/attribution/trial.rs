@@ -41,7 +41,7 @@ pub struct Slowdown {
 
 /// Next step of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Turn {
+pub enum TrialStep {
     /// Continue the current stretch.
     Wait,
     /// Start the next stretch, with load or without.
@@ -58,7 +58,7 @@ pub enum Turn {
 
 /// A running measurement.
 #[derive(Clone, Debug)]
-pub struct Trial {
+pub struct OverheadTrial {
     /// Ratio of the cost of tracing to the cost of the load, per event.
     scale: f64,
     began_ns: u64,
@@ -77,7 +77,7 @@ struct Stretch {
     steps_per_second: Option<f64>,
 }
 
-impl Trial {
+impl OverheadTrial {
     /// Starts a measurement, without load. Tracing costs `traced_ns` per event, and the load
     /// `load_ns` in addition.
     #[expect(clippy::cast_precision_loss, reason = "times of some microseconds")]
@@ -108,11 +108,11 @@ impl Trial {
 
     /// Returns the next step of the measurement. `budget` is the part of the program's time that
     /// tracing may take.
-    pub fn turn(&mut self, now_ns: u64, budget: f64) -> Turn {
+    pub fn turn(&mut self, now_ns: u64, budget: f64) -> TrialStep {
         let elapsed_ns = now_ns.saturating_sub(self.began_ns);
         let has_steps = self.steps.len() > STEPS || (self.steps.is_empty() && self.counts.len() >= LEAST_STEPS);
         if elapsed_ns < SHORTEST_NS || (elapsed_ns < LONGEST_NS && !has_steps) {
-            return Turn::Wait;
+            return TrialStep::Wait;
         }
         self.stretches.push(self.stretch());
         let is_over = self.stretches.len() >= LEAST || self.is_much();
@@ -125,7 +125,7 @@ impl Trial {
             let sure = if self.stretches.len() >= DOUBTFUL { 0.0 } else { 1.0 };
             let pays = slowdown.is_none_or(|slowdown| slowdown.part - sure * slowdown.error > budget);
             if fits || pays || self.stretches.len() >= MOST {
-                return Turn::Known {
+                return TrialStep::Known {
                     fits,
                     slowdown: slowdown.unwrap_or(Slowdown { part: f64::NAN, error: f64::NAN }),
                 };
@@ -135,7 +135,7 @@ impl Trial {
         self.began_ns = now_ns;
         self.counts.clear();
         self.steps.clear();
-        Turn::Load(self.is_loaded)
+        TrialStep::Load(self.is_loaded)
     }
 
     /// Returns the mean event rate of the stretches without load; `None` if unknown.
@@ -235,9 +235,9 @@ mod tests {
         }
 
         /// Returns the verdict, and the number of seconds it took.
-        fn judge(&self) -> (Turn, u64) {
+        fn judge(&self) -> (TrialStep, u64) {
             let (mut trial, mut now_ns, mut events, mut is_loaded) =
-                (Trial::new(0, 5_000, NonZeroU64::new(3_000).expect("a price")), 0, 0, false);
+                (OverheadTrial::new(0, 5_000, NonZeroU64::new(3_000).expect("a price")), 0, 0, false);
             for index in 0..1_000_000 {
                 now_ns += self.step_ns(index, if is_loaded { 8_000.0 } else { 5_000.0 });
                 events += self.events;
@@ -246,16 +246,16 @@ mod tests {
                 }
                 trial.count(now_ns, events);
                 match trial.turn(now_ns, 0.02) {
-                    Turn::Wait => {}
-                    Turn::Load(is_on) => is_loaded = is_on,
-                    known @ Turn::Known { .. } => return (known, now_ns / 1_000_000_000),
+                    TrialStep::Wait => {}
+                    TrialStep::Load(is_on) => is_loaded = is_on,
+                    known @ TrialStep::Known { .. } => return (known, now_ns / 1_000_000_000),
                 }
             }
             panic!("no verdict")
         }
 
         fn fits(&self) -> (bool, u64) {
-            let (Turn::Known { fits, .. }, seconds) = self.judge() else { panic!("no verdict") };
+            let (TrialStep::Known { fits, .. }, seconds) = self.judge() else { panic!("no verdict") };
             (fits, seconds)
         }
     }
@@ -268,7 +268,7 @@ mod tests {
     fn a_program_that_waits_for_its_gpu_pays_nothing_and_that_is_known_within_seconds() {
         let training = program(40.0, 100.0, 2_000);
         assert_eq!(training.judge().1, 5);
-        let (Turn::Known { fits, slowdown }, _) = training.judge() else { panic!("no verdict") };
+        let (TrialStep::Known { fits, slowdown }, _) = training.judge() else { panic!("no verdict") };
         assert!(fits && slowdown.part.abs() < 0.001, "{slowdown:?}");
         assert!(Program { has_steps: false, ..training }.fits().0, "by its events, too");
     }
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn a_program_that_keeps_its_processor_busy_pays_what_an_event_costs() {
         let decoding = program(10.0, 1.0, 100);
-        let (Turn::Known { fits, slowdown }, _) = decoding.judge() else { panic!("no verdict") };
+        let (TrialStep::Known { fits, slowdown }, _) = decoding.judge() else { panic!("no verdict") };
         assert!(!fits && (slowdown.part - 0.05).abs() < 0.01, "{slowdown:?}: 100 times 5 of 10,500 microseconds");
         assert_eq!(program(10.0, 1.0, 1_000).fits(), (false, 2), "much is seen at once");
         assert!(program(10.0, 1.0, 20).fits().0, "a tenth of a millisecond of ten is within the budget");
@@ -290,10 +290,10 @@ mod tests {
 
     #[test]
     fn one_that_does_nothing_is_not_taken_for_fast() {
-        let mut trial = Trial::new(0, 5_000, NonZeroU64::new(3_000).expect("a price"));
-        let turns: Vec<Turn> = (1..40).map(|second| trial.turn(second * 1_000 * MS, 0.02)).collect();
-        let known = turns.iter().find(|turn| matches!(turn, Turn::Known { .. }));
-        assert!(matches!(known, Some(Turn::Known { fits: false, .. })), "{turns:?}");
+        let mut trial = OverheadTrial::new(0, 5_000, NonZeroU64::new(3_000).expect("a price"));
+        let turns: Vec<TrialStep> = (1..40).map(|second| trial.turn(second * 1_000 * MS, 0.02)).collect();
+        let known = turns.iter().find(|turn| matches!(turn, TrialStep::Known { .. }));
+        assert!(matches!(known, Some(TrialStep::Known { fits: false, .. })), "{turns:?}");
     }
 
     proptest! {

@@ -10,7 +10,7 @@ use crate::words::{GpuUuid, Ordinal, PciAddress, Tgid};
 
 /// Entry of the list in `CUDA_VISIBLE_DEVICES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Entry {
+enum VisibleDevice {
     /// The device with this index in the reading.
     Device(usize),
     /// An unknown device.
@@ -28,13 +28,13 @@ pub(super) fn gpu(
     let order = order(visibility, devices);
     let entries = match visibility.visible_devices.as_deref() {
         Some(list) => entries(list, order.as_deref(), devices),
-        None => order?.into_iter().map(Entry::Device).collect(),
+        None => order?.into_iter().map(VisibleDevice::Device).collect(),
     };
-    let Entry::Device(place) = *entries.get(usize::try_from(ordinal.0).ok()?)? else { return None };
+    let VisibleDevice::Device(place) = *entries.get(usize::try_from(ordinal.0).ok()?)? else { return None };
     let device = &devices[place];
     // NVML lists a process on each GPU where it has memory. If it is listed on a GPU that it should
     // not see, the variable was not read correctly.
-    let unseen = |place| !entries.contains(&Entry::Device(place)) && !entries.contains(&Entry::Unclear);
+    let unseen = |place| !entries.contains(&VisibleDevice::Device(place)) && !entries.contains(&VisibleDevice::Unclear);
     let contradicted = (device.processes.is_some() && !device.lists(tgid))
         || devices.iter().enumerate().any(|(place, device)| device.lists(tgid) && unseen(place));
     (!contradicted).then(|| device.uuid.clone())
@@ -64,11 +64,11 @@ fn order(visibility: &GpuVisibility, devices: &[DeviceFacts]) -> Option<Vec<usiz
 
 /// Parses the valid part of the list: the list ends before the first entry that names no device,
 /// and is void if it names a device twice.
-fn entries(list: &str, order: Option<&[usize]>, devices: &[DeviceFacts]) -> Vec<Entry> {
+fn entries(list: &str, order: Option<&[usize]>, devices: &[DeviceFacts]) -> Vec<VisibleDevice> {
     let mut entries = Vec::new();
     for word in list.split(',') {
         let Some(entry) = entry(word.trim_ascii(), order, devices) else { break };
-        if entry != Entry::Unclear && entries.contains(&entry) {
+        if entry != VisibleDevice::Unclear && entries.contains(&entry) {
             return Vec::new();
         }
         entries.push(entry);
@@ -76,20 +76,20 @@ fn entries(list: &str, order: Option<&[usize]>, devices: &[DeviceFacts]) -> Vec<
     entries
 }
 
-fn entry(word: &str, order: Option<&[usize]>, devices: &[DeviceFacts]) -> Option<Entry> {
+fn entry(word: &str, order: Option<&[usize]>, devices: &[DeviceFacts]) -> Option<VisibleDevice> {
     if word.starts_with("GPU-") || word.starts_with("MIG-") {
         return by_uuid(word, devices);
     }
     let number: usize = word.parse().ok()?;
     match order {
-        Some(order) => order.get(number).map(|place| Entry::Device(*place)),
-        None => Some(Entry::Unclear),
+        Some(order) => order.get(number).map(|place| VisibleDevice::Device(*place)),
+        None => Some(VisibleDevice::Unclear),
     }
 }
 
 /// Finds a device by a UUID, which may be shortened. A prefix that is ambiguous on the machine may
 /// be unique in a process that sees fewer devices.
-fn by_uuid(word: &str, devices: &[DeviceFacts]) -> Option<Entry> {
+fn by_uuid(word: &str, devices: &[DeviceFacts]) -> Option<VisibleDevice> {
     let begins = |text: &str| text.starts_with(word);
     let is_meant = |device: &DeviceFacts| {
         let of_parent =
@@ -99,8 +99,8 @@ fn by_uuid(word: &str, devices: &[DeviceFacts]) -> Option<Entry> {
     let mut meant = (0..devices.len()).filter(|place| is_meant(&devices[*place]));
     match (meant.next(), meant.next()) {
         (None, _) => None,
-        (Some(place), None) => Some(Entry::Device(place)),
-        (Some(_), Some(_)) => Some(Entry::Unclear),
+        (Some(place), None) => Some(VisibleDevice::Device(place)),
+        (Some(_), Some(_)) => Some(VisibleDevice::Unclear),
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::input::DeviceFacts;
 use crate::ledger::refusals::Refusals;
-use crate::ledger::totals::Kind;
+use crate::ledger::totals::AllocationKind;
 use crate::owner::{Container, ContainerKey, Owner};
 use crate::words::{GpuUuid, Tgid};
 
@@ -94,14 +94,14 @@ impl WorkloadKey {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedTotals {
     /// Number of allocations and their requested bytes, by kind. All are freed.
-    pub kinds: BTreeMap<Kind, (u64, u64)>,
+    pub kinds: BTreeMap<AllocationKind, (u64, u64)>,
     /// Requests that the driver refused.
     pub refusals: Refusals,
 }
 
 impl EndedTotals {
     fn add(&mut self, row: &OnGpu) {
-        for kind in Kind::ALL {
+        for kind in AllocationKind::ALL {
             let counter = row.totals.kind(kind);
             if counter.total_bytes > 0 {
                 let (allocations, bytes) = self.kinds.entry(kind).or_default();

@@ -158,7 +158,7 @@ impl BufferChange {
 
 #[cfg(test)]
 mod tests {
-    use memwatch_common::record::Record;
+    use memwatch_common::record::RingRecord;
     use memwatch_common::tensor::{FLAG_EXTRA_UNREADABLE, TensorRecord};
 
     use super::{BufferChange, BufferTurn, BufferUsage, TensorName, TensorPlace};
@@ -167,7 +167,7 @@ mod tests {
 
     fn change(probe: u16, flags: u8, args: [u64; 6], extra: [u64; 2]) -> Option<TensorChange> {
         let record = TensorRecord { kind: 3, probe, flags, tgid: 7, tid: 8, args, extra, ..TensorRecord::default() };
-        decode_tensor(&Record::Tensor(record)).map(|event| event.what)
+        decode_tensor(&RingRecord::Tensor(record)).map(|event| event.what)
     }
 
     #[test]

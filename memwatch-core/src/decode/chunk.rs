@@ -12,7 +12,7 @@ use crate::words::Framework;
 /// Report of an arena about a chunk, made while it holds its lock and after it has counted the
 /// chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Chunk {
+pub struct ArenaChunkReport {
     /// Address of the arena: the `this` of its methods.
     pub allocator: u64,
     /// Framework of the arena.
@@ -64,7 +64,7 @@ impl ChunkNamed {
     }
 }
 
-impl Chunk {
+impl ArenaChunkReport {
     /// Decodes a record; `None` if it is neither a grant nor a free.
     pub(super) fn of(record: &TensorRecord, readable: bool) -> Option<Self> {
         let [allocator, verb, _, address, requested_bytes, bytes] = record.args;

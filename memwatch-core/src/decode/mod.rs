@@ -14,14 +14,14 @@ use memwatch_common::meaning::{
 use memwatch_common::probes::{self, Probe};
 use memwatch_common::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE};
 
-use crate::words::{ContextHandle, Ordinal, Span, Tgid, Tid};
+use crate::words::{CallSpan, ContextHandle, Ordinal, Tgid, Tid};
 
 pub use action::{Action, Location, PoolPlace, PoolSite, Stream};
 pub use buffer::{BufferChange, BufferTurn, BufferUsage, TensorName, TensorPlace};
-pub use chunk::{Chunk, ChunkGoes, ChunkNamed};
+pub use chunk::{ArenaChunkReport, ChunkGoes, ChunkNamed};
 pub use node::{NodeLayout, NodeWords};
 pub use pool::{PoolBlock, PoolChange, PoolCounter, PoolKind, PoolTurn};
-pub use tensor::block::{BlockReport, BlockTurn, PendingBlocks, Request, Totals};
+pub use tensor::block::{BlockReport, BlockRequest, BlockTotals, BlockTurn, PendingBlocks};
 pub use tensor::{StackRef, TensorChange, TensorEvent, TraceAction, Traced, decode_tensor};
 
 /// A returned call and its action.
@@ -45,8 +45,8 @@ pub struct Call {
 
 impl Call {
     /// Returns the time span of the call in the driver.
-    pub const fn span(&self) -> Span {
-        Span { entered_ns: self.entered_ns, returned_ns: self.returned_ns }
+    pub const fn span(&self) -> CallSpan {
+        CallSpan { entered_ns: self.entered_ns, returned_ns: self.returned_ns }
     }
 }
 

@@ -161,7 +161,7 @@ fn block(kind: PoolKind, record: &TensorRecord) -> PoolBlock {
 
 #[cfg(test)]
 mod tests {
-    use memwatch_common::record::Record;
+    use memwatch_common::record::RingRecord;
     use memwatch_common::tensor::{FLAG_EXTRA_UNREADABLE, TensorRecord};
 
     use super::{PoolBlock, PoolChange, PoolCounter, PoolKind, PoolTurn};
@@ -170,7 +170,7 @@ mod tests {
 
     fn change(probe: u16, flags: u8, args: [u64; 6], extra: [u64; 2]) -> Option<PoolChange> {
         let record = TensorRecord { kind: 3, probe, flags, tgid: 7, tid: 8, args, extra, ..TensorRecord::default() };
-        match decode_tensor(&Record::Tensor(record))?.what {
+        match decode_tensor(&RingRecord::Tensor(record))?.what {
             TensorChange::Pool(change) => Some(change),
             other => panic!("{other:?}"),
         }

@@ -2,7 +2,7 @@
 
 pub(super) mod block;
 
-use memwatch_common::record::Record;
+use memwatch_common::record::RingRecord;
 use memwatch_common::tensor::{
     FLAG_BY_DRAW, FLAG_EXTRA_UNREADABLE, FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET, FLAG_STACK_UNREADABLE, TensorMeaning,
     TensorRecord, TextRecord, tensor_probe,
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use self::block::BlockReport;
 use super::buffer::BufferChange;
-use super::chunk::{Chunk, ChunkGoes, ChunkNamed};
+use super::chunk::{ArenaChunkReport, ChunkGoes, ChunkNamed};
 use super::low_u32;
 use super::node::NodeWords;
 use super::pool::PoolChange;
@@ -171,7 +171,7 @@ pub enum TensorChange {
     /// The code object at this address was destroyed.
     CodeGoes(u64),
     /// An arena of JAX, TensorFlow or ONNX Runtime has granted or taken back a chunk.
-    Chunk(Chunk),
+    Chunk(ArenaChunkReport),
     /// Operator of an arena's chunk that was granted just before, or is granted next, in this thread.
     ChunkNamed(ChunkNamed),
     /// An arena is about to take back a chunk, of which only the address is known.
@@ -273,9 +273,9 @@ impl TraceAction {
 }
 
 /// Decodes an event; `None` for a record of an unknown row, or of a device that is not a GPU.
-pub fn decode_tensor(record: &Record) -> Option<TensorEvent> {
+pub fn decode_tensor(record: &RingRecord) -> Option<TensorEvent> {
     match record {
-        Record::Tensor(tensor) => Some(TensorEvent {
+        RingRecord::Tensor(tensor) => Some(TensorEvent {
             tgid: Tgid(tensor.tgid),
             tid: Tid(tensor.tid),
             time_ns: tensor.time_ns,
@@ -283,7 +283,7 @@ pub fn decode_tensor(record: &Record) -> Option<TensorEvent> {
             is_drawn: tensor.flags & FLAG_BY_DRAW != 0 && stack_of(tensor) != StackRef::NotDrawn,
             what: change_of(tensor)?,
         }),
-        Record::Text(text) => Some(TensorEvent {
+        RingRecord::Text(text) => Some(TensorEvent {
             tgid: Tgid(text.tgid),
             tid: Tid(text.tid),
             time_ns: text.time_ns,
@@ -291,7 +291,7 @@ pub fn decode_tensor(record: &Record) -> Option<TensorEvent> {
             is_drawn: false,
             what: named(text)?,
         }),
-        Record::Call(_) | Record::Process(_) => None,
+        RingRecord::Call(_) | RingRecord::Process(_) => None,
     }
 }
 
@@ -356,7 +356,9 @@ fn change_of(record: &TensorRecord) -> Option<TensorChange> {
         TensorMeaning::CaptureBegins => TensorChange::CaptureBegins(first),
         TensorMeaning::CaptureEnds => TensorChange::CaptureEnds(first),
         TensorMeaning::CodeGoes => TensorChange::CodeGoes(first),
-        TensorMeaning::Chunk | TensorMeaning::ArenaChunk => TensorChange::Chunk(Chunk::of(record, readable)?),
+        TensorMeaning::Chunk | TensorMeaning::ArenaChunk => {
+            TensorChange::Chunk(ArenaChunkReport::of(record, readable)?)
+        }
         TensorMeaning::ArenaFails => TensorChange::ArenaFails { allocator: first, wanted_bytes: second },
         TensorMeaning::ArenaChunkFreed => TensorChange::ChunkGoes(ChunkGoes::of(record, readable)?),
         meaning @ (TensorMeaning::BufferMade
@@ -408,93 +410,4 @@ const fn low_byte(word: u64) -> u8 {
 }
 
 #[cfg(test)]
-mod tests {
-    use memwatch_common::record::Record;
-    use memwatch_common::tensor::{
-        FLAG_BY_DRAW, FLAG_EXTRA_UNREADABLE, FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET, TENSOR_PROBES, TensorRecord,
-    };
-
-    use super::{NodeWords, StackRef, TensorChange, TraceAction, decode_tensor};
-    use crate::words::Ordinal;
-
-    #[test]
-    fn what_stands_in_the_other_bits_of_registers_changes_nothing() {
-        for row in TENSOR_PROBES {
-            let bits = row.meaning.argument_bits();
-            for (fill, device) in [(0, 0x0001), (u64::MAX, 0x0301), (0x5a5a_5a5a_5a5a_5a5a, 0xff01)] {
-                let mut args = [fill; 6];
-                // A packed device has to be a GPU; other devices give no event.
-                args.iter_mut()
-                    .zip(bits)
-                    .filter(|(_, bits)| *bits == 0xffff)
-                    .for_each(|(word, _)| *word = fill << 16 | device);
-                let reported: [u64; 6] = std::array::from_fn(|index| args[index] & bits[index]);
-                let event = |args| decode_tensor(&Record::Tensor(record(row.id, args, [3, 4])));
-                assert_eq!(event(args), event(reported), "row {}: {args:x?}", row.id);
-            }
-        }
-    }
-
-    fn record(probe: u16, args: [u64; 6], extra: [u64; 2]) -> TensorRecord {
-        TensorRecord { kind: 3, probe, tgid: 7, tid: 8, time_ns: 9, args, extra, ..TensorRecord::default() }
-    }
-
-    fn change(record: TensorRecord) -> Option<TensorChange> {
-        decode_tensor(&Record::Tensor(record)).map(|event| event.what)
-    }
-
-    #[test]
-    fn a_free_is_reported_as_negative_bytes_and_only_the_device_bits_of_its_register_count() {
-        let freed = change(record(1, [0x7000, 512_u64.wrapping_neg(), 1024, 4096, 0xdead_0101, 0], [0, 0]));
-        let Some(TensorChange::Reported { ordinal, block_bytes, allocated_bytes, .. }) = freed else {
-            panic!("{freed:?}")
-        };
-        assert_eq!((ordinal, block_bytes, allocated_bytes), (Ordinal(1), -512, 1024));
-    }
-
-    #[test]
-    fn memory_of_the_host_is_no_event() {
-        assert_eq!(change(record(1, [0x7000, 512, 512, 512, 0, 0], [0, 0])), None);
-    }
-
-    #[test]
-    fn the_trace_has_its_action_device_and_pool() {
-        let Some(TensorChange::Traced(traced)) = change(record(3, [1, 0xff_0000_0005, 0x10, 20, 0, 0xff02], [3, 4]))
-        else {
-            panic!("a trace must be read")
-        };
-        assert_eq!(traced.action, TraceAction::SegmentMap);
-        assert_eq!((traced.ordinal, traced.pool), (Ordinal(2), Some((3, 4))));
-    }
-
-    #[test]
-    fn a_node_has_the_words_that_could_be_read() {
-        let node = |flags| change(TensorRecord { flags, ..record(22, [0; 6], [12, 3]) });
-        assert_eq!(node(0), Some(TensorChange::NodeBegins { words: Some(NodeWords([12, 3])) }));
-        assert_eq!(node(FLAG_EXTRA_UNREADABLE), Some(TensorChange::NodeBegins { words: None }));
-    }
-
-    #[test]
-    fn why_a_stack_is_missing_is_kept() {
-        let event = |flags, stack| {
-            let record = TensorRecord { flags, stack, ..record(21, [0; 6], [0; 2]) };
-            decode_tensor(&Record::Tensor(record)).map(|event| event.stack)
-        };
-        assert_eq!(event(0, 0), Some(StackRef::NotAsked));
-        assert_eq!(event(0, 5), Some(StackRef::Known(5)));
-        assert_eq!(event(FLAG_NO_PYTHON, 0), Some(StackRef::NoPython));
-        assert_eq!(event(FLAG_NO_PYTHON, 5), Some(StackRef::Native(5)));
-        assert_eq!(event(FLAG_BY_DRAW, 0), Some(StackRef::NotDrawn));
-    }
-
-    #[test]
-    fn a_small_block_that_was_drawn_stands_for_others_whatever_became_of_its_stack() {
-        let is_drawn = |flags, stack| {
-            let record = TensorRecord { flags, stack, ..record(21, [0; 6], [0; 2]) };
-            decode_tensor(&Record::Tensor(record)).expect("an event").is_drawn
-        };
-        let fates = [(0, 5), (FLAG_NO_PYTHON, 0), (FLAG_NO_PYTHON, 5), (FLAG_STACK_OVER_BUDGET, 0)];
-        assert!(fates.into_iter().all(|(flags, stack)| is_drawn(flags | FLAG_BY_DRAW, stack)));
-        assert!(!fates.into_iter().any(|(flags, stack)| is_drawn(flags, stack)) && !is_drawn(FLAG_BY_DRAW, 0));
-    }
-}
+mod tests;

@@ -12,33 +12,33 @@ use crate::words::json;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Difference {
     /// Bytes from the driver, over all processes and GPUs.
-    pub driver: Pair,
+    pub driver: RunSums,
     /// Bytes from PyTorch's allocators, over all processes and GPUs.
-    pub tensors: Pair,
+    pub tensors: RunSums,
     /// Differences by call site; entries that are in neither run are left out.
-    pub sites: Vec<Row<SiteView>>,
+    pub sites: Vec<DiffRow<SiteView>>,
     /// Differences by phase.
-    pub stages: Vec<Row<StageView>>,
+    pub stages: Vec<DiffRow<StageView>>,
     /// Differences by module.
     #[serde(serialize_with = "json::apart")]
-    pub layers: Vec<Row<LayerView>>,
+    pub layers: Vec<DiffRow<LayerView>>,
 }
 
 /// An entry of two runs; its sums are in `pair`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Row<T> {
+pub struct DiffRow<T> {
     /// The entry, taken from the earlier run if that has it, else from the later one.
     #[serde(flatten)]
     pub place: T,
     /// Sums of both runs.
     #[serde(flatten)]
-    pub pair: Pair,
+    pub pair: RunSums,
 }
 
 /// Sums of the earlier and the later run; `None` if a run lacks the entry. Peaks of several
 /// processes and GPUs are added up, although they need not coincide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pair {
+pub struct RunSums {
     /// Sum of the earlier run.
     pub before: Option<SumView>,
     /// Sum of the later run.
@@ -50,7 +50,7 @@ pub struct Pair {
 
 /// Compared number of a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum SumField {
     /// Live bytes at the end.
     Live,
     /// Peak of the live bytes.
@@ -61,7 +61,7 @@ pub enum Side {
     Count,
 }
 
-impl Side {
+impl SumField {
     /// All numbers.
     pub const ALL: [Self; 4] = [Self::Live, Self::Peak, Self::Total, Self::Count];
 
@@ -86,9 +86,9 @@ impl Side {
     }
 }
 
-impl Pair {
+impl RunSums {
     /// Returns the later value minus the earlier one; a missing value counts as 0.
-    pub fn change(&self, side: Side) -> i64 {
+    pub fn change(&self, side: SumField) -> i64 {
         let of = |sum: &Option<SumView>| i128::from(sum.as_ref().map_or(0, |sum| side.of(sum)));
         let change = of(&self.after) - of(&self.before);
         i64::try_from(change).unwrap_or(if change < 0 { i64::MIN } else { i64::MAX })
@@ -96,7 +96,7 @@ impl Pair {
 
     /// Returns the change if it is certain: a lower bound of a run may hide that both runs are
     /// equal.
-    pub fn known_change(&self, side: Side) -> Option<i64> {
+    pub fn known_change(&self, side: SumField) -> Option<i64> {
         let change = self.change(side);
         let [before, after] = self.older;
         Some(change).filter(|change| !(before && *change > 0 || after && *change < 0))
@@ -105,7 +105,7 @@ impl Pair {
     /// Returns the change as a fraction of the earlier value; `None` if that is 0 or the change is
     /// uncertain.
     #[expect(clippy::cast_precision_loss, reason = "a part needs no sixteen digits")]
-    pub fn growth(&self, side: Side) -> Option<f64> {
+    pub fn growth(&self, side: SumField) -> Option<f64> {
         let before = self.before.as_ref().map(|sum| side.of(sum)).filter(|before| *before > 0)?;
         Some(self.known_change(side)? as f64 / before as f64)
     }
@@ -125,23 +125,26 @@ impl Pair {
 }
 
 /// Serializes both sums, their change, and the change as a fraction of the earlier sum.
-impl Serialize for Pair {
+impl Serialize for RunSums {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let sum = |sum: SumView| BTreeMap::from(Side::ALL.map(|side| (side.name(), side.of(&sum))));
-        let growth = |side: Side| (side.name().trim_end_matches("_bytes"), self.growth(side));
+        let sum = |sum: SumView| BTreeMap::from(SumField::ALL.map(|side| (side.name(), side.of(&sum))));
+        let growth = |side: SumField| (side.name().trim_end_matches("_bytes"), self.growth(side));
         let mut pair = serializer.serialize_struct("Pair", 5)?;
         pair.serialize_field("state", self.state())?;
         pair.serialize_field("before", &self.before.map(sum))?;
         pair.serialize_field("after", &self.after.map(sum))?;
-        pair.serialize_field("change", &BTreeMap::from(Side::ALL.map(|side| (side.name(), self.known_change(side)))))?;
-        pair.serialize_field("growth", &BTreeMap::from(Side::ALL.map(growth)))?;
+        pair.serialize_field(
+            "change",
+            &BTreeMap::from(SumField::ALL.map(|side| (side.name(), self.known_change(side)))),
+        )?;
+        pair.serialize_field("growth", &BTreeMap::from(SumField::ALL.map(growth)))?;
         pair.end()
     }
 }
 
 /// Compares two runs, entries with the largest change of `side` first. With `by_function` all lines
 /// of a function are one entry, so that a changed file can be compared.
-pub fn difference(before: &Snapshot, after: &Snapshot, side: Side, by_function: bool) -> Difference {
+pub fn difference(before: &Snapshot, after: &Snapshot, side: SumField, by_function: bool) -> Difference {
     let named = |site: &SiteView| SiteView {
         line: site.line.filter(|_| !by_function),
         library_lines: Vec::new(),
@@ -160,8 +163,8 @@ pub fn difference(before: &Snapshot, after: &Snapshot, side: Side, by_function: 
     let came_late = [before, after].map(came_late);
     let older = [before, after].map(has_older_tensors);
     let mut difference = Difference {
-        driver: Pair { before: driver(before), after: driver(after), older: came_late },
-        tensors: Pair { before: tensors(before), after: tensors(after), older: [false; 2] },
+        driver: RunSums { before: driver(before), after: driver(after), older: came_late },
+        tensors: RunSums { before: tensors(before), after: tensors(after), older: [false; 2] },
         sites: joined([sites(before), sites(after)], side, site_key, |site| site.sum),
         stages: joined([stages(before), stages(after)], side, stage_key, |stage| stage.sum),
         layers: joined([layers(before), layers(after)], side, layer_key, |layer| layer.sum),
@@ -193,18 +196,23 @@ fn devices<T>(snapshot: &Snapshot, list: impl Fn(&crate::snapshot::DevicePlacesV
     tensors.flat_map(|tensors| &tensors.places.devices).flat_map(list).collect()
 }
 
-fn joined<T, K: Ord>(runs: [Vec<T>; 2], side: Side, key: impl Fn(&T) -> K, sum: impl Fn(&T) -> SumView) -> Vec<Row<T>> {
+fn joined<T, K: Ord>(
+    runs: [Vec<T>; 2],
+    side: SumField,
+    key: impl Fn(&T) -> K,
+    sum: impl Fn(&T) -> SumView,
+) -> Vec<DiffRow<T>> {
     let [before, after] = runs;
-    let mut rows: BTreeMap<K, Row<T>> = BTreeMap::new();
+    let mut rows: BTreeMap<K, DiffRow<T>> = BTreeMap::new();
     for (is_later, place) in
         before.into_iter().map(|place| (false, place)).chain(after.into_iter().map(|place| (true, place)))
     {
         let own = sum(&place);
-        let row = rows.entry(key(&place)).or_insert_with(|| Row { place, pair: Pair::default() });
+        let row = rows.entry(key(&place)).or_insert_with(|| DiffRow { place, pair: RunSums::default() });
         let slot = if is_later { &mut row.pair.after } else { &mut row.pair.before };
         *slot = Some(slot.map_or(own, |known| added(&known, &own)));
     }
-    let mut rows: Vec<Row<T>> = rows.into_values().collect();
+    let mut rows: Vec<DiffRow<T>> = rows.into_values().collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.pair.change(side).unsigned_abs()));
     rows
 }
@@ -257,8 +265,8 @@ mod tests {
 
     fn rows(before: Vec<SiteView>, after: Vec<SiteView>) -> Vec<(Option<u32>, &'static str, i64)> {
         let key = |site: &SiteView| site.line;
-        let rows = joined([before, after], Side::Peak, key, |site| site.sum);
-        rows.iter().map(|row| (row.place.line, row.pair.state(), row.pair.change(Side::Peak))).collect()
+        let rows = joined([before, after], SumField::Peak, key, |site| site.sum);
+        rows.iter().map(|row| (row.place.line, row.pair.state(), row.pair.change(SumField::Peak))).collect()
     }
 
     #[test]
@@ -272,19 +280,23 @@ mod tests {
 
     #[test]
     fn a_place_on_two_devices_is_one_and_growth_needs_something_before() {
-        let rows =
-            joined([vec![site(1, 10), site(1, 30)], vec![site(1, 60)]], Side::Peak, |site| site.line, |site| site.sum);
+        let rows = joined(
+            [vec![site(1, 10), site(1, 30)], vec![site(1, 60)]],
+            SumField::Peak,
+            |site| site.line,
+            |site| site.sum,
+        );
         assert_eq!(rows[0].pair.before.map(|sum| (sum.peak_bytes, sum.allocations)), Some((40, 2)));
-        assert_eq!((rows[0].pair.growth(Side::Peak), rows[0].pair.growth(Side::Total)), (Some(0.5), None));
-        assert_eq!(Pair::default().growth(Side::Peak), None);
+        assert_eq!((rows[0].pair.growth(SumField::Peak), rows[0].pair.growth(SumField::Total)), (Some(0.5), None));
+        assert_eq!(RunSums::default().growth(SumField::Peak), None);
     }
 
     #[test]
     fn what_a_run_had_before_its_watch_is_no_loss_of_another_line() {
         let sum = |peak_bytes| Some(SumView { peak_bytes, ..SumView::default() });
         let of = |before, after, older| {
-            let pair = Pair { before: sum(before), after, older };
-            (pair.state(), pair.known_change(Side::Peak), pair.growth(Side::Peak))
+            let pair = RunSums { before: sum(before), after, older };
+            (pair.state(), pair.known_change(SumField::Peak), pair.growth(SumField::Peak))
         };
         assert_eq!(of(100, None, [false; 2]), ("gone", Some(-100), Some(-1.0)));
         assert_eq!(of(100, None, [false, true]), ("unknown", None, None));

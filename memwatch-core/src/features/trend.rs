@@ -15,18 +15,18 @@ const FEWEST: usize = 10;
 /// A number over time that keeps the minimum, or the maximum, of the observations merged into a
 /// point.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Series {
-    points: Vec<Point>,
+pub struct TrendSeries {
+    points: Vec<TrendPoint>,
     keeps_most: bool,
     /// Number of observations per point.
     every: usize,
     /// Observations of the incomplete point, and their number.
-    pending: Option<(Point, usize)>,
+    pending: Option<(TrendPoint, usize)>,
 }
 
 /// Value of a series at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Point {
+pub(crate) struct TrendPoint {
     pub(super) time_ns: u64,
     pub(super) bytes: u64,
 }
@@ -61,14 +61,14 @@ pub struct Slope {
     pub p: f64,
 }
 
-impl Series {
+impl TrendSeries {
     /// Creates an empty series that keeps the maximum of merged observations.
     pub fn of_most() -> Self {
         Self { keeps_most: true, ..Self::default() }
     }
 
     /// Returns the points so far.
-    pub(super) fn points(&self) -> &[Point] {
+    pub(super) fn points(&self) -> &[TrendPoint] {
         &self.points
     }
 
@@ -76,8 +76,8 @@ impl Series {
     pub fn push(&mut self, time_ns: u64, bytes: u64) {
         let kept = if self.keeps_most { u64::max } else { u64::min };
         let (point, count) = match self.pending {
-            Some((point, count)) => (Point { time_ns, bytes: kept(point.bytes, bytes) }, count + 1),
-            None => (Point { time_ns, bytes }, 1),
+            Some((point, count)) => (TrendPoint { time_ns, bytes: kept(point.bytes, bytes) }, count + 1),
+            None => (TrendPoint { time_ns, bytes }, 1),
         };
         self.pending = Some((point, count));
         if count >= self.every.max(1) {
@@ -87,7 +87,7 @@ impl Series {
         if self.points.len() >= POINTS {
             let halved = self.points.chunks(2).filter_map(|pair| {
                 let bytes = pair.iter().map(|point| point.bytes).reduce(kept)?;
-                Some(Point { time_ns: pair.last()?.time_ns, bytes })
+                Some(TrendPoint { time_ns: pair.last()?.time_ns, bytes })
             });
             self.points = halved.collect();
             self.every = self.every.max(1) * 2;
@@ -104,12 +104,12 @@ impl Series {
     #[must_use]
     pub fn apart(&self, span_ns: u64) -> Self {
         let kept = if self.keeps_most { u64::max } else { u64::min };
-        let mut points: Vec<Point> = Vec::new();
+        let mut points: Vec<TrendPoint> = Vec::new();
         let mut begin_ns = 0_u64;
         for point in &self.points {
             match points.last_mut() {
                 Some(last) if point.time_ns < begin_ns.saturating_add(span_ns) => {
-                    *last = Point { time_ns: point.time_ns, bytes: kept(last.bytes, point.bytes) };
+                    *last = TrendPoint { time_ns: point.time_ns, bytes: kept(last.bytes, point.bytes) };
                 }
                 _ => {
                     begin_ns = point.time_ns;
@@ -130,7 +130,7 @@ impl Series {
     }
 }
 
-fn trend_of(points: &[Point]) -> Option<Trend> {
+fn trend_of(points: &[TrendPoint]) -> Option<Trend> {
     let [first, .., last] = points else { return None };
     let late = points.get(points.len() / 2..)?;
     (points.len() >= FEWEST).then(|| Trend {
@@ -146,18 +146,18 @@ fn trend_of(points: &[Point]) -> Option<Trend> {
 }
 
 /// Returns the slope of these points.
-pub(super) fn slope(points: &[Point]) -> Slope {
+pub(super) fn slope(points: &[TrendPoint]) -> Slope {
     slope_of(points, &slopes(points))
 }
 
 /// Returns the slope of these points from the sorted slopes of all pairs.
-pub(super) fn slope_of(points: &[Point], slopes: &[f64]) -> Slope {
+pub(super) fn slope_of(points: &[TrendPoint], slopes: &[f64]) -> Slope {
     let bytes_per_second = slopes.get(slopes.len() / 2).copied().unwrap_or(0.0);
     Slope { bytes_per_second, p: chance(balance(points), points) }
 }
 
 /// Returns the slopes of all pairs, sorted.
-pub(super) fn slopes(points: &[Point]) -> Vec<f64> {
+pub(super) fn slopes(points: &[TrendPoint]) -> Vec<f64> {
     let mut slopes = Vec::with_capacity(points.len() * points.len() / 2);
     for (index, earlier) in points.iter().enumerate() {
         for later in points.iter().skip(index + 1) {
@@ -172,10 +172,10 @@ pub(super) fn slopes(points: &[Point]) -> Vec<f64> {
 }
 
 /// Returns Kendall's S: the number of pairs that grow minus the number that shrink.
-fn balance(points: &[Point]) -> i64 {
+fn balance(points: &[TrendPoint]) -> i64 {
     let later = |index: usize| points.iter().skip(index + 1);
     let pairs = points.iter().enumerate().flat_map(|(index, earlier)| later(index).map(move |later| (earlier, later)));
-    let sign = |(earlier, later): (&Point, &Point)| match later.bytes.cmp(&earlier.bytes) {
+    let sign = |(earlier, later): (&TrendPoint, &TrendPoint)| match later.bytes.cmp(&earlier.bytes) {
         std::cmp::Ordering::Greater => 1,
         std::cmp::Ordering::Equal => 0,
         std::cmp::Ordering::Less => -1,
@@ -185,7 +185,7 @@ fn balance(points: &[Point]) -> i64 {
 
 /// Returns the probability that points in random order have at least this balance, in either
 /// direction.
-fn chance(balance: i64, points: &[Point]) -> f64 {
+fn chance(balance: i64, points: &[TrendPoint]) -> f64 {
     let variance = variance(points);
     if variance <= 0.0 || balance == 0 {
         return 1.0;
@@ -196,7 +196,7 @@ fn chance(balance: i64, points: &[Point]) -> f64 {
 }
 
 /// Returns the variance of Kendall's S without a trend, corrected for ties.
-pub(super) fn variance(points: &[Point]) -> f64 {
+pub(super) fn variance(points: &[TrendPoint]) -> f64 {
     let part = |count: usize| {
         let count = as_f64(count as u64);
         count * (count - 1.0) * (2.0 * count + 5.0)
@@ -225,12 +225,12 @@ pub(crate) const fn as_f64(number: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{POINTS, Series, two_tails};
+    use super::{POINTS, TrendSeries, two_tails};
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn series(values: impl IntoIterator<Item = u64>) -> Series {
-        let mut series = Series::default();
+    fn series(values: impl IntoIterator<Item = u64>) -> TrendSeries {
+        let mut series = TrendSeries::default();
         for (second, value) in (1..).zip(values) {
             series.push(second * SECOND, value);
         }

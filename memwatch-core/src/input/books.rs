@@ -11,7 +11,7 @@ use crate::words::{Ordinal, Tgid};
 /// The allocators were idle from the start to the end of the reading, so the state holds for that
 /// whole time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Books {
+pub struct AllocatorState {
     /// Process of the allocators.
     pub tgid: Tgid,
     /// Start of the reading: `CLOCK_BOOTTIME`, nanoseconds.
@@ -79,7 +79,7 @@ pub struct MovingDevice {
 /// Counters of a process's caching allocators, read at a moment at which they were consistent with
 /// each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Numbers {
+pub struct AllocatorNumbers {
     /// Process of the allocators.
     pub tgid: Tgid,
     /// Time of the reading: `CLOCK_BOOTTIME`, nanoseconds.

@@ -32,7 +32,7 @@ pub struct Holdings {
     /// Bytes read from the process for the names.
     pub read_bytes: u64,
     /// Ways to use less memory.
-    pub advice: Vec<Advice>,
+    pub advice: Vec<MemoryAdvice>,
 }
 
 /// A block in use.
@@ -286,7 +286,7 @@ pub enum Cut {
 
 /// Advice on how to use less memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Advice {
+pub struct MemoryAdvice {
     /// Kind of the advice.
     pub kind: AdviceKind,
     /// Bytes concerned.

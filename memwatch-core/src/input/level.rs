@@ -42,7 +42,7 @@ impl TensorLevel {
 
 /// Selects the blocks for which a stack is taken when call sites but no modules are traced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stacks {
+pub enum StackSelection {
     /// Large blocks, and small ones by sampling of bytes ([`memwatch_common::tensor::draw`]).
     #[default]
     ByBytes,
@@ -89,13 +89,13 @@ pub struct LevelChoice {
     /// Measured slowdown, if the prediction alone is not sufficient.
     #[serde(default)]
     #[serde(serialize_with = "json::apart")]
-    pub measured: Measured,
+    pub measured: MeasuredSlowdown,
 }
 
 /// Whether tracing was measured to slow down the program. Processor time of tracing may coincide
 /// with time in which the program waits for its GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Measured {
+pub enum MeasuredSlowdown {
     /// Not measured: the prediction decides the level.
     #[default]
     Not,

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::decode::{Key, Lies, Violation};
-use super::labels::Named;
-use super::objects::Place;
-use super::stacks::Stacks;
-use super::trust::Standing;
+use super::decode::{Lies, ObjectKey, RmViolation};
+use super::labels::AttributedPurpose;
+use super::objects::DriverDevice;
+use super::stacks::CallerTable;
+use super::trust::NvmlAgreement;
 use crate::input::rm::{Inside, RmCall};
 use crate::ledger::recent::Recent;
-use crate::words::{GpuUuid, Span, Tid};
+use crate::words::{CallSpan, GpuUuid, Tid};
 
 /// Refused allocations kept with their details per process; all are counted.
 pub const REFUSED_KEPT: usize = 16;
@@ -25,7 +25,7 @@ pub struct RefusedMemory {
     /// Requesting thread.
     pub tid: Tid,
     /// GPU of the intended parent device.
-    pub place: Place,
+    pub place: DriverDevice,
     /// Requested location.
     pub lies: Lies,
     /// Requested size, bytes; `None` if it could not be read.
@@ -34,13 +34,13 @@ pub struct RefusedMemory {
     /// that call.
     pub inside: Option<Inside>,
     /// Purpose of the memory.
-    pub named: Named,
+    pub named: AttributedPurpose,
 }
 
 /// The last freed object, in case the driver allocates it again with a larger size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FreedLast {
-    pub(super) key: Key,
+    pub(super) key: ObjectKey,
     pub(super) tid: Tid,
     pub(super) inside: Option<Inside>,
     pub(super) asked_bytes: Option<u64>,
@@ -50,9 +50,9 @@ pub(super) struct FreedLast {
 
 /// State of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Books {
+pub struct DriverLedger {
     /// First rule broken by one of its ioctls.
-    pub(super) violation: Option<Violation>,
+    pub(super) violation: Option<RmViolation>,
     pub(super) refused: VecDeque<RefusedMemory>,
     pub(super) refused_count: u64,
     /// Objects created under the key of a live object.
@@ -62,25 +62,25 @@ pub struct Books {
     pub(super) uses_unknown: bool,
     pub(super) freed_last: Option<FreedLast>,
     /// Mapped memory by its first address.
-    pub(super) mapped: BTreeMap<u64, Key>,
-    pub(super) stacks: Stacks,
-    pub(super) standings: BTreeMap<GpuUuid, Standing>,
+    pub(super) mapped: BTreeMap<u64, ObjectKey>,
+    pub(super) stacks: CallerTable,
+    pub(super) standings: BTreeMap<GpuUuid, NvmlAgreement>,
     /// Video memory by its device; the object number is 0 for an unknown device.
-    pub(super) live: BTreeMap<Key, Live>,
+    pub(super) live: BTreeMap<ObjectKey, LiveVideoMemory>,
 }
 
 /// Video memory on one device of a client.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Live {
-    pub(super) place: Place,
+pub(super) struct LiveVideoMemory {
+    pub(super) place: DriverDevice,
     pub(super) bytes: u64,
     recent: Recent,
     changed_ns: u64,
 }
 
-impl Books {
+impl DriverLedger {
     /// Records that an ioctl broke a rule.
-    pub(super) fn refuse(&mut self, violation: Violation) {
+    pub(super) fn refuse(&mut self, violation: RmViolation) {
         self.violation.get_or_insert(violation);
     }
 
@@ -93,9 +93,15 @@ impl Books {
     }
 
     /// Changes the video memory of a device.
-    pub(super) fn change(&mut self, device: Key, place: &Place, call: &RmCall, change: impl FnOnce(u64) -> u64) {
+    pub(super) fn change(
+        &mut self,
+        device: ObjectKey,
+        place: &DriverDevice,
+        call: &RmCall,
+        change: impl FnOnce(u64) -> u64,
+    ) {
         let live = self.live.entry(device).or_default();
-        live.recent.note(Span { entered_ns: call.entered_ns, returned_ns: call.returned_ns }, live.bytes);
+        live.recent.note(CallSpan { entered_ns: call.entered_ns, returned_ns: call.returned_ns }, live.bytes);
         live.bytes = change(live.bytes);
         live.changed_ns = call.returned_ns;
         live.place = place.clone();
@@ -110,12 +116,12 @@ impl Books {
     /// may have shrunk.
     pub(super) fn free_unknown(&mut self) {
         self.unknown_frees += 1;
-        self.standings.values_mut().filter(|standing| standing.older_bytes() != Some(0)).for_each(Standing::miss);
+        self.standings.values_mut().filter(|standing| standing.older_bytes() != Some(0)).for_each(NvmlAgreement::miss);
     }
 
     /// Iterates over the video memory by place, throughout `begin_ns` to `end_ns`; `None` if it
     /// changed in the interval.
-    pub fn held_over(&self, begin_ns: u64, end_ns: u64) -> impl Iterator<Item = (&Place, Option<u64>)> {
+    pub fn held_over(&self, begin_ns: u64, end_ns: u64) -> impl Iterator<Item = (&DriverDevice, Option<u64>)> {
         self.live.values().map(move |live| (&live.place, live.recent.held_over(begin_ns, end_ns, live.bytes)))
     }
 
@@ -125,17 +131,17 @@ impl Books {
     }
 
     /// Iterates over the live video memory by place, in bytes.
-    pub fn live(&self) -> impl Iterator<Item = (&Place, u64)> {
+    pub fn live(&self) -> impl Iterator<Item = (&DriverDevice, u64)> {
         self.live.values().map(|live| (&live.place, live.bytes))
     }
 
     /// Returns the agreement with NVML on a GPU; `None` before the first settled reading.
-    pub fn standing(&self, gpu: &GpuUuid) -> Option<&Standing> {
+    pub fn standing(&self, gpu: &GpuUuid) -> Option<&NvmlAgreement> {
         self.standings.get(gpu)
     }
 
     /// First rule broken by one of its ioctls, if any.
-    pub const fn violation(&self) -> Option<Violation> {
+    pub const fn violation(&self) -> Option<RmViolation> {
         self.violation
     }
 

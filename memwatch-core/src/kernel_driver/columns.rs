@@ -7,7 +7,7 @@ use memwatch_common::meaning::{Meaning, MemoryCall, VirtualCall};
 use memwatch_common::probes::by_id;
 
 use super::decode::Lies;
-use super::objects::Memory;
+use super::objects::DriverMemory;
 
 /// Use of a memory object: the three fields add up to its granted size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,9 +22,9 @@ pub struct Columns {
 
 /// Live requests of a process, by address.
 #[derive(Clone, Debug, Default)]
-pub struct Requests(Vec<(u64, u64)>);
+pub struct LiveRequests(Vec<(u64, u64)>);
 
-impl Requests {
+impl LiveRequests {
     /// Creates the list from pairs of address and bytes, in address order; no request lies within
     /// another.
     pub const fn new(sorted: Vec<(u64, u64)>) -> Self {
@@ -46,7 +46,7 @@ impl Requests {
 
 impl Columns {
     /// Splits one object; `None` if it is the driver's own or its address is unknown.
-    pub fn of(memory: &Memory, requests: &Requests) -> Option<Self> {
+    pub fn of(memory: &DriverMemory, requests: &LiveRequests) -> Option<Self> {
         let granted_bytes = memory.granted_bytes;
         let meaning = memory.inside.and_then(|inside| by_id(inside.probe)).map(|row| row.meaning);
         let requested_bytes = match meaning {
@@ -76,12 +76,12 @@ mod tests {
 
     #[test]
     fn only_what_lies_in_a_range_counts_of_a_request() {
-        let requests = Requests::new(vec![(10, 10), (30, 10), (50, 100)]);
+        let requests = LiveRequests::new(vec![(10, 10), (30, 10), (50, 100)]);
         assert_eq!(requests.within(0, 10), 0);
         assert_eq!(requests.within(15, 20), 10);
         assert_eq!(requests.within(0, 1000), 120);
         assert_eq!(requests.within(60, 10), 10, "one that is larger than the range");
         assert_eq!(requests.within(u64::MAX - 1, 5), 0);
-        assert_eq!(Requests::default().within(0, u64::MAX), 0);
+        assert_eq!(LiveRequests::default().within(0, u64::MAX), 0);
     }
 }

@@ -14,7 +14,7 @@ use super::stacks::Caller;
 /// Purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Label {
+pub enum MemoryPurpose {
     /// Local memory of GPU threads, sized for the kernel that needs most. It grows and never
     /// shrinks.
     LocalMemory,
@@ -35,7 +35,7 @@ pub enum Label {
     Driver,
 }
 
-impl Label {
+impl MemoryPurpose {
     /// All labels.
     pub const ALL: [Self; 8] = [
         Self::LocalMemory,
@@ -82,9 +82,9 @@ pub enum Sure {
 
 /// A label with the caller that requested the memory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Named {
+pub struct AttributedPurpose {
     /// Purpose of the memory.
-    pub label: Label,
+    pub label: MemoryPurpose,
     /// Caller of the driver: the name of a library, or else of the file; `None` if unknown, and for
     /// memory that serves a whole context.
     pub owner: Option<Arc<str>>,
@@ -96,14 +96,14 @@ pub struct Named {
 
 /// Evidence for an allocation's label.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Evidence<'a> {
+pub(super) struct PurposeEvidence<'a> {
     /// Probe table row of the call in flight.
     pub(super) probe: Option<u16>,
     /// Caller, from the native stack of the ioctl.
     pub(super) caller: Option<&'a Caller>,
     /// Whether the same call has just freed a smaller object of a context with the same key.
     pub(super) regrown: bool,
-    /// See [`super::decode::Granted::coherency_1`].
+    /// See [`super::decode::GrantedMemory::coherency_1`].
     pub(super) coherency_1: bool,
 }
 
@@ -112,25 +112,25 @@ pub(super) struct Evidence<'a> {
 const LOADERS: [&str; 5] = ["cuKernelGetFunction", "cuLibraryGet", "cuLibraryLoad", "cuModule", "cuFuncLoad"];
 const LAUNCHERS: [&str; 3] = ["cuLaunch", "cuGraphLaunch", "cuGraphInstantiate"];
 
-type Fits = fn(&Evidence<'_>) -> bool;
+type Fits = fn(&PurposeEvidence<'_>) -> bool;
 
 /// The first matching rule decides.
-const RULES: [(Fits, Label, Sure); 12] = [
-    (|seen| seen.regrown, Label::LocalMemory, Sure::High),
-    (|seen| seen.is(makes_context), Label::Context, Sure::High),
-    (|seen| seen.is(sets_limit), Label::Context, Sure::Medium),
-    (|seen| seen.is(makes_stream), Label::Stream, Sure::High),
-    (|seen| seen.is(loads) || seen.row().is_none() && seen.begins(&LOADERS), Label::Code, Sure::High),
-    (|seen| seen.is(runs_graph) && seen.coherency_1, Label::Pool, Sure::Medium),
-    (|seen| seen.is(runs_graph) || seen.row().is_none() && seen.begins(&LAUNCHERS), Label::Code, Sure::Medium),
-    (|seen| seen.is(takes_from_pool), Label::Pool, Sure::High),
-    (|seen| seen.is(requests) && seen.caller.is_some(), Label::Requested, Sure::High),
-    (|seen| seen.is(requests), Label::Requested, Sure::Medium),
-    (|seen| seen.caller.is_some_and(Caller::is_graphics), Label::Requested, Sure::Medium),
-    (|_| true, Label::Driver, Sure::Low),
+const RULES: [(Fits, MemoryPurpose, Sure); 12] = [
+    (|seen| seen.regrown, MemoryPurpose::LocalMemory, Sure::High),
+    (|seen| seen.is(makes_context), MemoryPurpose::Context, Sure::High),
+    (|seen| seen.is(sets_limit), MemoryPurpose::Context, Sure::Medium),
+    (|seen| seen.is(makes_stream), MemoryPurpose::Stream, Sure::High),
+    (|seen| seen.is(loads) || seen.row().is_none() && seen.begins(&LOADERS), MemoryPurpose::Code, Sure::High),
+    (|seen| seen.is(runs_graph) && seen.coherency_1, MemoryPurpose::Pool, Sure::Medium),
+    (|seen| seen.is(runs_graph) || seen.row().is_none() && seen.begins(&LAUNCHERS), MemoryPurpose::Code, Sure::Medium),
+    (|seen| seen.is(takes_from_pool), MemoryPurpose::Pool, Sure::High),
+    (|seen| seen.is(requests) && seen.caller.is_some(), MemoryPurpose::Requested, Sure::High),
+    (|seen| seen.is(requests), MemoryPurpose::Requested, Sure::Medium),
+    (|seen| seen.caller.is_some_and(Caller::is_graphics), MemoryPurpose::Requested, Sure::Medium),
+    (|_| true, MemoryPurpose::Driver, Sure::Low),
 ];
 
-impl Evidence<'_> {
+impl PurposeEvidence<'_> {
     fn row(&self) -> Option<&'static Probe> {
         self.probe.and_then(by_id)
     }
@@ -145,15 +145,15 @@ impl Evidence<'_> {
     }
 
     /// Returns the label of the allocation.
-    pub(super) fn named(&self) -> Named {
+    pub(super) fn named(&self) -> AttributedPurpose {
         let (_, label, sure) = RULES.iter().find(|(fits, ..)| fits(self)).expect("the last rule fits everything");
-        let is_whole = matches!(label, Label::Context | Label::LocalMemory);
+        let is_whole = matches!(label, MemoryPurpose::Context | MemoryPurpose::LocalMemory);
         let function = match self.row() {
             Some(row) => Some(row.symbol.into()),
             None => self.caller.and_then(|caller| caller.function.clone()),
         };
         let owner = self.caller.and_then(|caller| caller.owner.clone()).filter(|_| !is_whole);
-        Named { label: *label, owner, function, sure: *sure }
+        AttributedPurpose { label: *label, owner, function, sure: *sure }
     }
 }
 

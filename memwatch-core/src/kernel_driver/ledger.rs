@@ -2,10 +2,10 @@
 //! with their process.
 
 use super::KernelDriver;
-use super::books::{Books, FreedLast, RefusedMemory};
-use super::decode::{Event, Granted, Key, Lies, New, Violation, decode};
-use super::labels::{Evidence, Label, Named, Sure};
-use super::objects::{Client, Memory, Place, What};
+use super::books::{DriverLedger, FreedLast, RefusedMemory};
+use super::decode::{GrantedMemory, Lies, New, ObjectKey, RmEvent, RmViolation, decode};
+use super::labels::{AttributedPurpose, MemoryPurpose, PurposeEvidence, Sure};
+use super::objects::{DriverDevice, DriverMemory, RmClient, RmObjectKind};
 use crate::input::rm::RmCall;
 use crate::words::{GpuUuid, Tgid};
 
@@ -17,14 +17,14 @@ impl KernelDriver {
             Err(violation) => return self.books_mut(call.tgid).refuse(violation),
         };
         match event {
-            Event::Made { key, parent, new } => self.make(call, (key, parent), new, most_bytes),
-            Event::Freed(key) => self.free(call, key),
-            Event::Duplicated { key, parent, source } => self.duplicate(call, (key, parent), source),
-            Event::Refused { parent, lies, asked_bytes } => self.refuse(call, parent, lies, asked_bytes),
-            Event::Named { key, uuid } => self.name(key, uuid),
-            Event::Mapped { base, bytes, candidates } => self.map(call.tgid, (base, bytes), candidates),
-            Event::Unmapped { base } => self.unmap(call.tgid, base),
-            Event::Nothing => {}
+            RmEvent::Made { key, parent, new } => self.make(call, (key, parent), new, most_bytes),
+            RmEvent::Freed(key) => self.free(call, key),
+            RmEvent::Duplicated { key, parent, source } => self.duplicate(call, (key, parent), source),
+            RmEvent::Refused { parent, lies, asked_bytes } => self.refuse(call, parent, lies, asked_bytes),
+            RmEvent::Named { key, uuid } => self.name(key, uuid),
+            RmEvent::Mapped { base, bytes, candidates } => self.map(call.tgid, (base, bytes), candidates),
+            RmEvent::Unmapped { base } => self.unmap(call.tgid, base),
+            RmEvent::Nothing => {}
         }
     }
 
@@ -38,36 +38,36 @@ impl KernelDriver {
         self.let_go(&end, None, gone);
     }
 
-    pub(super) fn books_mut(&mut self, tgid: Tgid) -> &mut Books {
+    pub(super) fn books_mut(&mut self, tgid: Tgid) -> &mut DriverLedger {
         self.processes.entry(tgid).or_default()
     }
 
     /// Returns the process that owns a client. A child that uses its parent's client does not
     /// become the owner. A client never seen created is older than the attach.
     fn owner(&mut self, call: &RmCall, client: u32) -> Tgid {
-        let owner = self.clients.entry(client).or_insert_with(|| Client::new(client, call.tgid, true));
+        let owner = self.clients.entry(client).or_insert_with(|| RmClient::new(client, call.tgid, true));
         let (tgid, is_older) = (owner.tgid, owner.is_older);
         self.books_mut(tgid).uses_unknown |= is_older;
         tgid
     }
 
-    fn make(&mut self, call: &RmCall, (key, parent): (Key, u32), new: New, most_bytes: Option<u64>) {
+    fn make(&mut self, call: &RmCall, (key, parent): (ObjectKey, u32), new: New, most_bytes: Option<u64>) {
         let what = match new {
             New::Client => return self.make_client(call, key.client),
-            New::Device => What::Device(Place::default()),
-            New::Subdevice => What::Subdevice,
+            New::Device => RmObjectKind::Device(DriverDevice::default()),
+            New::Subdevice => RmObjectKind::Subdevice,
             New::GpuInstance(number) => {
                 self.owner(call, key.client);
                 self.change_place((key.client, parent), |place| place.gpu_instance = Some(number));
-                What::Other
+                RmObjectKind::Other
             }
             New::ComputeInstance(number) => {
                 self.owner(call, key.client);
                 self.change_place((key.client, parent), |place| place.compute_instance = Some(number));
-                What::Other
+                RmObjectKind::Other
             }
             New::Memory(granted) => return self.make_memory(call, (key, parent), granted, most_bytes),
-            New::Other(_) => What::Other,
+            New::Other(_) => RmObjectKind::Other,
         };
         self.put(call, (key, parent), what);
     }
@@ -78,11 +78,11 @@ impl KernelDriver {
             let owner = before.tgid;
             self.let_go(call, Some(owner), before.take_all().collect());
         }
-        self.clients.insert(number, Client::new(number, call.tgid, false));
+        self.clients.insert(number, RmClient::new(number, call.tgid, false));
         self.books_mut(call.tgid);
     }
 
-    fn put(&mut self, call: &RmCall, (key, parent): (Key, u32), what: What) {
+    fn put(&mut self, call: &RmCall, (key, parent): (ObjectKey, u32), what: RmObjectKind) {
         let owner = self.owner(call, key.client);
         let Some(client) = self.clients.get_mut(&key.client) else { return };
         let gone = client.put(key.object, parent, what);
@@ -92,23 +92,30 @@ impl KernelDriver {
         }
     }
 
-    fn make_memory(&mut self, call: &RmCall, (key, parent): (Key, u32), granted: Granted, most_bytes: Option<u64>) {
+    fn make_memory(
+        &mut self,
+        call: &RmCall,
+        (key, parent): (ObjectKey, u32),
+        granted: GrantedMemory,
+        most_bytes: Option<u64>,
+    ) {
         let owner = self.owner(call, key.client);
         let Some(client) = self.clients.get(&key.client) else { return };
         let (device, is_older) = (client.device_of(parent), client.is_older);
-        let is_misplaced = client.get(parent).is_some_and(|what| !matches!(what, What::Device(_) | What::Subdevice));
+        let is_misplaced =
+            client.get(parent).is_some_and(|what| !matches!(what, RmObjectKind::Device(_) | RmObjectKind::Subdevice));
         let is_video = granted.lies == Lies::Video;
         let is_too_large = most_bytes.is_some_and(|most| granted.granted_bytes > most);
         match (is_video, is_misplaced, is_too_large) {
-            (true, true, _) => return self.books_mut(owner).refuse(Violation::Parent),
-            (true, _, true) => return self.books_mut(owner).refuse(Violation::TooLarge),
+            (true, true, _) => return self.books_mut(owner).refuse(RmViolation::Parent),
+            (true, _, true) => return self.books_mut(owner).refuse(RmViolation::TooLarge),
             // The device may be older than the attach. If the client is not older, the creation of
             // its device was missed.
             (true, ..) => self.books_mut(owner).uses_unknown |= device == 0 || is_older,
             _ => {}
         }
         let named = self.evidence(call, Some((key, granted))).named();
-        let memory = Memory {
+        let memory = DriverMemory {
             lies: granted.lies,
             asked_bytes: granted.asked_bytes,
             granted_bytes: granted.granted_bytes,
@@ -120,7 +127,7 @@ impl KernelDriver {
             ranges: Vec::new(),
             left_by: None,
         };
-        self.put(call, (key, parent), What::Memory(Box::new(memory)));
+        self.put(call, (key, parent), RmObjectKind::Memory(Box::new(memory)));
         if is_video {
             self.charge(call, key.client, device, granted.granted_bytes);
         }
@@ -128,13 +135,13 @@ impl KernelDriver {
 
     /// Collects the evidence for an allocation's label, including whether the same call has just
     /// freed a smaller object with the same key.
-    fn evidence(&self, call: &RmCall, made: Option<(Key, Granted)>) -> Evidence<'_> {
+    fn evidence(&self, call: &RmCall, made: Option<(ObjectKey, GrantedMemory)>) -> PurposeEvidence<'_> {
         let books = self.processes.get(&call.tgid);
         let regrown = made.zip(books.and_then(|books| books.freed_last)).is_some_and(|((key, granted), freed)| {
             let is_same = (freed.key, freed.tid, freed.inside) == (key, call.tid, call.inside);
             is_same && freed.is_contexts && freed.asked_bytes < granted.asked_bytes
         });
-        Evidence {
+        PurposeEvidence {
             probe: call.inside.map(|inside| inside.probe),
             caller: books.and_then(|books| books.stacks.get(call.stack)).filter(|_| call.stack != 0),
             regrown,
@@ -145,11 +152,11 @@ impl KernelDriver {
     fn charge(&mut self, call: &RmCall, client: u32, device: u32, bytes: u64) {
         let Some(owner) = self.clients.get(&client) else { return };
         let (tgid, place) = (owner.tgid, owner.place(device));
-        let key = Key { client, object: device };
+        let key = ObjectKey { client, object: device };
         self.books_mut(tgid).change(key, &place, call, |live| live.saturating_add(bytes));
     }
 
-    fn free(&mut self, call: &RmCall, key: Key) {
+    fn free(&mut self, call: &RmCall, key: ObjectKey) {
         if key.client == key.object {
             let Some(client) = self.clients.remove(&key.client) else {
                 return self.books_mut(call.tgid).free_unknown();
@@ -165,12 +172,12 @@ impl KernelDriver {
             return self.books_mut(owner).free_unknown();
         }
         self.books_mut(call.tgid).freed_last = match gone.as_slice() {
-            [(_, What::Memory(memory))] => Some(FreedLast {
+            [(_, RmObjectKind::Memory(memory))] => Some(FreedLast {
                 key,
                 tid: call.tid,
                 inside: call.inside,
                 asked_bytes: memory.asked_bytes,
-                is_contexts: matches!(memory.named.label, Label::Context | Label::LocalMemory),
+                is_contexts: matches!(memory.named.label, MemoryPurpose::Context | MemoryPurpose::LocalMemory),
             }),
             _ => None,
         };
@@ -179,15 +186,15 @@ impl KernelDriver {
 
     /// Removes freed objects from their owner's charge and passes shared memory on to the next
     /// process.
-    fn let_go(&mut self, call: &RmCall, owner: Option<Tgid>, gone: Vec<(Key, What)>) {
+    fn let_go(&mut self, call: &RmCall, owner: Option<Tgid>, gone: Vec<(ObjectKey, RmObjectKind)>) {
         let mut left = Vec::new();
         for (key, what) in gone {
-            let What::Memory(memory) = what else { continue };
+            let RmObjectKind::Memory(memory) = what else { continue };
             if let Some(books) = owner.and_then(|owner| self.processes.get_mut(&owner)) {
                 for (base, _) in &memory.ranges {
                     books.mapped.remove(base);
                 }
-                let device = Key { client: key.client, object: memory.device };
+                let device = ObjectKey { client: key.client, object: memory.device };
                 let place = books.live.get(&device).map(|live| live.place.clone()).unwrap_or_default();
                 if memory.lies == Lies::Video {
                     books.change(device, &place, call, |live| live.saturating_sub(memory.granted_bytes));
@@ -197,19 +204,19 @@ impl KernelDriver {
         }
         let left_by = Some(owner.unwrap_or(call.tgid));
         for (key, memory) in left {
-            self.inherit(call, key, Memory { left_by, ..*memory });
+            self.inherit(call, key, DriverMemory { left_by, ..*memory });
         }
     }
 
     /// Passes memory on to the first holder of a duplicate (`memDestruct`, mem.c).
-    fn inherit(&mut self, call: &RmCall, key: Key, memory: Memory) {
+    fn inherit(&mut self, call: &RmCall, key: ObjectKey, memory: DriverMemory) {
         let mut heirs = self.imported.remove(&key).unwrap_or_default();
-        heirs.retain(|heir| matches!(self.what(*heir), Some(What::Imported(source)) if *source == key));
+        heirs.retain(|heir| matches!(self.what(*heir), Some(RmObjectKind::Imported(source)) if *source == key));
         let Some(heir) = heirs.first().copied() else { return };
         heirs.remove(0);
         for other in &heirs {
             if let Some(what) = self.what_mut(*other) {
-                *what = What::Imported(heir);
+                *what = RmObjectKind::Imported(heir);
             }
         }
         if !heirs.is_empty() {
@@ -217,48 +224,51 @@ impl KernelDriver {
         }
         let device = self.clients.get(&heir.client).map_or(0, |client| client.device_of(heir.object));
         let (bytes, is_video) = (memory.granted_bytes, memory.lies == Lies::Video);
-        let named = Named { label: Label::Inherited, sure: Sure::High, ..memory.named };
+        let named = AttributedPurpose { label: MemoryPurpose::Inherited, sure: Sure::High, ..memory.named };
         if let Some(what) = self.what_mut(heir) {
-            *what = What::Memory(Box::new(Memory { device, named, ranges: Vec::new(), ..memory }));
+            *what = RmObjectKind::Memory(Box::new(DriverMemory { device, named, ranges: Vec::new(), ..memory }));
         }
         if is_video {
             self.charge(call, heir.client, device, bytes);
         }
     }
 
-    fn what(&self, key: Key) -> Option<&What> {
+    fn what(&self, key: ObjectKey) -> Option<&RmObjectKind> {
         self.clients.get(&key.client)?.get(key.object)
     }
 
-    fn what_mut(&mut self, key: Key) -> Option<&mut What> {
+    fn what_mut(&mut self, key: ObjectKey) -> Option<&mut RmObjectKind> {
         self.clients.get_mut(&key.client)?.get_mut(key.object)
     }
 
-    fn duplicate(&mut self, call: &RmCall, (key, parent): (Key, u32), source: Key) {
+    fn duplicate(&mut self, call: &RmCall, (key, parent): (ObjectKey, u32), source: ObjectKey) {
         let original = match self.what(source) {
-            Some(What::Memory(_)) => Some(source),
-            Some(What::Imported(original)) => Some(*original),
+            Some(RmObjectKind::Memory(_)) => Some(source),
+            Some(RmObjectKind::Imported(original)) => Some(*original),
             _ => None,
         };
-        self.put(call, (key, parent), What::Other);
+        self.put(call, (key, parent), RmObjectKind::Other);
         // Inserting the duplicate may have removed the original.
-        let Some(original) = original.filter(|original| matches!(self.what(*original), Some(What::Memory(_)))) else {
+        let Some(original) = original.filter(|original| matches!(self.what(*original), Some(RmObjectKind::Memory(_))))
+        else {
             return;
         };
         if let Some(what) = self.what_mut(key) {
-            *what = What::Imported(original);
+            *what = RmObjectKind::Imported(original);
         }
         let mut others = self.imported.remove(&original).unwrap_or_default();
         others.retain(|other| *other != key);
         // Prunes freed entries each time the list has doubled.
         if others.len().is_power_of_two() {
-            others.retain(|other| matches!(self.what(*other), Some(What::Imported(source)) if *source == original));
+            others.retain(
+                |other| matches!(self.what(*other), Some(RmObjectKind::Imported(source)) if *source == original),
+            );
         }
         others.push(key);
         self.imported.insert(original, others);
     }
 
-    fn refuse(&mut self, call: &RmCall, parent: Key, lies: Lies, asked_bytes: Option<u64>) {
+    fn refuse(&mut self, call: &RmCall, parent: ObjectKey, lies: Lies, asked_bytes: Option<u64>) {
         let named = self.evidence(call, None).named();
         let client = self.clients.get(&parent.client);
         let place = client.map(|client| client.place(client.device_of(parent.object))).unwrap_or_default();
@@ -266,18 +276,19 @@ impl KernelDriver {
         self.books_mut(call.tgid).note_refused(RefusedMemory { time_ns, tid, place, lies, asked_bytes, inside, named });
     }
 
-    fn name(&mut self, key: Key, uuid: GpuUuid) {
+    fn name(&mut self, key: ObjectKey, uuid: GpuUuid) {
         self.change_place((key.client, key.object), |place| place.name(uuid));
     }
 
     /// Updates what is known of the GPU of an object.
-    fn change_place(&mut self, (client, object): (u32, u32), change: impl FnOnce(&mut Place)) {
+    fn change_place(&mut self, (client, object): (u32, u32), change: impl FnOnce(&mut DriverDevice)) {
         let Some(owner) = self.clients.get_mut(&client) else { return };
         let device = owner.device_of(object);
-        let Some(What::Device(place)) = owner.get_mut(device) else { return };
+        let Some(RmObjectKind::Device(place)) = owner.get_mut(device) else { return };
         change(place);
         let (tgid, place) = (owner.tgid, owner.place(device));
-        let live = self.processes.get_mut(&tgid).and_then(|books| books.live.get_mut(&Key { client, object: device }));
+        let live =
+            self.processes.get_mut(&tgid).and_then(|books| books.live.get_mut(&ObjectKey { client, object: device }));
         if let Some(live) = live {
             live.place = place;
         }
@@ -285,12 +296,12 @@ impl KernelDriver {
 
     /// Records a mapping. The memory is known only if exactly one of the candidates is memory of
     /// this process.
-    fn map(&mut self, tgid: Tgid, (base, bytes): (u64, u64), candidates: [Key; 2]) {
+    fn map(&mut self, tgid: Tgid, (base, bytes): (u64, u64), candidates: [ObjectKey; 2]) {
         self.unmap(tgid, base);
         let clients = &self.clients;
-        let is_own = |key: &&Key| {
+        let is_own = |key: &&ObjectKey| {
             let client = clients.get(&key.client).filter(|client| client.tgid == tgid);
-            client.is_some_and(|client| matches!(client.get(key.object), Some(What::Memory(_))))
+            client.is_some_and(|client| matches!(client.get(key.object), Some(RmObjectKind::Memory(_))))
         };
         let mut own = candidates.iter().filter(is_own);
         let (Some(key), None) = (own.next().copied(), own.next()) else { return };
@@ -310,6 +321,6 @@ impl KernelDriver {
     }
 }
 
-fn keyed(client: u32, gone: Vec<(u32, What)>) -> Vec<(Key, What)> {
-    gone.into_iter().map(|(object, what)| (Key { client, object }, what)).collect()
+fn keyed(client: u32, gone: Vec<(u32, RmObjectKind)>) -> Vec<(ObjectKey, RmObjectKind)> {
+    gone.into_iter().map(|(object, what)| (ObjectKey { client, object }, what)).collect()
 }

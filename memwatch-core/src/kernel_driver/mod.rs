@@ -24,11 +24,11 @@ use serde::{Deserialize, Serialize};
 use crate::stack::native::NativeStack;
 use crate::words::{GpuUuid, Tgid};
 
-use books::Books;
-use decode::Key;
-use objects::{Client, Memory, Place};
+use books::DriverLedger;
+use decode::ObjectKey;
+use objects::{DriverDevice, DriverMemory, RmClient};
 use stacks::Caller;
-use trust::{Compared, Reason, Standing, Trust};
+use trust::{Compared, LedgerTrust, NvmlAgreement, Reason};
 
 /// Driver branches with known layouts.
 const KNOWN_BRANCHES: std::ops::RangeInclusive<u32> = 515..=595;
@@ -48,10 +48,10 @@ pub struct KernelDriver {
     /// Content of `/sys/module/nvidia/version`; `None` if it has not been read.
     version: Option<String>,
     /// Clients by number. The kernel driver never reuses a number while it is loaded.
-    clients: BTreeMap<u32, Client>,
-    processes: BTreeMap<Tgid, Books>,
+    clients: BTreeMap<u32, RmClient>,
+    processes: BTreeMap<Tgid, DriverLedger>,
     /// Other objects that share each memory object, in the order in which they were created.
-    imported: BTreeMap<Key, Vec<Key>>,
+    imported: BTreeMap<ObjectKey, Vec<ObjectKey>>,
     /// Whether the sum of a process seen from its start has agreed with NVML for this version.
     confirmed: bool,
     /// Whether the last device reading has not been compared yet: ioctls in flight at its time may
@@ -61,7 +61,7 @@ pub struct KernelDriver {
 
 /// Properties of a process's tracing that decide whether its ledger is trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Watched {
+pub struct TracingStatus {
     /// Whether the process was traced from its start.
     pub from_start: bool,
     /// Whether every record of its ioctls arrived.
@@ -113,7 +113,7 @@ impl KernelDriver {
     }
 
     /// Returns the state of a process; `None` if no ioctl of it was seen.
-    pub fn books(&self, tgid: Tgid) -> Option<&Books> {
+    pub fn books(&self, tgid: Tgid) -> Option<&DriverLedger> {
         self.processes.get(&tgid)
     }
 
@@ -123,7 +123,7 @@ impl KernelDriver {
     }
 
     /// Iterates over a process's memory objects, with the GPU of each.
-    pub fn memory(&self, tgid: Tgid) -> impl Iterator<Item = (Key, Place, &Memory)> {
+    pub fn memory(&self, tgid: Tgid) -> impl Iterator<Item = (ObjectKey, DriverDevice, &DriverMemory)> {
         let own = self.clients.values().filter(move |client| client.tgid == tgid);
         own.flat_map(|client| client.memory().map(|(key, memory)| (key, client.place(memory.device), memory)))
     }
@@ -131,7 +131,7 @@ impl KernelDriver {
     /// Number of memory objects of other clients that a process shares.
     pub fn imported(&self, tgid: Tgid) -> u64 {
         let own = self.clients.values().filter(|client| client.tgid == tgid);
-        own.map(Client::imported).sum()
+        own.map(RmClient::imported).sum()
     }
 
     /// Discards the comparisons with NVML: the process's calls are seen only from now on.
@@ -142,7 +142,7 @@ impl KernelDriver {
     }
 
     /// Compares the ledger of a process with what NVML charged it on a GPU, at a settled reading.
-    pub fn compare(&mut self, tgid: Tgid, gpu: &GpuUuid, compared: Compared, watched: Watched) {
+    pub fn compare(&mut self, tgid: Tgid, gpu: &GpuUuid, compared: Compared, watched: TracingStatus) {
         let Some(books) = self.processes.get_mut(&tgid) else { return };
         let is_sound = watched.complete && books.violation.is_none();
         let standing = books.standings.entry(gpu.clone()).or_default();
@@ -171,25 +171,25 @@ impl KernelDriver {
     }
 
     /// Returns whether the ledger of a process on a GPU explains what NVML charges there.
-    pub fn trust(&self, tgid: Tgid, gpu: &GpuUuid, watched: Watched) -> Trust {
-        let Some(books) = self.processes.get(&tgid) else { return Trust::Settling };
+    pub fn trust(&self, tgid: Tgid, gpu: &GpuUuid, watched: TracingStatus) -> LedgerTrust {
+        let Some(books) = self.processes.get(&tgid) else { return LedgerTrust::Settling };
         match books.violation {
-            _ if watched.odd_layout => return Trust::Refused(Reason::Layout),
-            Some(decode::Violation::Layout) => return Trust::Refused(Reason::Layout),
-            Some(decode::Violation::Unreadable) => return Trust::Refused(Reason::Lost),
-            Some(_) => return Trust::Refused(Reason::Contradictory),
-            None if !watched.complete => return Trust::Refused(Reason::Lost),
-            None if watched.from_start && books.uses_unknown => return Trust::Refused(Reason::NeverMade),
+            _ if watched.odd_layout => return LedgerTrust::Refused(Reason::Layout),
+            Some(decode::RmViolation::Layout) => return LedgerTrust::Refused(Reason::Layout),
+            Some(decode::RmViolation::Unreadable) => return LedgerTrust::Refused(Reason::Lost),
+            Some(_) => return LedgerTrust::Refused(Reason::Contradictory),
+            None if !watched.complete => return LedgerTrust::Refused(Reason::Lost),
+            None if watched.from_start && books.uses_unknown => return LedgerTrust::Refused(Reason::NeverMade),
             None => {}
         }
         if !self.is_known() {
-            return Trust::Unknown;
+            return LedgerTrust::Unknown;
         }
-        let has_agreed = books.standing(gpu).is_some_and(Standing::has_agreed);
+        let has_agreed = books.standing(gpu).is_some_and(NvmlAgreement::has_agreed);
         // After a late attach, the initial difference is taken as older memory, so any sum fits at
         // first. The sums must have been confirmed with another process.
         let is_trusted = has_agreed && (watched.from_start || self.confirmed);
-        if is_trusted { Trust::Trusted } else { Trust::Settling }
+        if is_trusted { LedgerTrust::Trusted } else { LedgerTrust::Settling }
     }
 }
 

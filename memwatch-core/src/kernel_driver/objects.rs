@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::decode::{Key, Lies};
-use super::labels::Named;
+use super::decode::{Lies, ObjectKey};
+use super::labels::AttributedPurpose;
 use crate::input::rm::Inside;
 use crate::words::{GpuUuid, Tgid, Tid};
 
@@ -14,7 +14,7 @@ const DEEPEST: usize = 16;
 
 /// GPU of a client's device, as far as its ioctls show.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Place {
+pub struct DriverDevice {
     /// UUID of the GPU; for a MIG instance that of the whole GPU.
     pub uuid: Option<GpuUuid>,
     /// GPU instance id, as in NVML.
@@ -25,7 +25,7 @@ pub struct Place {
     pub contradictory: bool,
 }
 
-impl Place {
+impl DriverDevice {
     pub(super) fn name(&mut self, uuid: GpuUuid) {
         self.contradictory |= self.uuid.as_ref().is_some_and(|known| *known != uuid);
         self.uuid = Some(uuid);
@@ -34,7 +34,7 @@ impl Place {
 
 /// A live memory object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Memory {
+pub struct DriverMemory {
     /// Location of the memory.
     pub lies: Lies,
     /// Requested size, bytes; `None` if it could not be read.
@@ -50,7 +50,7 @@ pub struct Memory {
     /// Device object of the memory; 0 if unknown.
     pub device: u32,
     /// Purpose of the memory.
-    pub named: Named,
+    pub named: AttributedPurpose,
     /// Mapped ranges: first address and bytes.
     pub ranges: Vec<(u64, u64)>,
     /// Process that owned the memory before and freed it or exited; `None` if its present process
@@ -60,15 +60,15 @@ pub struct Memory {
 
 /// Kind of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum What {
+pub enum RmObjectKind {
     /// A GPU.
-    Device(Place),
+    Device(DriverDevice),
     /// One GPU of a device.
     Subdevice,
     /// Memory owned by the client.
-    Memory(Box<Memory>),
+    Memory(Box<DriverMemory>),
     /// Memory of another client: it counts no bytes here while the other client has it.
-    Imported(Key),
+    Imported(ObjectKey),
     /// An object of any other kind.
     Other,
 }
@@ -76,12 +76,12 @@ pub enum What {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Object {
     parent: u32,
-    what: What,
+    what: RmObjectKind,
 }
 
 /// A client and its objects.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Client {
+pub struct RmClient {
     /// Process that created the client, also while a child of that process uses it.
     pub tgid: Tgid,
     /// Whether the client existed before the attach.
@@ -92,14 +92,14 @@ pub struct Client {
     branches: BTreeSet<(u32, u32)>,
 }
 
-impl Client {
+impl RmClient {
     pub(super) const fn new(number: u32, tgid: Tgid, is_older: bool) -> Self {
         Self { tgid, is_older, number, objects: BTreeMap::new(), branches: BTreeSet::new() }
     }
 
     /// Adds an object. Returns the previous object with this number and its descendants, which are
     /// gone.
-    pub(super) fn put(&mut self, object: u32, parent: u32, what: What) -> Vec<(u32, What)> {
+    pub(super) fn put(&mut self, object: u32, parent: u32, what: RmObjectKind) -> Vec<(u32, RmObjectKind)> {
         let gone = self.take(object);
         self.objects.insert(object, Object { parent, what });
         self.branches.insert((parent, object));
@@ -107,7 +107,7 @@ impl Client {
     }
 
     /// Removes an object and all its descendants.
-    pub(super) fn take(&mut self, object: u32) -> Vec<(u32, What)> {
+    pub(super) fn take(&mut self, object: u32) -> Vec<(u32, RmObjectKind)> {
         let mut gone = Vec::new();
         let mut next = vec![object];
         while let Some(number) = next.pop() {
@@ -120,52 +120,52 @@ impl Client {
     }
 
     /// Removes all objects.
-    pub(super) fn take_all(self) -> impl Iterator<Item = (Key, What)> {
+    pub(super) fn take_all(self) -> impl Iterator<Item = (ObjectKey, RmObjectKind)> {
         let client = self.number;
-        self.objects.into_iter().map(move |(object, Object { what, .. })| (Key { client, object }, what))
+        self.objects.into_iter().map(move |(object, Object { what, .. })| (ObjectKey { client, object }, what))
     }
 
-    pub(super) fn get(&self, object: u32) -> Option<&What> {
+    pub(super) fn get(&self, object: u32) -> Option<&RmObjectKind> {
         self.objects.get(&object).map(|object| &object.what)
     }
 
-    pub(super) fn get_mut(&mut self, object: u32) -> Option<&mut What> {
+    pub(super) fn get_mut(&mut self, object: u32) -> Option<&mut RmObjectKind> {
         self.objects.get_mut(&object).map(|object| &mut object.what)
     }
 
     /// Returns the device that an object is or belongs to; 0 if unknown.
     pub(super) fn device_of(&self, object: u32) -> u32 {
         let parents = std::iter::successors(Some(object), |number| Some(self.objects.get(number)?.parent));
-        let device = parents.take(DEEPEST).find(|number| matches!(self.get(*number), Some(What::Device(_))));
+        let device = parents.take(DEEPEST).find(|number| matches!(self.get(*number), Some(RmObjectKind::Device(_))));
         device.unwrap_or(0)
     }
 
     /// Returns the GPU of a device.
-    pub(super) fn place(&self, device: u32) -> Place {
+    pub(super) fn place(&self, device: u32) -> DriverDevice {
         match self.get(device) {
-            Some(What::Device(place)) => place.clone(),
-            _ => Place::default(),
+            Some(RmObjectKind::Device(place)) => place.clone(),
+            _ => DriverDevice::default(),
         }
     }
 
     /// Iterates over the client's memory by object.
-    pub fn memory(&self) -> impl Iterator<Item = (Key, &Memory)> {
+    pub fn memory(&self) -> impl Iterator<Item = (ObjectKey, &DriverMemory)> {
         let client = self.number;
         self.objects.iter().filter_map(move |(object, Object { what, .. })| match what {
-            What::Memory(memory) => Some((Key { client, object: *object }, &**memory)),
+            RmObjectKind::Memory(memory) => Some((ObjectKey { client, object: *object }, &**memory)),
             _ => None,
         })
     }
 
     /// Number of objects shared from other clients.
     pub(super) fn imported(&self) -> u64 {
-        let imported = self.objects.values().filter(|object| matches!(object.what, What::Imported(_)));
+        let imported = self.objects.values().filter(|object| matches!(object.what, RmObjectKind::Imported(_)));
         imported.fold(0, |count, _| count + 1)
     }
 
-    pub(super) fn memory_mut(&mut self, object: u32) -> Option<&mut Memory> {
+    pub(super) fn memory_mut(&mut self, object: u32) -> Option<&mut DriverMemory> {
         match self.get_mut(object)? {
-            What::Memory(memory) => Some(memory),
+            RmObjectKind::Memory(memory) => Some(memory),
             _ => None,
         }
     }

@@ -102,13 +102,13 @@ fn owner(path: &str) -> Arc<str> {
 
 /// Callers by stack id, for one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Stacks {
+pub struct CallerTable {
     callers: BTreeMap<u64, Caller>,
     /// Stack ids in order of arrival.
     order: VecDeque<u64>,
 }
 
-impl Stacks {
+impl CallerTable {
     pub(super) fn learn(&mut self, id: u64, caller: Caller) {
         if self.callers.insert(id, caller).is_none() {
             self.order.push_back(id);
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn stacks_that_nobody_names_are_forgotten_in_the_order_they_came() {
-        let mut stacks = Stacks::default();
+        let mut stacks = CallerTable::default();
         (0..=WAITING as u64).for_each(|id| stacks.learn(id, Caller::default()));
         assert_eq!((stacks.get(0), stacks.callers.len()), (None, WAITING));
         assert!(stacks.get(WAITING as u64).is_some());

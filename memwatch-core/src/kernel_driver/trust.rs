@@ -29,7 +29,7 @@ impl Compared {
 
 /// Agreement of a process's ledger with NVML on one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Standing {
+pub struct NvmlAgreement {
     /// Memory older than the attach, bytes; `None` before the first settled reading, or while the
     /// ledger has more than NVML.
     older_bytes: Option<u64>,
@@ -41,7 +41,7 @@ pub struct Standing {
     last: Option<Compared>,
 }
 
-impl Standing {
+impl NvmlAgreement {
     /// Takes in a settled reading. `from_start` means that the process was traced from its start.
     pub(super) fn compare(&mut self, compared: Compared, from_start: bool) {
         self.last = Some(compared);
@@ -89,7 +89,7 @@ impl Standing {
 /// Whether the ledger explains what NVML charges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Trust {
+pub enum LedgerTrust {
     /// The ledger has agreed with NVML.
     Trusted,
     /// The ledger was not compared often enough, or has not agreed yet.
@@ -137,8 +137,8 @@ mod tests {
         Compared { used_bytes, seen_bytes, begin_ns }
     }
 
-    fn after(readings: &[Compared], from_start: bool) -> Standing {
-        let mut standing = Standing::default();
+    fn after(readings: &[Compared], from_start: bool) -> NvmlAgreement {
+        let mut standing = NvmlAgreement::default();
         for reading in readings {
             standing.compare(*reading, from_start);
         }

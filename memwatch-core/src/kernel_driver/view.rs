@@ -8,8 +8,8 @@ use crate::input::rm::Inside;
 use crate::words::{GpuUuid, Tgid, Tid, json};
 
 use super::decode::Lies;
-use super::labels::{Label, Sure};
-use super::trust::Trust;
+use super::labels::{MemoryPurpose, Sure};
+use super::trust::LedgerTrust;
 
 /// Kernel-driver memory of a process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,7 +37,7 @@ pub struct ExplainedUse {
     pub uuid: Option<GpuUuid>,
     /// Whether the ledger may be shown as an explanation.
     #[serde(serialize_with = "json::apart")]
-    pub trust: Trust,
+    pub trust: LedgerTrust,
     /// Bytes that NVML charged at the last settled reading; `None` before the first.
     pub used_bytes: Option<u64>,
     /// Granted bytes at present: the sum of the parts.
@@ -66,7 +66,7 @@ pub const PIECES_KEPT: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summand<'a> {
     /// Purpose of the memory.
-    pub label: Label,
+    pub label: MemoryPurpose,
     /// Owner; `None` if unknown, and for memory of the driver itself.
     pub owner: Option<&'a str>,
     /// Granted bytes.
@@ -77,9 +77,9 @@ impl ExplainedUse {
     /// Returns the parts by purpose, and by owner where a program or library requested the memory:
     /// largest first. They add up to the live bytes.
     pub fn summands(&self) -> Vec<Summand<'_>> {
-        let mut sums: BTreeMap<(Label, Option<&str>), u64> = BTreeMap::new();
+        let mut sums: BTreeMap<(MemoryPurpose, Option<&str>), u64> = BTreeMap::new();
         for part in &self.parts {
-            let owner = part.owner.as_deref().filter(|_| part.label == Label::Requested);
+            let owner = part.owner.as_deref().filter(|_| part.label == MemoryPurpose::Requested);
             let sum = sums.entry((part.label, owner)).or_default();
             *sum = sum.saturating_add(part.bytes);
         }
@@ -103,7 +103,7 @@ impl ExplainedUse {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartView {
     /// Purpose of the memory.
-    pub label: Label,
+    pub label: MemoryPurpose,
     /// Caller of the driver: the name of a library, or else of the file; `None` if unknown, and for
     /// memory of a context.
     pub owner: Option<String>,
@@ -129,7 +129,7 @@ pub struct PartView {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PieceView {
     /// Purpose, as in [`PartView`].
-    pub label: Label,
+    pub label: MemoryPurpose,
     /// Caller, as in [`PartView`].
     pub owner: Option<String>,
     /// Driver function, as in [`PartView`].
@@ -207,7 +207,7 @@ pub struct RefusedView {
     /// Caller of the function.
     pub owner: Option<String>,
     /// Purpose of the memory.
-    pub label: Label,
+    pub label: MemoryPurpose,
     /// Call in flight. Together with the thread it identifies the record of that call; `None` if no
     /// call was in flight.
     #[serde(serialize_with = "json::apart")]

@@ -14,7 +14,7 @@ pub struct CallRate {
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Counted {
+struct CallCount {
     time_ns: u64,
     allocations: u64,
     frees: u64,
@@ -23,8 +23,8 @@ struct Counted {
 /// The counters of one process over time.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Activity {
-    previous: Option<Counted>,
-    latest: Option<Counted>,
+    previous: Option<CallCount>,
+    latest: Option<CallCount>,
 }
 
 impl Activity {
@@ -33,7 +33,7 @@ impl Activity {
     pub fn tick(&mut self, time_ns: u64, totals: &DeviceTotals) {
         if self.latest.is_none_or(|latest| latest.time_ns < time_ns) {
             self.previous = self.latest;
-            self.latest = Some(Counted { time_ns, allocations: totals.allocations, frees: totals.frees });
+            self.latest = Some(CallCount { time_ns, allocations: totals.allocations, frees: totals.frees });
         }
     }
 

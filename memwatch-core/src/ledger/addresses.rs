@@ -14,15 +14,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::grants::{Allocation, Tenancy};
 use super::pool::PoolId;
 use super::table::Tag;
-use super::tenants::{Release, Tenants};
-use super::totals::{DeviceRef, Kind};
+use super::tenants::{ReleaseOutcome, Tenants};
+use super::totals::{AllocationKind, DeviceRef};
 
 /// Number of combinations from which unused ones are looked for.
 const FEW: usize = 256;
 
 /// Allocations by address.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Addresses {
+pub(super) struct LiveAddresses {
     tenants: Tenants<Small>,
     sorts: Sorts,
 }
@@ -35,13 +35,13 @@ pub(super) struct Small {
 }
 
 /// All attributes of an allocation except its size; `None` for memory of another owner.
-type Sort = Option<(u64, DeviceRef, Option<PoolId>, Kind)>;
+type AllocationSort = Option<(u64, DeviceRef, Option<PoolId>, AllocationKind)>;
 
 /// Index of a sort in the list, starting at one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SortId(NonZeroU32);
 
-impl Addresses {
+impl LiveAddresses {
     /// See [`Tenants::grant`].
     pub(super) fn grant(&mut self, address: u64, granted_ns: u64, tenancy: Tenancy) -> Option<Tenancy> {
         let small = self.pack(tenancy);
@@ -57,11 +57,11 @@ impl Addresses {
 
     /// See [`Tenants::release`].
     #[inline]
-    pub(super) fn release(&mut self, address: u64, entered_ns: u64) -> Release<Tenancy> {
+    pub(super) fn release(&mut self, address: u64, entered_ns: u64) -> ReleaseOutcome<Tenancy> {
         match self.tenants.release(address, entered_ns) {
-            Release::Freed(small) => Release::Freed(self.take(small)),
-            Release::PreviousTenant => Release::PreviousTenant,
-            Release::Unknown => Release::Unknown,
+            ReleaseOutcome::Freed(small) => ReleaseOutcome::Freed(self.take(small)),
+            ReleaseOutcome::PreviousTenant => ReleaseOutcome::PreviousTenant,
+            ReleaseOutcome::Unknown => ReleaseOutcome::Unknown,
         }
     }
 
@@ -156,17 +156,17 @@ impl Addresses {
 /// Serialised form: each sort once, and each address with the index of its sort.
 #[derive(Serialize)]
 struct ToStore<'a> {
-    sorts: Vec<Sort>,
+    sorts: Vec<AllocationSort>,
     tenants: &'a Tenants<Small>,
 }
 
 #[derive(Deserialize)]
 struct Stored {
-    sorts: Vec<Sort>,
+    sorts: Vec<AllocationSort>,
     tenants: Tenants<Small>,
 }
 
-impl Serialize for Addresses {
+impl Serialize for LiveAddresses {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let sorts = self.sorts.rows.iter().map(|row| row.sort).collect();
         ToStore { sorts, tenants: &self.tenants }.serialize(serializer)
@@ -174,7 +174,7 @@ impl Serialize for Addresses {
 }
 
 /// Rebuilds the counts of sorts in use.
-impl<'de> Deserialize<'de> for Addresses {
+impl<'de> Deserialize<'de> for LiveAddresses {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Stored { sorts: kept, mut tenants } = Stored::deserialize(deserializer)?;
         let mut sorts = Sorts::default();
@@ -189,8 +189,8 @@ impl<'de> Deserialize<'de> for Addresses {
 /// The combinations in use.
 #[derive(Clone, Debug, Default)]
 struct Sorts {
-    rows: Vec<Row>,
-    ids: HashMap<Sort, SortId, RandomState>,
+    rows: Vec<SortRow>,
+    ids: HashMap<AllocationSort, SortId, RandomState>,
     /// The sort used last; the next allocation is most often of the same sort.
     last: Option<SortId>,
     vacant: Vec<SortId>,
@@ -199,15 +199,15 @@ struct Sorts {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Row {
-    sort: Sort,
+struct SortRow {
+    sort: AllocationSort,
     live: u64,
 }
 
 impl Sorts {
     /// Counts one more allocation of this sort.
     #[inline]
-    fn enter(&mut self, sort: Sort) -> SortId {
+    fn enter(&mut self, sort: AllocationSort) -> SortId {
         let id = match self.last {
             Some(last) if self.rows[last.index()].sort == sort => last,
             _ => self.find_or_add(sort),
@@ -233,14 +233,14 @@ impl Sorts {
         }
     }
 
-    fn find_or_add(&mut self, sort: Sort) -> SortId {
+    fn find_or_add(&mut self, sort: AllocationSort) -> SortId {
         if let Some(id) = self.ids.get(&sort) {
             return *id;
         }
         if self.vacant.is_empty() && self.rows.len() >= self.most.max(FEW) {
             self.forget_unused();
         }
-        let row = Row { sort, live: 0 };
+        let row = SortRow { sort, live: 0 };
         let id = self.vacant.pop().unwrap_or_else(|| SortId::of_index(self.rows.len()));
         if id.index() == self.rows.len() {
             self.rows.push(row);

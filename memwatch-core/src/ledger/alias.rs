@@ -9,7 +9,7 @@ use crate::words::Tgid;
 
 /// Origin of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Origin {
+pub struct SharedOrigin {
     /// Process that offered the memory.
     pub tgid: Tgid,
     /// Object offered.
@@ -42,7 +42,7 @@ pub enum SharedObject {
 struct Alias {
     /// Number of opens minus closes.
     opened: u32,
-    origin: Option<Origin>,
+    origin: Option<SharedOrigin>,
 }
 
 /// All addresses of a process that are another owner's memory.
@@ -53,7 +53,7 @@ pub struct Aliases {
 
 impl Aliases {
     /// Counts an open of an address.
-    pub fn open(&mut self, address: u64, origin: Option<Origin>) {
+    pub fn open(&mut self, address: u64, origin: Option<SharedOrigin>) {
         let alias = self.by_address.entry(address).or_default();
         alias.opened += 1;
         alias.origin = origin.or(alias.origin);
@@ -80,19 +80,19 @@ impl Aliases {
     }
 
     /// Iterates over the known origins of open memory.
-    pub fn origins(&self) -> impl Iterator<Item = Origin> {
+    pub fn origins(&self) -> impl Iterator<Item = SharedOrigin> {
         self.by_address.values().filter_map(|alias| alias.origin)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Aliases, Origin, SharedObject};
+    use super::{Aliases, SharedObject, SharedOrigin};
     use crate::words::Tgid;
 
     #[test]
     fn an_alias_is_closed_as_often_as_it_was_opened() {
-        let origin = Origin { tgid: Tgid(7), object: SharedObject::Physical { id: 1, created_ns: 5 }, bytes: 64 };
+        let origin = SharedOrigin { tgid: Tgid(7), object: SharedObject::Physical { id: 1, created_ns: 5 }, bytes: 64 };
         let mut aliases = Aliases::default();
         aliases.open(1, Some(origin));
         aliases.open(1, None);

@@ -9,12 +9,12 @@ use std::collections::HashMap;
 use memwatch_common::meaning::{Meaning, MemoryCall};
 use memwatch_common::probes;
 
-use crate::input::Held;
-use crate::words::Span;
+use crate::input::LiveAddress;
+use crate::words::CallSpan;
 
 use super::ProcessLedger;
 use super::grants::{Allocation, Tenancy, linear_kind};
-use super::totals::{DeviceRef, Kind};
+use super::totals::{AllocationKind, DeviceRef};
 
 impl ProcessLedger {
     /// Replaces the live addresses by those in `held`, at a moment between two calls of the
@@ -22,12 +22,12 @@ impl ProcessLedger {
     ///
     /// Returns false and changes nothing if the record of a context teardown was lost: the
     /// allocation map does not show what the teardown freed.
-    pub fn anchor(&mut self, held: &[Held], teardowns: u64, now_ns: u64) -> bool {
+    pub fn anchor(&mut self, held: &[LiveAddress], teardowns: u64, now_ns: u64) -> bool {
         if teardowns != self.teardowns {
             return false;
         }
-        let span = Span { entered_ns: now_ns, returned_ns: now_ns };
-        let truly: HashMap<u64, &Held> = held.iter().map(|held| (held.address, held)).collect();
+        let span = CallSpan { entered_ns: now_ns, returned_ns: now_ns };
+        let truly: HashMap<u64, &LiveAddress> = held.iter().map(|held| (held.address, held)).collect();
         let is_ghost = |address: u64, tenancy: &Tenancy| match (tenancy, truly.get(&address)) {
             (Tenancy::Own(own), Some(held)) => !is_same(own, held),
             (Tenancy::Own(_), None) => true,
@@ -49,10 +49,10 @@ impl ProcessLedger {
 
     /// Adds an allocation after its record was lost: the size is known, the context and pool are
     /// not.
-    fn adopt(&mut self, held: &Held, span: Span) {
+    fn adopt(&mut self, held: &LiveAddress, span: CallSpan) {
         let device = self.contexts.only_device();
-        let kind = linear_kind_of(held).unwrap_or(Kind::Pool);
-        let pool = (kind == Kind::Pool).then(|| self.pools.of(None, device));
+        let kind = linear_kind_of(held).unwrap_or(AllocationKind::Pool);
+        let pool = (kind == AllocationKind::Pool).then(|| self.pools.of(None, device));
         let device = if kind.is_host() { DeviceRef::Unknown } else { device };
         let allocation = Allocation::adopted(held.bytes, device, kind, pool);
         self.addresses.grant(held.address, span.returned_ns, Tenancy::Own(allocation));
@@ -63,7 +63,7 @@ impl ProcessLedger {
     }
 
     /// Removes an allocation after the record of its free was lost. It counts as an implicit free.
-    fn bury(&mut self, span: Span, address: u64, ghost: Tenancy) {
+    fn bury(&mut self, span: CallSpan, address: u64, ghost: Tenancy) {
         match ghost {
             Tenancy::Own(own) => {
                 if let Some(pool) = own.pool {
@@ -79,7 +79,7 @@ impl ProcessLedger {
 }
 
 /// Returns the kind of linear memory; `None` for stream-ordered memory.
-fn linear_kind_of(held: &Held) -> Option<Kind> {
+fn linear_kind_of(held: &LiveAddress) -> Option<AllocationKind> {
     match probes::by_id(held.probe)?.meaning {
         Meaning::Memory(MemoryCall::Allocate { kind, .. }) => Some(linear_kind(kind)),
         _ => None,
@@ -87,7 +87,7 @@ fn linear_kind_of(held: &Held) -> Option<Kind> {
 }
 
 /// Returns whether an allocation may be the one in the allocation map, which does not name pools.
-fn is_same(own: &Allocation, held: &Held) -> bool {
+fn is_same(own: &Allocation, held: &LiveAddress) -> bool {
     let is_like = linear_kind_of(held).map_or(own.pool.is_some(), |kind| own.pool.is_none() && own.kind == kind);
     own.bytes == held.bytes && is_like
 }

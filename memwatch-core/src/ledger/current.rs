@@ -11,7 +11,7 @@ use crate::words::{ContextHandle, Tid};
 
 /// Whether the calls that change a thread's context are traced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-enum Seen {
+enum ContextTracing {
     /// Traced since the attach.
     #[default]
     Always,
@@ -28,7 +28,7 @@ pub(super) struct Current {
     /// Contexts that calls have named and that were not seen destroyed.
     named: BTreeSet<ContextHandle>,
     changes: u64,
-    seen: Seen,
+    seen: ContextTracing,
 }
 
 impl Current {
@@ -36,8 +36,8 @@ impl Current {
     /// have created another context was missed.
     pub(super) fn of(&self, tid: Tid, complete: bool) -> Option<ContextHandle> {
         let own = || self.threads.get(&tid)?.last().copied();
-        let only = || self.only().filter(|_| complete || self.seen != Seen::Always);
-        if self.seen == Seen::No { only() } else { own().or_else(only) }
+        let only = || self.only().filter(|_| complete || self.seen != ContextTracing::Always);
+        if self.seen == ContextTracing::No { only() } else { own().or_else(only) }
     }
 
     fn only(&self) -> Option<ContextHandle> {
@@ -61,14 +61,14 @@ impl Current {
 
     /// Returns whether changes are traced at the moment.
     pub(super) fn are_seen(&self) -> bool {
-        self.seen != Seen::No
+        self.seen != ContextTracing::No
     }
 
     /// Sets whether changes are traced from now on.
     pub(super) fn see(&mut self, seen: bool) {
         if seen != self.are_seen() {
             self.threads.clear();
-            self.seen = if seen { Seen::Again } else { Seen::No };
+            self.seen = if seen { ContextTracing::Again } else { ContextTracing::No };
         }
     }
 

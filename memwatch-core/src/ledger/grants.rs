@@ -4,13 +4,13 @@ use memwatch_common::meaning::LinearKind;
 use serde::{Deserialize, Serialize};
 
 use crate::decode::{Action, Call};
-use crate::words::{ContextHandle, Span};
+use crate::words::{CallSpan, ContextHandle};
 
-use super::alias::Origin;
+use super::alias::SharedOrigin;
 use super::graph::{NodeGrant, StreamKey};
 use super::pool::PoolId;
-use super::tenants::Release;
-use super::totals::{DeviceRef, Kind};
+use super::tenants::ReleaseOutcome;
+use super::totals::{AllocationKind, DeviceRef};
 use super::{EndedAddress, ProcessLedger};
 
 /// An allocation at an address. Kept small, because millions may be live.
@@ -21,12 +21,12 @@ pub(super) struct Allocation {
     pub(super) context: u64,
     pub(super) device: DeviceRef,
     pub(super) pool: Option<PoolId>,
-    pub(super) kind: Kind,
+    pub(super) kind: AllocationKind,
 }
 
 impl Allocation {
     /// Creates an allocation with an unknown context.
-    pub(super) const fn adopted(bytes: u64, device: DeviceRef, kind: Kind, pool: Option<PoolId>) -> Self {
+    pub(super) const fn adopted(bytes: u64, device: DeviceRef, kind: AllocationKind, pool: Option<PoolId>) -> Self {
         Self { bytes, context: 0, device, pool, kind }
     }
 
@@ -80,7 +80,7 @@ impl ProcessLedger {
         }
     }
 
-    fn allocation(&self, call: &Call, kind: Kind, bytes: u64, device: DeviceRef) -> Allocation {
+    fn allocation(&self, call: &Call, kind: AllocationKind, bytes: u64, device: DeviceRef) -> Allocation {
         let context = self.contexts.owner(call.tid).map_or(0, |context| context.0);
         let device = if kind.is_host() { DeviceRef::Unknown } else { device };
         Allocation { bytes, context, device, pool: None, kind }
@@ -99,12 +99,12 @@ impl ProcessLedger {
     }
 
     /// Adds another owner's memory at an address that is freed like an own one.
-    pub(super) fn import_address(&mut self, call: &Call, address: u64, origin: Option<Origin>) {
+    pub(super) fn import_address(&mut self, call: &Call, address: u64, origin: Option<SharedOrigin>) {
         self.move_in(call.span(), address, Tenancy::Foreign);
         self.aliases.open(address, origin);
     }
 
-    fn move_in(&mut self, span: Span, address: u64, tenancy: Tenancy) {
+    fn move_in(&mut self, span: CallSpan, address: u64, tenancy: Tenancy) {
         // A graph's allocation still recorded here has been freed, by a record that has yet to
         // arrive.
         self.addresses.await_frees(address, u32::from(self.graphs.is_outstanding(address)));
@@ -116,7 +116,7 @@ impl ProcessLedger {
         }
     }
 
-    pub(super) fn move_out(&mut self, span: Span, address: u64, tenancy: Tenancy) {
+    pub(super) fn move_out(&mut self, span: CallSpan, address: u64, tenancy: Tenancy) {
         match tenancy {
             Tenancy::Own(own) => {
                 if let Some(pool) = own.pool {
@@ -131,7 +131,7 @@ impl ProcessLedger {
     }
 
     /// Gives an address to a graph: the allocation recorded there has ended.
-    pub(super) fn give_to_graph(&mut self, span: Span, address: u64) {
+    pub(super) fn give_to_graph(&mut self, span: CallSpan, address: u64) {
         if let Some(previous) = self.addresses.displace(address) {
             self.move_out(span, address, previous);
         }
@@ -171,52 +171,52 @@ impl ProcessLedger {
             return;
         }
         match self.addresses.release(address, call.entered_ns) {
-            Release::Freed(freed) => self.move_out(call.span(), address, freed),
-            Release::PreviousTenant => {}
-            Release::Unknown => self.unknown_frees += 1,
+            ReleaseOutcome::Freed(freed) => self.move_out(call.span(), address, freed),
+            ReleaseOutcome::PreviousTenant => {}
+            ReleaseOutcome::Unknown => self.unknown_frees += 1,
         }
     }
 
     fn register(&mut self, call: &Call, address: u64, bytes: u64) {
         if let Some(previous) = self.registered.grant(address, call.returned_ns, bytes) {
-            self.totals.free(DeviceRef::Unknown, Kind::Registered, previous, call.span());
+            self.totals.free(DeviceRef::Unknown, AllocationKind::Registered, previous, call.span());
         }
-        self.totals.allocate(DeviceRef::Unknown, Kind::Registered, bytes, call.span());
+        self.totals.allocate(DeviceRef::Unknown, AllocationKind::Registered, bytes, call.span());
     }
 
     fn unregister(&mut self, call: &Call, address: u64) {
         match self.registered.release(address, call.entered_ns) {
-            Release::Freed(bytes) => {
-                self.totals.free(DeviceRef::Unknown, Kind::Registered, bytes, call.span());
+            ReleaseOutcome::Freed(bytes) => {
+                self.totals.free(DeviceRef::Unknown, AllocationKind::Registered, bytes, call.span());
             }
-            Release::PreviousTenant => {}
-            Release::Unknown => self.unknown_frees += 1,
+            ReleaseOutcome::PreviousTenant => {}
+            ReleaseOutcome::Unknown => self.unknown_frees += 1,
         }
     }
 
     fn create_array(&mut self, call: &Call, handle: u64, bytes: u64) {
-        let array = self.allocation(call, Kind::Array, bytes, self.contexts.device_of(call.tid));
+        let array = self.allocation(call, AllocationKind::Array, bytes, self.contexts.device_of(call.tid));
         if let Some(previous) = self.arrays.grant(handle, call.returned_ns, array) {
-            self.totals.free(previous.device, Kind::Array, previous.bytes, call.span());
+            self.totals.free(previous.device, AllocationKind::Array, previous.bytes, call.span());
         }
-        self.totals.allocate(array.device, Kind::Array, bytes, call.span());
+        self.totals.allocate(array.device, AllocationKind::Array, bytes, call.span());
     }
 
     fn destroy_array(&mut self, call: &Call, handle: u64) {
         match self.arrays.release(handle, call.entered_ns) {
-            Release::Freed(array) => {
-                self.totals.free(array.device, Kind::Array, array.bytes, call.span());
+            ReleaseOutcome::Freed(array) => {
+                self.totals.free(array.device, AllocationKind::Array, array.bytes, call.span());
             }
-            Release::PreviousTenant => {}
-            Release::Unknown => self.unknown_frees += 1,
+            ReleaseOutcome::PreviousTenant => {}
+            ReleaseOutcome::Unknown => self.unknown_frees += 1,
         }
     }
 }
 
-pub(super) const fn linear_kind(kind: LinearKind) -> Kind {
+pub(super) const fn linear_kind(kind: LinearKind) -> AllocationKind {
     match kind {
-        LinearKind::Device => Kind::Device,
-        LinearKind::Managed => Kind::Managed,
-        LinearKind::PinnedHost => Kind::PinnedHost,
+        LinearKind::Device => AllocationKind::Device,
+        LinearKind::Managed => AllocationKind::Managed,
+        LinearKind::PinnedHost => AllocationKind::PinnedHost,
     }
 }

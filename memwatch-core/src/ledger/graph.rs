@@ -36,7 +36,7 @@ impl StreamKey {
 
 /// A change of a graph's estimated bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct GraphBytesChange {
     /// Device of the graph.
     pub device: DeviceRef,
     /// Estimate before the change.
@@ -57,7 +57,7 @@ pub struct NodeGrant {
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Node {
+struct GraphNode {
     bytes: u64,
     /// Return time of the call that created the node.
     granted_ns: u64,
@@ -66,7 +66,7 @@ struct Node {
     outstanding: bool,
 }
 
-impl Node {
+impl GraphNode {
     const fn new(grant: NodeGrant) -> Self {
         Self { bytes: grant.bytes, granted_ns: grant.granted_ns, freed_by_graph: false, outstanding: false }
     }
@@ -86,7 +86,7 @@ struct Graph {
     alive: bool,
     executables: u32,
     device: DeviceRef,
-    nodes: BTreeMap<u64, Node>,
+    nodes: BTreeMap<u64, GraphNode>,
     backed_bytes: u64,
 }
 
@@ -95,13 +95,13 @@ impl Graph {
         Self { alive: true, executables: 0, device, nodes: BTreeMap::new(), backed_bytes: 0 }
     }
 
-    fn back(&mut self, bytes: u64) -> Option<Change> {
+    fn back(&mut self, bytes: u64) -> Option<GraphBytesChange> {
         let before_bytes = std::mem::replace(&mut self.backed_bytes, bytes);
-        (before_bytes != bytes).then_some(Change { device: self.device, before_bytes, after_bytes: bytes })
+        (before_bytes != bytes).then_some(GraphBytesChange { device: self.device, before_bytes, after_bytes: bytes })
     }
 
     /// Reduces the backed bytes to those of allocations not yet freed.
-    fn shrink(&mut self) -> Option<Change> {
+    fn shrink(&mut self) -> Option<GraphBytesChange> {
         let outstanding = self.nodes.values().filter(|node| node.outstanding).map(|node| node.bytes);
         let bytes = outstanding.fold(0, u64::saturating_add).min(self.backed_bytes);
         self.back(bytes)
@@ -110,7 +110,7 @@ impl Graph {
 
 /// All graphs of one process that allocate memory.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Graphs {
+pub struct CudaGraphs {
     graphs: BTreeMap<GraphId, Graph>,
     nodes: HashMap<u64, GraphId>,
     handles: HashMap<u64, GraphId>,
@@ -119,7 +119,7 @@ pub struct Graphs {
     next_id: GraphId,
 }
 
-impl Graphs {
+impl CudaGraphs {
     /// Number of entries in all tables.
     pub(super) fn listed(&self) -> usize {
         let nodes = self.graphs.values().chain(self.capturing.values()).map(|graph| graph.nodes.len());
@@ -153,7 +153,7 @@ impl Graphs {
 
     /// Removes the node at an address that another allocation was granted: the node's graph is
     /// gone.
-    pub fn evict(&mut self, address: u64) -> Option<Change> {
+    pub fn evict(&mut self, address: u64) -> Option<GraphBytesChange> {
         let id = self.nodes.remove(&address)?;
         let graph = self.graphs.get_mut(&id)?;
         graph.nodes.remove(&address);
@@ -194,7 +194,7 @@ impl Graphs {
     /// Adds an allocation on a capturing stream.
     pub fn capture_allocation(&mut self, stream: StreamKey, grant: NodeGrant) {
         if let Some(graph) = self.capturing.get_mut(&stream) {
-            graph.nodes.insert(grant.address, Node::new(grant));
+            graph.nodes.insert(grant.address, GraphNode::new(grant));
         }
     }
 
@@ -218,7 +218,7 @@ impl Graphs {
     pub fn add_allocation(&mut self, handle: u64, grant: NodeGrant, device: DeviceRef) {
         let id = self.handles.get(&handle).copied().unwrap_or_else(|| self.name(handle, device));
         if let Some(graph) = self.graphs.get_mut(&id) {
-            graph.nodes.insert(grant.address, Node::new(grant));
+            graph.nodes.insert(grant.address, GraphNode::new(grant));
             self.nodes.insert(grant.address, id);
         }
     }
@@ -239,7 +239,7 @@ impl Graphs {
     }
 
     /// `cuGraphLaunch`: every node of the executable gets its memory.
-    pub fn launch(&mut self, executable: u64) -> Option<Change> {
+    pub fn launch(&mut self, executable: u64) -> Option<GraphBytesChange> {
         let Executable { graph, made_ns } = *self.executables.get(&executable)?;
         let graph = self.graphs.get_mut(&graph)?;
         let mut bytes = 0_u64;
@@ -251,7 +251,7 @@ impl Graphs {
     }
 
     /// `cuGraphExecDestroy`.
-    pub fn destroy_executable(&mut self, executable: u64) -> Option<Change> {
+    pub fn destroy_executable(&mut self, executable: u64) -> Option<GraphBytesChange> {
         let id = self.executables.remove(&executable)?.graph;
         let graph = self.graphs.get_mut(&id)?;
         graph.executables = graph.executables.saturating_sub(1);
@@ -259,25 +259,25 @@ impl Graphs {
     }
 
     /// `cuGraphDestroy`: executables of the graph remain.
-    pub fn destroy(&mut self, handle: u64) -> Option<Change> {
+    pub fn destroy(&mut self, handle: u64) -> Option<GraphBytesChange> {
         let id = self.handles.remove(&handle)?;
         self.graphs.get_mut(&id)?.alive = false;
         self.settle(id)
     }
 
     /// Frees, by a call, memory that a launch allocated.
-    pub fn free(&mut self, address: u64) -> Option<Change> {
+    pub fn free(&mut self, address: u64) -> Option<GraphBytesChange> {
         let id = *self.nodes.get(&address)?;
         self.graphs.get_mut(&id)?.nodes.get_mut(&address)?.outstanding = false;
         self.settle(id)
     }
 
     /// `cuDeviceGraphMemTrim`.
-    pub fn trim(&mut self, device: DeviceRef) -> Vec<Change> {
+    pub fn trim(&mut self, device: DeviceRef) -> Vec<GraphBytesChange> {
         self.graphs.values_mut().filter(|graph| graph.device == device).filter_map(Graph::shrink).collect()
     }
 
-    fn settle(&mut self, id: GraphId) -> Option<Change> {
+    fn settle(&mut self, id: GraphId) -> Option<GraphBytesChange> {
         let graph = self.graphs.get_mut(&id)?;
         if graph.executables > 0 {
             return None;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::ProcessLedger;
-use super::totals::{DeviceRef, Kind};
+use super::totals::{AllocationKind, DeviceRef};
 
 /// Granule in which the driver maps memory, bytes: the value of `cuMemGetAllocationGranularity` on
 /// all known GPUs. That it also backs `cuMemAlloc` is not documented.
@@ -65,7 +65,9 @@ impl ProcessLedger {
     pub fn linear(&self) -> BTreeMap<DeviceRef, Linear> {
         let mut ranges: BTreeMap<DeviceRef, Vec<(u64, u64)>> = BTreeMap::new();
         let mut all: BTreeMap<DeviceRef, Linear> = BTreeMap::new();
-        for (address, own) in self.addresses.own().filter(|(_, own)| own.kind == Kind::Device && own.bytes > 0) {
+        for (address, own) in
+            self.addresses.own().filter(|(_, own)| own.kind == AllocationKind::Device && own.bytes > 0)
+        {
             let linear = all.entry(own.device).or_default();
             let is_small = own.bytes <= SHARING_BYTES;
             linear.allocations += 1;
@@ -93,7 +95,7 @@ impl ProcessLedger {
     /// by device.
     pub fn idle_physical(&self) -> BTreeMap<DeviceRef, u64> {
         let mut all = BTreeMap::new();
-        for physical in self.physical.owned().filter(|physical| physical.kind == Kind::Physical) {
+        for physical in self.physical.owned().filter(|physical| physical.kind == AllocationKind::Physical) {
             let idle = all.entry(physical.device).or_insert(0_u64);
             *idle = idle.saturating_add(if physical.is_mapped() { 0 } else { physical.bytes });
         }

@@ -40,21 +40,21 @@ use memwatch_common::meaning::{LinearKind, PoolRole};
 use serde::{Deserialize, Serialize};
 
 use crate::decode::{Action, Call, Location};
-use crate::words::{Ordinal, Span, Symbol, Tid, by_name};
+use crate::words::{CallSpan, Ordinal, Symbol, Tid, by_name};
 
 use activity::{Activity, CallRate};
-use addresses::Addresses;
-use alias::{Aliases, Origin};
+use addresses::LiveAddresses;
+use alias::{Aliases, SharedOrigin};
 use bound::Bound;
 use context::{Contexts, TornDown};
 use grants::Allocation;
-use graph::{Graphs, NodeGrant, StreamKey};
-use pool::Pools;
-pub use reading::{DriverSegment, Memory};
+use graph::{CudaGraphs, NodeGrant, StreamKey};
+use pool::StreamPools;
+pub use reading::{DriverSegment, SegmentLocation};
 use refusals::{FrameworkReading, OUT_OF_MEMORY, OpenRequest, RETRY_NS};
 use tenants::Tenants;
-use totals::{DeviceRef, Kind, Totals};
-use virtual_memory::{HandleRelease, Part, Physical, VirtualMemory};
+use totals::{AllocationKind, DeviceRef, Totals};
+use virtual_memory::{HandleRelease, MulticastPart, Physical, VirtualMemory};
 
 /// Failed allocations kept with their details per process; all are counted.
 pub const FAILURES_KEPT: usize = 16;
@@ -96,15 +96,15 @@ pub struct EndedAddress {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ProcessLedger {
     /// Allocations with an address: device, managed, pool and pinned host memory, which share one free function.
-    addresses: Addresses,
+    addresses: LiveAddresses,
     arrays: Tenants<Allocation>,
     registered: Tenants<u64>,
     /// Reserved virtual addresses without memory: bytes by address.
     reservations: Tenants<u64>,
     modules: Tenants<()>,
     physical: VirtualMemory,
-    pools: Pools,
-    graphs: Graphs,
+    pools: StreamPools,
+    graphs: CudaGraphs,
     aliases: Aliases,
     contexts: Contexts,
     totals: Totals,
@@ -124,7 +124,7 @@ pub struct ProcessLedger {
 impl ProcessLedger {
     /// Creates an empty ledger. `from_start` means that no call before the first applied one was missed.
     pub fn new(from_start: bool) -> Self {
-        Self { contexts: Contexts::new(from_start), pools: Pools::new(from_start), ..Self::default() }
+        Self { contexts: Contexts::new(from_start), pools: StreamPools::new(from_start), ..Self::default() }
     }
 
     /// Applies one call.
@@ -133,7 +133,7 @@ impl ProcessLedger {
     }
 
     /// Applies one call. `origin` names the owner of memory imported from another process.
-    pub fn apply_import(&mut self, call: &Call, origin: Option<Origin>) {
+    pub fn apply_import(&mut self, call: &Call, origin: Option<SharedOrigin>) {
         let before_bytes = self.totals.whole().owned.live_bytes;
         self.apply_any(call, origin);
         if self.totals.whole().owned.live_bytes != before_bytes {
@@ -146,7 +146,7 @@ impl ProcessLedger {
         self.changed_ns
     }
 
-    fn apply_any(&mut self, call: &Call, origin: Option<Origin>) {
+    fn apply_any(&mut self, call: &Call, origin: Option<SharedOrigin>) {
         if call.status != 0 {
             self.apply_failure(call);
             return;
@@ -199,8 +199,8 @@ impl ProcessLedger {
         }
     }
 
-    fn apply_virtual_memory(&mut self, call: &Call, origin: Option<Origin>) {
-        let Span { entered_ns, returned_ns } = call.span();
+    fn apply_virtual_memory(&mut self, call: &Call, origin: Option<SharedOrigin>) {
+        let CallSpan { entered_ns, returned_ns } = call.span();
         let freed = match call.action {
             Action::ReleasePhysical { handle } => {
                 let mut freed = match self.physical.release(handle, entered_ns) {
@@ -224,11 +224,11 @@ impl ProcessLedger {
                 self.physical.create(handle, returned_ns, Physical::foreign()).into_iter().collect()
             }
             Action::BindMulticast { object, device, offset_bytes, handle, bytes } => {
-                self.physical.bind(object, Part { device, offset_bytes, bytes }, handle, returned_ns);
+                self.physical.bind(object, MulticastPart { device, offset_bytes, bytes }, handle, returned_ns);
                 Vec::new()
             }
             Action::UnbindMulticast { object, device, offset_bytes, bytes } => {
-                self.physical.unbind(object, Part { device: Some(device), offset_bytes, bytes }, entered_ns)
+                self.physical.unbind(object, MulticastPart { device: Some(device), offset_bytes, bytes }, entered_ns)
             }
             Action::Map { address, bytes, handle } => self.physical.map(address, bytes, handle, returned_ns),
             Action::Unmap { address, bytes } => {
@@ -386,9 +386,9 @@ impl ProcessLedger {
 
     fn create_physical(&mut self, call: &Call, handle: u64, bytes: u64, location: Location) {
         let physical = match location {
-            Location::Device(ordinal) => Physical::owned(bytes, DeviceRef::Ordinal(ordinal), Kind::Physical),
-            Location::Host => Physical::owned(bytes, DeviceRef::Unknown, Kind::HostPhysical),
-            Location::Unknown => Physical::owned(bytes, self.contexts.device_of(call.tid), Kind::Physical),
+            Location::Device(ordinal) => Physical::owned(bytes, DeviceRef::Ordinal(ordinal), AllocationKind::Physical),
+            Location::Host => Physical::owned(bytes, DeviceRef::Unknown, AllocationKind::HostPhysical),
+            Location::Unknown => Physical::owned(bytes, self.contexts.device_of(call.tid), AllocationKind::Physical),
         };
         if let Some(freed) = self.physical.create(handle, call.returned_ns, physical) {
             self.drop_physical(freed, call.span());
@@ -396,7 +396,7 @@ impl ProcessLedger {
         self.totals.allocate(physical.device, physical.kind, bytes, call.span());
     }
 
-    fn drop_physical(&mut self, freed: Physical, span: Span) {
+    fn drop_physical(&mut self, freed: Physical, span: CallSpan) {
         if freed.is_owned() {
             self.totals.free(freed.device, freed.kind, freed.bytes, span);
         }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::decode::{Location, PoolPlace, PoolSite};
 use crate::words::Ordinal;
 
-use super::totals::{DeviceRef, Kind};
+use super::totals::{AllocationKind, DeviceRef};
 
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD` (cuda.h).
 const RELEASE_THRESHOLD: u32 = 4;
@@ -46,13 +46,13 @@ pub struct Backed {
 /// Owner and kind of a pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum PoolOwner {
-    Here(Kind, DeviceRef),
+    Here(AllocationKind, DeviceRef),
     /// Memory of another process; this process owns none of it.
     Elsewhere,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Pool {
+struct StreamPool {
     kept: PoolOwner,
     used_bytes: u64,
     /// Highest number of bytes used, or reported as reserved, since the last trim.
@@ -64,7 +64,7 @@ struct Pool {
     destroyed: bool,
 }
 
-impl Pool {
+impl StreamPool {
     fn backed(&self) -> Option<Backed> {
         if self.reported {
             return Some(Backed { bytes: self.high_bytes, estimated: false });
@@ -83,8 +83,8 @@ impl Pool {
 
 /// All pools of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Pools {
-    pools: Vec<Pool>,
+pub struct StreamPools {
+    pools: Vec<StreamPool>,
     by_handle: HashMap<u64, PoolId>,
     defaults: BTreeMap<PoolSite, PoolId>,
     current: BTreeMap<PoolSite, PoolId>,
@@ -92,7 +92,7 @@ pub struct Pools {
     complete: bool,
 }
 
-impl Pools {
+impl StreamPools {
     /// Creates an empty state; `complete` means that no earlier pool call was missed.
     pub fn new(complete: bool) -> Self {
         Self { complete, ..Self::default() }
@@ -106,7 +106,7 @@ impl Pools {
     fn add(&mut self, kept: PoolOwner, seen_from_start: bool) -> PoolId {
         // A new pool has a threshold of 0 (cuda.h).
         let threshold_bytes = seen_from_start.then_some(0);
-        self.pools.push(Pool {
+        self.pools.push(StreamPool {
             kept,
             used_bytes: 0,
             high_bytes: 0,
@@ -118,7 +118,7 @@ impl Pools {
         PoolId(number.unwrap_or(NonZeroU32::MAX))
     }
 
-    fn get_mut(&mut self, id: PoolId) -> Option<&mut Pool> {
+    fn get_mut(&mut self, id: PoolId) -> Option<&mut StreamPool> {
         self.pools.get_mut(usize::try_from(id.0.get()).ok()?.checked_sub(1)?)
     }
 
@@ -208,7 +208,7 @@ impl Pools {
         if let Some(id) = self.by_handle.get(&handle) {
             return *id;
         }
-        let id = self.add(PoolOwner::Here(Kind::Pool, device), false);
+        let id = self.add(PoolOwner::Here(AllocationKind::Pool, device), false);
         self.by_handle.insert(handle, id);
         id
     }
@@ -237,7 +237,7 @@ impl Pools {
 
     /// Returns the kind and device of a pool's allocations; `None` if the pool belongs to another
     /// process.
-    pub fn kept(&mut self, id: PoolId, device: DeviceRef) -> Option<(Kind, DeviceRef)> {
+    pub fn kept(&mut self, id: PoolId, device: DeviceRef) -> Option<(AllocationKind, DeviceRef)> {
         match self.get_mut(id)?.kept {
             PoolOwner::Here(kind, DeviceRef::Unknown) => Some((kind, device)),
             PoolOwner::Here(kind, own) => Some((kind, own)),
@@ -264,7 +264,8 @@ impl Pools {
 
     /// Returns the bytes that pools reserve on a device; `None` if one of them cannot be estimated.
     pub fn backed_on(&self, device: DeviceRef) -> Option<Backed> {
-        let on_it = |pool: &&Pool| matches!(pool.kept, PoolOwner::Here(Kind::Pool, own) if own == device);
+        let on_it =
+            |pool: &&StreamPool| matches!(pool.kept, PoolOwner::Here(AllocationKind::Pool, own) if own == device);
         self.pools.iter().filter(on_it).try_fold(Backed::default(), |sum, pool| {
             let Backed { bytes, estimated } = pool.backed()?;
             Some(Backed { bytes: sum.bytes.saturating_add(bytes), estimated: sum.estimated || estimated })
@@ -281,7 +282,7 @@ fn device_at(site: PoolSite) -> DeviceRef {
 
 fn kept_at_site(site: PoolSite) -> PoolOwner {
     match site {
-        PoolSite::Device(ordinal) => PoolOwner::Here(Kind::Pool, DeviceRef::Ordinal(ordinal)),
+        PoolSite::Device(ordinal) => PoolOwner::Here(AllocationKind::Pool, DeviceRef::Ordinal(ordinal)),
         PoolSite::Place(place) => kept_at(place, DeviceRef::Unknown),
     }
 }
@@ -289,10 +290,10 @@ fn kept_at_site(site: PoolSite) -> PoolOwner {
 fn kept_at(place: PoolPlace, device: DeviceRef) -> PoolOwner {
     let on = |ordinal: Ordinal| DeviceRef::Ordinal(ordinal);
     match (place.location, place.managed) {
-        (location, true) => PoolOwner::Here(Kind::Managed, location.device().map_or(device, on)),
-        (Location::Device(ordinal), false) => PoolOwner::Here(Kind::Pool, on(ordinal)),
-        (Location::Host, false) => PoolOwner::Here(Kind::HostPhysical, DeviceRef::Unknown),
-        (Location::Unknown, false) => PoolOwner::Here(Kind::Pool, device),
+        (location, true) => PoolOwner::Here(AllocationKind::Managed, location.device().map_or(device, on)),
+        (Location::Device(ordinal), false) => PoolOwner::Here(AllocationKind::Pool, on(ordinal)),
+        (Location::Host, false) => PoolOwner::Here(AllocationKind::HostPhysical, DeviceRef::Unknown),
+        (Location::Unknown, false) => PoolOwner::Here(AllocationKind::Pool, device),
     }
 }
 

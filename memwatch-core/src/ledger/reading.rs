@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::alias::{Origin, SharedObject};
+use super::alias::{SharedObject, SharedOrigin};
 use super::context::{Contexts, DeviceAnswers};
 use super::pool::Backed;
-use super::totals::{DeviceRef, DeviceTotals, Kind, Totals};
+use super::totals::{AllocationKind, DeviceRef, DeviceTotals, Totals};
 use super::{Allocation, FailedAllocation, ProcessLedger};
 use crate::words::Ordinal;
 
@@ -17,12 +17,12 @@ pub struct DriverSegment {
     /// Size, bytes.
     pub bytes: u64,
     /// Location of the memory.
-    pub memory: Memory,
+    pub memory: SegmentLocation,
 }
 
 /// Location of a driver allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Memory {
+pub enum SegmentLocation {
     /// Host memory.
     Host,
     /// Memory of this device.
@@ -35,8 +35,8 @@ impl DriverSegment {
     /// Returns the device, if the memory is on a known one.
     pub const fn ordinal(&self) -> Option<Ordinal> {
         match self.memory {
-            Memory::Device(ordinal) => Some(ordinal),
-            Memory::Host | Memory::SomeDevice => None,
+            SegmentLocation::Device(ordinal) => Some(ordinal),
+            SegmentLocation::Host | SegmentLocation::SomeDevice => None,
         }
     }
 }
@@ -67,10 +67,12 @@ impl ProcessLedger {
         };
         let (address, bytes, kind, device) = granted.or_else(mapped)?;
         let memory = match (kind, device) {
-            (Kind::PinnedHost | Kind::Registered | Kind::HostPhysical, _) => Memory::Host,
-            (Kind::Managed, _) => return None,
-            (_, DeviceRef::Ordinal(ordinal)) => Memory::Device(ordinal),
-            (_, DeviceRef::Unknown) => Memory::SomeDevice,
+            (AllocationKind::PinnedHost | AllocationKind::Registered | AllocationKind::HostPhysical, _) => {
+                SegmentLocation::Host
+            }
+            (AllocationKind::Managed, _) => return None,
+            (_, DeviceRef::Ordinal(ordinal)) => SegmentLocation::Device(ordinal),
+            (_, DeviceRef::Unknown) => SegmentLocation::SomeDevice,
         };
         Some(DriverSegment { address, bytes, memory })
     }
@@ -123,7 +125,7 @@ impl ProcessLedger {
 
     /// Iterates over other processes' memory that this process uses, if the owner is known: once
     /// per address or handle.
-    pub fn origins(&self) -> impl Iterator<Item = Origin> {
+    pub fn origins(&self) -> impl Iterator<Item = SharedOrigin> {
         self.aliases.origins().chain(self.physical.origins())
     }
 
@@ -160,7 +162,8 @@ impl ProcessLedger {
     /// Returns address and size of every live allocation of `cuMemAlloc` and of pools, in address
     /// order.
     pub fn requests(&self) -> Vec<(u64, u64)> {
-        let own = self.addresses.own().filter(|(_, own)| matches!(own.kind, Kind::Device | Kind::Pool));
+        let own =
+            self.addresses.own().filter(|(_, own)| matches!(own.kind, AllocationKind::Device | AllocationKind::Pool));
         let mut requests: Vec<_> = own.map(|(address, own)| (address, own.bytes)).collect();
         requests.sort_unstable();
         requests

@@ -5,33 +5,33 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::Span;
+use crate::words::CallSpan;
 
 /// Number of changes kept. A process with more changes between two readings leaves no interval
 /// without a change anyway.
 const CHANGES_KEPT: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Change {
-    span: Span,
+struct LiveBytesChange {
+    span: CallSpan,
     before_bytes: u64,
 }
 
 /// Last changes of a count of live bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recent {
-    changes: VecDeque<Change>,
+    changes: VecDeque<LiveBytesChange>,
     /// Return time of the newest change that was dropped.
     forgotten_ns: Option<u64>,
 }
 
 impl Recent {
     /// Records a call during `span` that changes the count, which is `before_bytes` until then.
-    pub fn note(&mut self, span: Span, before_bytes: u64) {
+    pub fn note(&mut self, span: CallSpan, before_bytes: u64) {
         if self.changes.len() == CHANGES_KEPT {
             self.forgotten_ns = self.forgotten_ns.max(self.changes.pop_front().map(|change| change.span.returned_ns));
         }
-        self.changes.push_back(Change { span, before_bytes });
+        self.changes.push_back(LiveBytesChange { span, before_bytes });
     }
 
     /// Returns the count throughout an interval, given its present value `now_bytes`; `None` if a
@@ -49,10 +49,10 @@ impl Recent {
 #[cfg(test)]
 mod tests {
     use super::{CHANGES_KEPT, Recent};
-    use crate::words::Span;
+    use crate::words::CallSpan;
 
-    fn span(entered_ns: u64, returned_ns: u64) -> Span {
-        Span { entered_ns, returned_ns }
+    fn span(entered_ns: u64, returned_ns: u64) -> CallSpan {
+        CallSpan { entered_ns, returned_ns }
     }
 
     #[test]

@@ -28,9 +28,9 @@ const BUSY_LANES: usize = 5;
 
 /// A map from keys to values.
 #[derive(Clone, Debug)]
-pub(super) struct Table<V> {
+pub(super) struct SlotTable<V> {
     /// Index; its length is 0 or a power of two.
-    lines: Vec<Line>,
+    lines: Vec<IndexLine>,
     slots: Vec<Slot<V>>,
     /// Most recently vacated slot.
     vacant: Option<u32>,
@@ -48,7 +48,7 @@ pub struct Tag(u32);
 /// the two are full.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
-struct Line {
+struct IndexLine {
     /// Upper half of each hash; 0 if the entry is empty.
     tags: [u32; LANES],
     slots: [u32; LANES],
@@ -66,13 +66,13 @@ struct Slot<V> {
 /// Marks the end of the list of vacant slots; no slot has this number.
 const NONE_VACANT: u64 = u64::MAX;
 
-impl<V> Default for Table<V> {
+impl<V> Default for SlotTable<V> {
     fn default() -> Self {
         Self { lines: Vec::new(), slots: Vec::new(), vacant: None, len: 0, hasher: RandomState::default() }
     }
 }
 
-impl<V> Table<V> {
+impl<V> SlotTable<V> {
     pub(super) fn get(&self, key: u64) -> Option<&V> {
         let place = self.find(key)?;
         self.slots[self.slot_at(place)].value()
@@ -262,7 +262,7 @@ impl<V> Table<V> {
 
     fn grow(&mut self) {
         let twice = (self.lines.len() * 2).max(1);
-        let before = std::mem::replace(&mut self.lines, vec![Line::default(); twice]);
+        let before = std::mem::replace(&mut self.lines, vec![IndexLine::default(); twice]);
         for line in before {
             for (tag, slot) in line.tags.into_iter().zip(line.slots).filter(|(tag, _)| *tag != 0) {
                 self.enter(tag, slot);
@@ -275,7 +275,7 @@ impl<V> Table<V> {
         self.vacant = None;
         self.len = self.slots.len();
         let lines = if self.len == 0 { 0 } else { self.len.div_ceil(BUSY_LANES).next_power_of_two() };
-        self.lines = vec![Line::default(); lines];
+        self.lines = vec![IndexLine::default(); lines];
         for number in 0..self.slots.len() {
             if let (Some(key), Ok(slot)) = (self.slots[number].key(), u32::try_from(number)) {
                 self.enter(self.tag(key), slot);
@@ -284,7 +284,7 @@ impl<V> Table<V> {
     }
 }
 
-impl Line {
+impl IndexLine {
     /// Returns a bit mask of the lanes with this tag.
     fn lanes_of(&self, tag: u32) -> u32 {
         (0..LANES).fold(0, |lanes, lane| lanes | u32::from(self.tags[lane] == tag) << lane)
@@ -336,7 +336,7 @@ pub(super) const fn slot_bytes<V>() -> usize {
     size_of::<Slot<V>>()
 }
 
-impl<V: Serialize> Serialize for Table<V> {
+impl<V: Serialize> Serialize for SlotTable<V> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut pairs = serializer.serialize_seq(Some(self.len))?;
         for pair in self.iter() {
@@ -347,7 +347,7 @@ impl<V: Serialize> Serialize for Table<V> {
 }
 
 /// Rebuilds the index, because a corrupt stored index could not be detected.
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for Table<V> {
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for SlotTable<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_seq(Pairs(PhantomData))
     }
@@ -357,14 +357,14 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Table<V> {
 struct Pairs<V>(PhantomData<V>);
 
 impl<'de, V: Deserialize<'de>> Visitor<'de> for Pairs<V> {
-    type Value = Table<V>;
+    type Value = SlotTable<V>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("keys with their values")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<Table<V>, A::Error> {
-        let mut table = Table::default();
+    fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<SlotTable<V>, A::Error> {
+        let mut table = SlotTable::default();
         while let Some((key, value)) = pairs.next_element()? {
             table.insert(key, value);
         }

@@ -8,11 +8,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::table::{Table, Tag};
+use super::table::{SlotTable, Tag};
 
 /// Outcome of a free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Release<T> {
+pub enum ReleaseOutcome<T> {
     /// The current allocation, which has ended.
     Freed(T),
     /// The free belongs to an allocation that a later grant has already replaced.
@@ -30,14 +30,14 @@ pub(super) struct Tenant<T> {
 /// Allocations by address or handle.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Tenants<T> {
-    live: Table<Tenant<T>>,
+    live: SlotTable<Tenant<T>>,
     /// Number of expected frees of replaced allocations, by address.
-    awaiting_free: Table<u32>,
+    awaiting_free: SlotTable<u32>,
 }
 
 impl<T> Default for Tenants<T> {
     fn default() -> Self {
-        Self { live: Table::default(), awaiting_free: Table::default() }
+        Self { live: SlotTable::default(), awaiting_free: SlotTable::default() }
     }
 }
 
@@ -68,9 +68,9 @@ impl<T> Tenants<T> {
 
     /// Applies a free of `key` that entered at `entered_ns`.
     #[inline]
-    pub fn release(&mut self, key: u64, entered_ns: u64) -> Release<T> {
+    pub fn release(&mut self, key: u64, entered_ns: u64) -> ReleaseOutcome<T> {
         if let Some(tenant) = self.live.remove_if(key, |tenant| tenant.granted_ns <= entered_ns) {
-            return Release::Freed(tenant.value);
+            return ReleaseOutcome::Freed(tenant.value);
         }
         match self.awaiting_free.get_mut(key) {
             Some(count) => {
@@ -78,9 +78,9 @@ impl<T> Tenants<T> {
                 if *count == 0 {
                     self.awaiting_free.remove(key);
                 }
-                Release::PreviousTenant
+                ReleaseOutcome::PreviousTenant
             }
-            None => Release::Unknown,
+            None => ReleaseOutcome::Unknown,
         }
     }
 
@@ -127,7 +127,7 @@ impl<T> Tenants<T> {
 
     /// Stops expecting frees of replaced allocations.
     pub fn await_nothing(&mut self) {
-        self.awaiting_free = Table::default();
+        self.awaiting_free = SlotTable::default();
     }
 
     /// Iterates over all keys in use, in no particular order.
@@ -173,7 +173,7 @@ impl<T> Tenants<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Release, Tenants};
+    use super::{ReleaseOutcome, Tenants};
 
     #[test]
     fn a_late_free_belongs_to_the_previous_tenant() {
@@ -181,10 +181,10 @@ mod tests {
         assert_eq!(tenants.grant(1, 10, "a"), None);
         // Thread A's free of "a" was entered at 20 and returns at 40; thread B got the address at 30.
         assert_eq!(tenants.grant(1, 30, "b"), Some("a"));
-        assert_eq!(tenants.release(1, 20), Release::PreviousTenant);
+        assert_eq!(tenants.release(1, 20), ReleaseOutcome::PreviousTenant);
         assert_eq!(tenants.get(1), Some(&"b"));
-        assert_eq!(tenants.release(1, 50), Release::Freed("b"));
-        assert_eq!(tenants.release(1, 60), Release::Unknown);
+        assert_eq!(tenants.release(1, 50), ReleaseOutcome::Freed("b"));
+        assert_eq!(tenants.release(1, 60), ReleaseOutcome::Unknown);
     }
 
     #[test]
@@ -193,9 +193,9 @@ mod tests {
         tenants.grant(1, 10, 'a');
         tenants.grant(1, 20, 'b');
         tenants.grant(1, 30, 'c');
-        assert_eq!(tenants.release(1, 12), Release::PreviousTenant);
-        assert_eq!(tenants.release(1, 22), Release::PreviousTenant);
-        assert_eq!(tenants.release(1, 25), Release::Unknown, "a third one matches no tenant");
+        assert_eq!(tenants.release(1, 12), ReleaseOutcome::PreviousTenant);
+        assert_eq!(tenants.release(1, 22), ReleaseOutcome::PreviousTenant);
+        assert_eq!(tenants.release(1, 25), ReleaseOutcome::Unknown, "a third one matches no tenant");
         assert_eq!(tenants.get(1), Some(&'c'));
     }
 

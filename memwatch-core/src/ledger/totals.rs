@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::recent::Recent;
 use super::refusals::{FrameworkReading, OpenRequest, Refusals};
-use crate::words::{Ordinal, Span, Tid};
+use crate::words::{CallSpan, Ordinal, Tid};
 
 /// Kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Kind {
+pub enum AllocationKind {
     /// `cuMemAlloc`, `cuMemAllocPitch`.
     Device,
     /// Stream-ordered memory: the bytes in use; the pool may hold more.
@@ -31,7 +31,7 @@ pub enum Kind {
     HostPhysical,
 }
 
-impl Kind {
+impl AllocationKind {
     /// All kinds, in screen order.
     pub const ALL: [Self; 9] = [
         Self::Device,
@@ -68,7 +68,7 @@ pub enum DeviceRef {
 
 /// Current, peak and cumulative bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counter {
+pub struct ByteCounter {
     /// Requested bytes of live allocations.
     pub live_bytes: u64,
     /// Largest `live_bytes` since the attach or the last reset of peaks.
@@ -81,7 +81,7 @@ pub struct Counter {
     pub frees: u64,
 }
 
-impl Counter {
+impl ByteCounter {
     fn allocate(&mut self, bytes: u64) {
         self.allocations += 1;
         self.add(bytes);
@@ -117,9 +117,9 @@ impl Counter {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceTotals {
     /// Device, pool, physical and array memory together.
-    pub owned: Counter,
-    /// Counters by kind, in the order of [`Kind::ALL`].
-    kinds: [Counter; Kind::ALL.len()],
+    pub owned: ByteCounter,
+    /// Counters by kind, in the order of [`AllocationKind::ALL`].
+    kinds: [ByteCounter; AllocationKind::ALL.len()],
     /// Successful allocations.
     pub allocations: u64,
     /// Explicit frees.
@@ -130,23 +130,23 @@ pub struct DeviceTotals {
 
 impl DeviceTotals {
     /// Returns the counter of one kind.
-    pub const fn kind(&self, kind: Kind) -> &Counter {
+    pub const fn kind(&self, kind: AllocationKind) -> &ByteCounter {
         &self.kinds[kind as usize]
     }
 
-    fn allocate(&mut self, kind: Kind, bytes: u64) {
+    fn allocate(&mut self, kind: AllocationKind, bytes: u64) {
         self.allocations += 1;
         self.adopt(kind, bytes);
     }
 
-    fn adopt(&mut self, kind: Kind, bytes: u64) {
+    fn adopt(&mut self, kind: AllocationKind, bytes: u64) {
         self.kinds[kind as usize].allocate(bytes);
         if kind.is_owned_device_memory() {
             self.owned.allocate(bytes);
         }
     }
 
-    fn free(&mut self, kind: Kind, bytes: u64) {
+    fn free(&mut self, kind: AllocationKind, bytes: u64) {
         self.kinds[kind as usize].free(bytes);
         if kind.is_owned_device_memory() {
             self.owned.free(bytes);
@@ -156,20 +156,20 @@ impl DeviceTotals {
     /// Frees everything at once.
     fn end(&mut self) {
         self.owned.end();
-        self.kinds.iter_mut().for_each(Counter::end);
+        self.kinds.iter_mut().for_each(ByteCounter::end);
     }
 
     /// Resets all peaks to the live bytes.
     fn reset_peaks(&mut self) {
         self.owned.reset_peak();
-        self.kinds.iter_mut().for_each(Counter::reset_peak);
+        self.kinds.iter_mut().for_each(ByteCounter::reset_peak);
     }
 
     /// Merges the totals of two device references that mean the same device. The peak is then an
     /// upper bound, because the two need not have peaked at the same time.
     #[must_use]
     pub fn merged(mut self, other: &Self) -> Self {
-        let join = |own: &mut Counter, other: &Counter| {
+        let join = |own: &mut ByteCounter, other: &ByteCounter| {
             own.live_bytes = own.live_bytes.saturating_add(other.live_bytes);
             own.peak_bytes = own.peak_bytes.saturating_add(other.peak_bytes);
             own.total_bytes = own.total_bytes.saturating_add(other.total_bytes);
@@ -189,7 +189,7 @@ impl DeviceTotals {
 
 /// State of one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Part {
+struct DeviceState {
     totals: DeviceTotals,
     /// Recent changes of [`DeviceTotals::owned`].
     recent: Recent,
@@ -202,7 +202,7 @@ pub struct Totals {
     /// Sum over all devices. If the process uses only one device, this peak is the exact peak of
     /// that device.
     whole: DeviceTotals,
-    devices: BTreeMap<DeviceRef, Part>,
+    devices: BTreeMap<DeviceRef, DeviceState>,
     host: DeviceTotals,
     /// Whether a refused request has no outcome yet.
     awaits_retry: bool,
@@ -211,11 +211,11 @@ pub struct Totals {
 impl Totals {
     /// Returns the size of the per-device state, expressed as entries of other tables.
     pub(super) fn listed(&self) -> usize {
-        const ENTRIES: usize = size_of::<Part>() / 32;
+        const ENTRIES: usize = size_of::<DeviceState>() / 32;
         self.devices.len().saturating_sub(1) * ENTRIES
     }
 
-    pub(super) fn allocate(&mut self, device: DeviceRef, kind: Kind, bytes: u64, span: Span) {
+    pub(super) fn allocate(&mut self, device: DeviceRef, kind: AllocationKind, bytes: u64, span: CallSpan) {
         if kind.is_host() {
             self.host.allocate(kind, bytes);
         } else {
@@ -225,7 +225,7 @@ impl Totals {
     }
 
     /// Adds an allocation without an observed call.
-    pub(super) fn adopt(&mut self, device: DeviceRef, kind: Kind, bytes: u64, span: Span) {
+    pub(super) fn adopt(&mut self, device: DeviceRef, kind: AllocationKind, bytes: u64, span: CallSpan) {
         if kind.is_host() {
             self.host.adopt(kind, bytes);
         } else {
@@ -235,7 +235,7 @@ impl Totals {
     }
 
     /// Subtracts an allocation freed by a call.
-    pub(super) fn free(&mut self, device: DeviceRef, kind: Kind, bytes: u64, span: Span) {
+    pub(super) fn free(&mut self, device: DeviceRef, kind: AllocationKind, bytes: u64, span: CallSpan) {
         if kind.is_host() {
             self.host.frees += 1;
         } else {
@@ -245,7 +245,7 @@ impl Totals {
         self.free_implicitly(device, kind, bytes, span);
     }
 
-    pub(super) fn free_implicitly(&mut self, device: DeviceRef, kind: Kind, bytes: u64, span: Span) {
+    pub(super) fn free_implicitly(&mut self, device: DeviceRef, kind: AllocationKind, bytes: u64, span: CallSpan) {
         if kind.is_host() {
             self.host.free(kind, bytes);
         } else {
@@ -257,7 +257,7 @@ impl Totals {
     /// Updates the memory held for graphs on a device, which no call allocates or frees.
     pub(super) fn hold_for_graphs(&mut self, device: DeviceRef, before_bytes: u64, after_bytes: u64) {
         for totals in [&mut self.devices.entry(device).or_default().totals, &mut self.whole] {
-            let counter = &mut totals.kinds[Kind::Graph as usize];
+            let counter = &mut totals.kinds[AllocationKind::Graph as usize];
             match after_bytes.checked_sub(before_bytes) {
                 Some(more_bytes) => counter.add(more_bytes),
                 None => counter.take(before_bytes - after_bytes),
@@ -265,7 +265,7 @@ impl Totals {
         }
     }
 
-    fn changing(&mut self, device: DeviceRef, kind: Kind, span: Span) -> &mut DeviceTotals {
+    fn changing(&mut self, device: DeviceRef, kind: AllocationKind, span: CallSpan) -> &mut DeviceTotals {
         let part = self.devices.entry(device).or_default();
         if kind.is_owned_device_memory() {
             part.recent.note(span, part.totals.owned.live_bytes);
@@ -319,7 +319,7 @@ impl Totals {
         self.whole.end();
         self.host.end();
         for part in self.devices.values_mut() {
-            part.recent.note(Span { entered_ns: time_ns, returned_ns: time_ns }, part.totals.owned.live_bytes);
+            part.recent.note(CallSpan { entered_ns: time_ns, returned_ns: time_ns }, part.totals.owned.live_bytes);
             part.totals.end();
         }
     }

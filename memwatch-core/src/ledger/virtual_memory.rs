@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
-use super::alias::Origin;
-use super::tenants::{Release, Tenants};
-use super::totals::{DeviceRef, Kind};
+use super::alias::SharedOrigin;
+use super::tenants::{ReleaseOutcome, Tenants};
+use super::totals::{AllocationKind, DeviceRef};
 use crate::words::Ordinal;
 
 /// Physical memory behind a handle.
@@ -21,13 +21,13 @@ pub struct Physical {
     /// Device that holds the memory.
     pub device: DeviceRef,
     /// Device or host memory.
-    pub kind: Kind,
+    pub kind: AllocationKind,
     /// Creation time: `CLOCK_BOOTTIME`, nanoseconds.
     pub created_ns: u64,
     owned: bool,
     imported: bool,
     /// Owner of the memory, if it is another process and known.
-    pub origin: Option<Origin>,
+    pub origin: Option<SharedOrigin>,
     /// Number of handle values that refer to this memory.
     names: u32,
     mappings: u32,
@@ -35,18 +35,18 @@ pub struct Physical {
 
 impl Physical {
     /// Creates the entry of memory allocated by this process.
-    pub const fn owned(bytes: u64, device: DeviceRef, kind: Kind) -> Self {
+    pub const fn owned(bytes: u64, device: DeviceRef, kind: AllocationKind) -> Self {
         Self { bytes, device, kind, created_ns: 0, owned: true, imported: false, origin: None, names: 0, mappings: 0 }
     }
 
     /// Creates the entry of memory of another owner, or of memory older than the attach: a handle
     /// without bytes.
     pub const fn foreign() -> Self {
-        Self { owned: false, ..Self::owned(0, DeviceRef::Unknown, Kind::Physical) }
+        Self { owned: false, ..Self::owned(0, DeviceRef::Unknown, AllocationKind::Physical) }
     }
 
     /// Creates the entry of memory imported from another process; its owner may be known.
-    pub const fn imported(origin: Option<Origin>) -> Self {
+    pub const fn imported(origin: Option<SharedOrigin>) -> Self {
         Self { imported: true, origin, ..Self::foreign() }
     }
 
@@ -83,7 +83,7 @@ pub type PhysicalId = u64;
 
 /// A part of a multicast object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
+pub struct MulticastPart {
     /// Device of the part; `None` if the call does not name one.
     pub device: Option<Ordinal>,
     /// Offset in the object, bytes.
@@ -96,20 +96,20 @@ pub struct Part {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Binding {
     object: PhysicalId,
-    part: Part,
+    part: MulticastPart,
     bound_ns: u64,
     physical: PhysicalId,
 }
 
 /// Memory behind a handle value, and the references that the process has under this handle.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Name {
+struct HandleName {
     id: PhysicalId,
     references: u32,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Mapping {
+struct PhysicalMapping {
     bytes: u64,
     mapped_ns: u64,
     /// Mapped memory; `None` if its handle is older than the attach.
@@ -119,9 +119,9 @@ struct Mapping {
 /// All handles and mappings of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct VirtualMemory {
-    handles: Tenants<Name>,
+    handles: Tenants<HandleName>,
     memory: HashMap<PhysicalId, Physical>,
-    mappings: BTreeMap<u64, Mapping>,
+    mappings: BTreeMap<u64, PhysicalMapping>,
     bindings: Vec<Binding>,
     next_id: PhysicalId,
 }
@@ -142,7 +142,7 @@ impl VirtualMemory {
 
     fn name(&mut self, handle: u64, returned_ns: u64, id: PhysicalId) -> Option<Physical> {
         self.memory.get_mut(&id)?.names += 1;
-        let previous = self.handles.grant(handle, returned_ns, Name { id, references: 1 })?;
+        let previous = self.handles.grant(handle, returned_ns, HandleName { id, references: 1 })?;
         // The driver reuses a handle value only after its last reference is released; the records
         // of those releases have yet to arrive.
         self.handles.await_frees(handle, previous.references.saturating_sub(1));
@@ -189,7 +189,7 @@ impl VirtualMemory {
     pub fn release(&mut self, handle: u64, entered_ns: u64) -> HandleRelease {
         if !self.handles.is_for_present(handle, entered_ns) {
             return match self.handles.release(handle, entered_ns) {
-                Release::Unknown => HandleRelease::Unknown,
+                ReleaseOutcome::Unknown => HandleRelease::Unknown,
                 _ => HandleRelease::Held,
             };
         }
@@ -211,7 +211,7 @@ impl VirtualMemory {
         if let Some(memory) = physical.and_then(|id| self.memory.get_mut(&id)) {
             memory.mappings += 1;
         }
-        self.mappings.insert(address, Mapping { bytes, mapped_ns: returned_ns, physical });
+        self.mappings.insert(address, PhysicalMapping { bytes, mapped_ns: returned_ns, physical });
         freed
     }
 
@@ -225,7 +225,7 @@ impl VirtualMemory {
     }
 
     /// Ends the mappings that overlap the range and for which `ends` returns true.
-    fn unmap_where(&mut self, address: u64, bytes: u64, ends: impl Fn(u64, &Mapping) -> bool) -> Vec<Physical> {
+    fn unmap_where(&mut self, address: u64, bytes: u64, ends: impl Fn(u64, &PhysicalMapping) -> bool) -> Vec<Physical> {
         // Mappings do not overlap: besides those that start in the range, only the last one before
         // it can reach into it.
         let before = self.mappings.range(..address).next_back();
@@ -248,7 +248,7 @@ impl VirtualMemory {
     }
 
     /// Binds the memory under a handle to a multicast object. Bound memory is not freed.
-    pub fn bind(&mut self, object: u64, part: Part, handle: u64, bound_ns: u64) {
+    pub fn bind(&mut self, object: u64, part: MulticastPart, handle: u64, bound_ns: u64) {
         let (Some(object), Some(physical)) = (self.id(object), self.id(handle)) else { return };
         if let Some(memory) = self.memory.get_mut(&physical) {
             memory.mappings += 1;
@@ -256,7 +256,7 @@ impl VirtualMemory {
                 DeviceRef::Ordinal(ordinal) => Some(ordinal),
                 DeviceRef::Unknown => None,
             };
-            let part = Part { device: part.device.or(own), ..part };
+            let part = MulticastPart { device: part.device.or(own), ..part };
             self.bindings.push(Binding { object, part, bound_ns, physical });
         }
     }
@@ -265,7 +265,7 @@ impl VirtualMemory {
     /// Returns the memory that this frees.
     ///
     /// If the call names no device, the memory is bound to its own device's part of the object.
-    pub fn unbind(&mut self, object: u64, part: Part, entered_ns: u64) -> Vec<Physical> {
+    pub fn unbind(&mut self, object: u64, part: MulticastPart, entered_ns: u64) -> Vec<Physical> {
         let Some(object) = self.id(object) else { return Vec::new() };
         let end = part.offset_bytes.saturating_add(part.bytes);
         self.unbind_where(|binding| {
@@ -294,7 +294,7 @@ impl VirtualMemory {
     }
 
     /// Iterates over the known origins of imported memory.
-    pub fn origins(&self) -> impl Iterator<Item = Origin> {
+    pub fn origins(&self) -> impl Iterator<Item = SharedOrigin> {
         self.memory.values().filter_map(|physical| physical.origin)
     }
 

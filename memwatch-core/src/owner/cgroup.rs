@@ -4,7 +4,7 @@
 //! have both (cgroups(7)). A manager may use only some hierarchies and leave a process in its
 //! parent's group in the others.
 
-use super::path::Place;
+use super::path::PathOwner;
 
 /// Maximum number of lines read: Linux has 13 v1 controllers, and there are a few named
 /// hierarchies.
@@ -16,33 +16,33 @@ const REMOVED: &str = " (deleted)";
 
 /// Combined result of all lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Groups {
+pub(super) struct CgroupPaths {
     /// Path that shows most of the owner.
     pub(super) path: Option<String>,
     /// Parsed result of that path. A missing container, pod or job is added from another path,
     /// because a process belongs to all its groups.
-    pub(super) place: Place,
+    pub(super) place: PathOwner,
 }
 
 /// A line of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Line<'a> {
+struct CgroupLine<'a> {
     /// Preference of the hierarchy among paths that show equally much; 0 is best.
     order: u8,
     path: &'a str,
 }
 
-impl Groups {
+impl CgroupPaths {
     /// Parses the whole text.
     pub(super) fn of(text: &str) -> Self {
-        let mut seen: Vec<(Line<'_>, Place)> = Vec::new();
-        for line in text.split('\n').take(LINES).filter_map(Line::of) {
+        let mut seen: Vec<(CgroupLine<'_>, PathOwner)> = Vec::new();
+        for line in text.split('\n').take(LINES).filter_map(CgroupLine::of) {
             match seen.iter_mut().find(|(known, _)| known.path == line.path) {
                 Some((known, _)) => known.order = known.order.min(line.order),
-                None => seen.push((line, Place::of(line.path))),
+                None => seen.push((line, PathOwner::of(line.path))),
             }
         }
-        let rank = |line: &Line<'_>, place: &Place| (place.weight(), line.path != "/", u8::MAX - line.order);
+        let rank = |line: &CgroupLine<'_>, place: &PathOwner| (place.weight(), line.path != "/", u8::MAX - line.order);
         seen.sort_by(|(line, place), (other, other_place)| {
             rank(other, other_place).cmp(&rank(line, place)).then_with(|| line.path.cmp(other.path))
         });
@@ -54,7 +54,7 @@ impl Groups {
     }
 }
 
-impl<'a> Line<'a> {
+impl<'a> CgroupLine<'a> {
     /// Parses `ID:CONTROLLERS:PATH`; the path may contain colons.
     fn of(line: &'a str) -> Option<Self> {
         let mut fields = line.splitn(3, ':');
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     fn path(text: &str) -> Option<String> {
-        Groups::of(text).path
+        CgroupPaths::of(text).path
     }
 
     #[test]
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn lines_that_are_none_and_paths_beyond_any_kernels_are_passed_over() {
         for text in ["", "\n\n", "0", "0:", "0::", "0::relative", "a/b"] {
-            assert_eq!(Groups::of(text), Groups::default(), "{text:?}");
+            assert_eq!(CgroupPaths::of(text), CgroupPaths::default(), "{text:?}");
         }
         let long = format!("0::/{}\n1:cpu:/short", "x".repeat(PATH_BYTES));
         assert_eq!(path(&long).as_deref(), Some("/short"));

@@ -19,8 +19,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::words::{Name, Tgid, json};
-use cgroup::Groups;
-use path::Place;
+use cgroup::CgroupPaths;
+use path::PathOwner;
 
 /// Environment variables that memwatch reads; no other variable is kept.
 ///
@@ -244,8 +244,8 @@ impl Owner {
     ///
     /// Accepts any text; unknown parts are ignored.
     pub fn decide(cgroups: &str, environment: &Environment) -> Self {
-        let Groups { path, place } = Groups::of(cgroups);
-        let Place { container, pod, slurm, unit, session, .. } = place;
+        let CgroupPaths { path, place } = CgroupPaths::of(cgroups);
+        let PathOwner { container, pod, slurm, unit, session, .. } = place;
         let mut owner = Self { cgroup: path, container, pod, slurm, unit, session, rank: None };
         environment::add(&mut owner, environment);
         owner

@@ -35,7 +35,7 @@ const BESIDE: [&str; 2] = ["crio-conmon", "libpod-conmon"];
 
 /// Parsed contents of a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct PathOwner {
     pub(super) container: Option<Container>,
     pub(super) pod: Option<Pod>,
     pub(super) slurm: Option<SlurmJob>,
@@ -48,7 +48,7 @@ pub(super) struct Place {
     reported: u32,
 }
 
-impl Place {
+impl PathOwner {
     /// Parses a path relative to the root of its hierarchy or of a cgroup namespace (`/../…`,
     /// cgroup_namespaces(7)).
     pub(super) fn of(path: &str) -> Self {
@@ -144,12 +144,12 @@ fn parts(path: &str) -> Vec<&str> {
 }
 
 /// Runtime and id of a container, and the number of components that contain them.
-type Named<'a> = (Option<&'static str>, Cow<'a, str>, usize);
+type ContainerParts<'a> = (Option<&'static str>, Cow<'a, str>, usize);
 
 /// Returns the container with its group starting here, and the number of components that name it.
 fn container(parts: &[&str]) -> Option<(Container, usize)> {
     let next = parts.get(1).copied();
-    let (runtime, id, length): Named<'_> = match (parts[0], next) {
+    let (runtime, id, length): ContainerParts<'_> = match (parts[0], next) {
         ("buildkit", Some(id)) if is_build(id) => (Some("buildkit"), id.into(), 2),
         ("ecs", _) => {
             let (id, length) = task(parts)?;
@@ -169,7 +169,7 @@ fn container(parts: &[&str]) -> Option<(Container, usize)> {
     Some((container, length))
 }
 
-fn oci<'a>(part: &'a str, next: Option<&'a str>) -> Option<Named<'a>> {
+fn oci<'a>(part: &'a str, next: Option<&'a str>) -> Option<ContainerParts<'a>> {
     let name = without_scope(part);
     for (prefix, runtime) in PREFIXES {
         let own = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('-'));

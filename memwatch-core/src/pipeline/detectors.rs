@@ -13,7 +13,7 @@ use crate::features::fragments::model::Fragments;
 use crate::features::growth::model::MachineGrowth;
 use crate::features::leak::model::Leaks;
 use crate::features::oom::OomLog;
-use crate::features::profile::Followed;
+use crate::features::profile::MemoryProfile;
 use crate::features::simulate::model::Simulations;
 use crate::words::Tgid;
 
@@ -34,7 +34,7 @@ pub(crate) struct Detectors {
     pub(crate) simulations: Option<Box<Simulations>>,
     /// Profile of live memory over time.
     #[serde(skip)]
-    pub(crate) followed: Option<Box<Followed>>,
+    pub(crate) followed: Option<Box<MemoryProfile>>,
     /// Fragmentation of free memory.
     #[serde(skip)]
     pub(crate) fragments: Option<Fragments>,

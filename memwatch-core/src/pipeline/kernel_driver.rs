@@ -7,7 +7,7 @@ use crate::attribution::device::charged_during;
 use crate::input::DeviceFacts;
 use crate::input::rm::RmCall;
 use crate::kernel_driver::KernelDriver;
-use crate::kernel_driver::books::Books;
+use crate::kernel_driver::books::DriverLedger;
 use crate::kernel_driver::trust::Compared;
 use crate::snapshot::Explained;
 use crate::snapshot::build::explained;
@@ -28,14 +28,14 @@ impl Pipeline {
     pub(crate) fn follow_rm(&mut self, call: &RmCall) {
         self.follow_time(call.returned_ns);
         let most_bytes = self.reading.devices.iter().map(|device| device.total_bytes).max().flatten();
-        let refused = |pipeline: &Self| pipeline.kernel_driver.books(call.tgid).map_or(0, Books::refused_count);
+        let refused = |pipeline: &Self| pipeline.kernel_driver.books(call.tgid).map_or(0, DriverLedger::refused_count);
         let before = refused(self);
         self.kernel_driver.apply(call, most_bytes);
         if refused(self) > before {
             self.note_refused_request(call.tgid);
         }
         // A process with memory on a GPU is tracked, whether or not libcuda calls of it are seen.
-        if self.kernel_driver.books(call.tgid).is_some_and(Books::has_video_memory) {
+        if self.kernel_driver.books(call.tgid).is_some_and(DriverLedger::has_video_memory) {
             self.process_mut(call.tgid, call.entered_ns).changed = true;
         }
     }

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use memwatch_common::record::Record;
+use memwatch_common::record::RingRecord;
 
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::log::LogLine;
-use crate::allocators::pytorch::Words;
+use crate::allocators::pytorch::StatisticsWords;
 use crate::attribution::process::Process;
 use crate::decode::{TensorChange, TensorEvent, TraceAction, decode_tensor};
 use crate::input::LevelChoice;
 use crate::input::arenas::ArenaBooks;
-use crate::input::books::{BookBlock, BookState, Books, MovingBooks, Numbers};
+use crate::input::books::{AllocatorNumbers, AllocatorState, BookBlock, BookState, MovingBooks};
 use crate::input::holdings::Holdings;
 use crate::ledger::refusals::FrameworkReading;
 use crate::snapshot::PlaceNameView;
@@ -98,7 +98,7 @@ impl Pipeline {
         tensors.is_some_and(|tensors| tensors.has_trace())
     }
 
-    pub(crate) fn tensor(&mut self, record: &Record) {
+    pub(crate) fn tensor(&mut self, record: &RingRecord) {
         if let Some(event) = decode_tensor(record) {
             self.follow_time(event.time_ns);
             let now_ns = self.now_ns;
@@ -108,7 +108,7 @@ impl Pipeline {
                 return;
             }
             let tensors = process.tensors.get_or_insert_default();
-            if let Record::Tensor(tensor) = record {
+            if let RingRecord::Tensor(tensor) = record {
                 tensors.count_copies(tensor.flags);
             }
             if event.what.is_failure() {
@@ -157,7 +157,7 @@ impl Pipeline {
         }
     }
 
-    pub(crate) fn learn_statistics(&mut self, (tgid, allocator): (Tgid, u64), time_ns: u64, words: &Words) {
+    pub(crate) fn learn_statistics(&mut self, (tgid, allocator): (Tgid, u64), time_ns: u64, words: &StatisticsWords) {
         if !self.has_ended_tensors(tgid) {
             let is_read_only = self.is_read_only(tgid);
             let tensors = self.tensors_mut(tgid);
@@ -184,7 +184,7 @@ impl Pipeline {
     }
 
     /// Passes the allocators' counters to the ledger: they decide which refusals a retry resolved.
-    fn read_counters(&mut self, numbers: &Numbers) {
+    fn read_counters(&mut self, numbers: &AllocatorNumbers) {
         let Some(process) = self.processes.get_mut(&numbers.tgid) else { return };
         let Some(tensors) = &process.tensors else { return };
         let (time_ns, from_start) = (numbers.time_ns, process.from_start);
@@ -199,7 +199,7 @@ impl Pipeline {
         }
     }
 
-    pub(crate) fn learn_books(&mut self, books: &Books) {
+    pub(crate) fn learn_books(&mut self, books: &AllocatorState) {
         self.follow_time(books.time_ns);
         // Changes after this reading would not be seen.
         if self.is_read_only(books.tgid) {
@@ -214,7 +214,7 @@ impl Pipeline {
 
     /// Adopts counters read from a process without traced events. Traced values are more accurate
     /// than those read from a running program.
-    pub(crate) fn learn_numbers(&mut self, numbers: &Numbers) {
+    pub(crate) fn learn_numbers(&mut self, numbers: &AllocatorNumbers) {
         self.follow_time(numbers.time_ns);
         let Some(process) = self.processes.get_mut(&numbers.tgid).filter(|process| process.is_read_only()) else {
             return;

@@ -1,7 +1,7 @@
 //! Decodes the inputs of a chunk.
 
-use super::column::{self, Column};
-use super::lane::{self, Kind, Lane};
+use super::column::{self, NumberColumn};
+use super::lane::{self, Lane, LaneKind};
 use super::{ChunkFront, MOST_INPUTS};
 use crate::input::Input;
 
@@ -10,7 +10,7 @@ use crate::input::Input;
 pub struct Chunk {
     /// Header of the chunk.
     pub front: ChunkFront,
-    lanes: Vec<(Lane, Vec<Column>)>,
+    lanes: Vec<(Lane, Vec<NumberColumn>)>,
     order: Vec<usize>,
     others: Vec<Input>,
 }
@@ -37,7 +37,7 @@ impl Chunk {
         let mut others = 0;
         for index in &order {
             match lanes.get(*index).ok_or(NoChunk)? {
-                (Lane { kind: Kind::Other, .. }, _) => others += 1,
+                (Lane { kind: LaneKind::Other, .. }, _) => others += 1,
                 _ => rows_left[*index] = rows_left[*index].checked_sub(1).ok_or(NoChunk)?,
             }
         }
@@ -58,7 +58,7 @@ impl Chunk {
             let (Some((lane, columns)), Some(row)) = (lanes.get(index), next_rows.get_mut(index)) else {
                 return Err(done);
             };
-            let input = if lane.kind == Kind::Other {
+            let input = if lane.kind == LaneKind::Other {
                 others.next()
             } else {
                 let number = |number: usize| columns.get(number).map_or(0, |column| column.get(*row));
@@ -72,11 +72,11 @@ impl Chunk {
     }
 }
 
-fn read_lane(bytes: &mut &[u8], inputs: usize) -> Option<(Lane, usize, Vec<Column>)> {
-    let kind = Kind::from_number(column::read_number(bytes)?)?;
+fn read_lane(bytes: &mut &[u8], inputs: usize) -> Option<(Lane, usize, Vec<NumberColumn>)> {
+    let kind = LaneKind::from_number(column::read_number(bytes)?)?;
     let row = column::read_number(bytes)?.try_into().ok()?;
     let rows = usize::try_from(column::read_number(bytes)?).ok().filter(|rows| *rows <= inputs)?;
-    let columns: Option<Vec<Column>> = (0..kind.width()).map(|_| column::read(bytes, rows)).collect();
+    let columns: Option<Vec<NumberColumn>> = (0..kind.width()).map(|_| column::read(bytes, rows)).collect();
     Some((Lane { kind, row }, rows, columns?))
 }
 

@@ -3,8 +3,8 @@
 
 /// A decoded column of numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Column {
-    /// The same number in every row.
+pub(super) enum NumberColumn {
+    /// One number for all rows.
     Constant(u64),
     /// One number per row.
     Values(Vec<u64>),
@@ -13,7 +13,7 @@ pub(super) enum Column {
 /// Encoding of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Form {
+enum ColumnEncoding {
     Constant = 0,
     /// Each number as the difference from the previous one.
     Distances = 1,
@@ -23,7 +23,7 @@ enum Form {
     Planes = 2,
 }
 
-impl Column {
+impl NumberColumn {
     /// Returns the number in a row; 0 beyond the last row.
     pub(super) fn get(&self, row: usize) -> u64 {
         match self {
@@ -38,7 +38,7 @@ pub(super) fn write(bytes: &mut Vec<u8>, values: &[u64]) {
     if write_constant(bytes, values) {
         return;
     }
-    bytes.push(Form::Distances as u8);
+    bytes.push(ColumnEncoding::Distances as u8);
     let mut last = 0_u64;
     for value in values {
         write_number(bytes, folded(value.wrapping_sub(last)));
@@ -53,7 +53,7 @@ pub(super) fn write_planes(bytes: &mut Vec<u8>, values: &[u64]) {
     }
     let largest = values.iter().copied().max().unwrap_or(0);
     let planes = largest.bit_width().div_ceil(8).max(1) as usize;
-    bytes.push(Form::Planes as u8);
+    bytes.push(ColumnEncoding::Planes as u8);
     bytes.push(planes.to_le_bytes()[0]);
     for plane in 0..planes {
         bytes.extend(values.iter().map(|value| value.to_le_bytes()[plane]));
@@ -64,24 +64,24 @@ fn write_constant(bytes: &mut Vec<u8>, values: &[u64]) -> bool {
     let first = values.first().copied().unwrap_or(0);
     let is_constant = values.iter().all(|value| *value == first);
     if is_constant {
-        bytes.push(Form::Constant as u8);
+        bytes.push(ColumnEncoding::Constant as u8);
         write_number(bytes, first);
     }
     is_constant
 }
 
 /// Takes a column with this number of rows from the front; `None` if the bytes are not a column.
-pub(super) fn read(bytes: &mut &[u8], rows: usize) -> Option<Column> {
+pub(super) fn read(bytes: &mut &[u8], rows: usize) -> Option<NumberColumn> {
     let (form, rest) = bytes.split_first()?;
     *bytes = rest;
-    if *form == Form::Constant as u8 {
-        return read_number(bytes).map(Column::Constant);
+    if *form == ColumnEncoding::Constant as u8 {
+        return read_number(bytes).map(NumberColumn::Constant);
     }
-    if *form == Form::Planes as u8 {
+    if *form == ColumnEncoding::Planes as u8 {
         return read_planes(bytes, rows);
     }
     // Each number takes at least one byte, so the capacity is limited by the input.
-    if *form != Form::Distances as u8 || rows > bytes.len() {
+    if *form != ColumnEncoding::Distances as u8 || rows > bytes.len() {
         return None;
     }
     let mut values = Vec::with_capacity(rows);
@@ -90,10 +90,10 @@ pub(super) fn read(bytes: &mut &[u8], rows: usize) -> Option<Column> {
         last = last.wrapping_add(unfolded(read_number(bytes)?));
         values.push(last);
     }
-    Some(Column::Values(values))
+    Some(NumberColumn::Values(values))
 }
 
-fn read_planes(bytes: &mut &[u8], rows: usize) -> Option<Column> {
+fn read_planes(bytes: &mut &[u8], rows: usize) -> Option<NumberColumn> {
     let (planes, rest) = bytes.split_first()?;
     let planes = usize::from(*planes);
     let length = planes.checked_mul(rows).filter(|_| (1..=8).contains(&planes))?;
@@ -103,7 +103,7 @@ fn read_planes(bytes: &mut &[u8], rows: usize) -> Option<Column> {
     for (shift, plane) in (0..).step_by(8).zip(taken.chunks_exact(rows.max(1))) {
         values.iter_mut().zip(plane).for_each(|(value, byte)| *value |= u64::from(*byte) << shift);
     }
-    Some(Column::Values(values))
+    Some(NumberColumn::Values(values))
 }
 
 /// Appends a number with seven bits per byte, lowest first (LEB128).
@@ -142,7 +142,7 @@ pub(super) const fn unfolded(number: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Column, read, read_number, write, write_number, write_planes};
+    use super::{NumberColumn, read, read_number, write, write_number, write_planes};
 
     fn through(values: &[u64]) -> (usize, Vec<u64>) {
         through_as(write, values)
@@ -186,6 +186,6 @@ mod tests {
         let mut bytes = Vec::new();
         write_number(&mut bytes, u64::MAX);
         assert_eq!((bytes.len(), read_number(&mut &bytes[..])), (10, Some(u64::MAX)));
-        assert_eq!(read(&mut &[0, 5][..], 7), Some(Column::Constant(5)));
+        assert_eq!(read(&mut &[0, 5][..], 7), Some(NumberColumn::Constant(5)));
     }
 }

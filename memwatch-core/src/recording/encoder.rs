@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::lane::{self, Kind, Lane, WIDEST};
+use super::lane::{self, Lane, LaneKind, WIDEST};
 use super::{
     CHUNK_MAGIC, ChunkFront, END_MAGIC, EndMark, Front, LONGEST_CHUNK_BYTES, MAGIC, MOST_INPUTS, Stopped, column,
 };
@@ -67,7 +67,7 @@ impl Encoder {
     /// Adds an input to the current chunk.
     pub fn push(&mut self, input: &Input) {
         let lane = lane::numbers(input, &mut self.row);
-        if lane.kind != Kind::Other {
+        if lane.kind != LaneKind::Other {
             self.note_time();
         }
         let Self { lanes, by_lane, .. } = self;
@@ -81,7 +81,7 @@ impl Encoder {
         self.order.push(index as u64);
         self.inputs += 1;
         self.numbers += lane.kind.width();
-        if lane.kind == Kind::Other {
+        if lane.kind == LaneKind::Other {
             // Only records cannot be written as text, and they have lanes.
             write_text(&mut self.text, input);
         }

@@ -2,7 +2,7 @@
 //! common and share a lane.
 
 use memwatch_common::record::{
-    COMM_BYTES, CallRecord, PEEK_WORDS, PROCESS_RECORD_BYTES, ProcessRecord, Record, RecordKind,
+    COMM_BYTES, CallRecord, PEEK_WORDS, PROCESS_RECORD_BYTES, ProcessRecord, RecordKind, RingRecord,
 };
 use memwatch_common::tensor::{STATISTICS_WORDS, TEXT_BYTES, TensorRecord, TextRecord, tensor_probe};
 
@@ -13,7 +13,7 @@ use crate::words::Tgid;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Lane {
     /// Kind of the inputs.
-    pub(super) kind: Kind,
+    pub(super) kind: LaneKind,
     /// Probe table row, if there is one.
     pub(super) row: u16,
 }
@@ -21,7 +21,7 @@ pub(super) struct Lane {
 /// Kind of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum LaneKind {
     /// [`RecordKind::Call`].
     Call = 1,
     /// [`RecordKind::Process`].
@@ -48,14 +48,14 @@ const _: () = assert!(PROCESS_RECORD_BYTES == 64);
 /// Width of the widest row, that of an allocator's statistics.
 pub(super) const WIDEST: usize = 3 + STATISTICS_WORDS;
 
-impl Kind {
+impl LaneKind {
     pub(super) fn from_number(number: u64) -> Option<Self> {
         [Self::Call, Self::Process, Self::Tensor, Self::Text, Self::Statistics, Self::Tick, Self::Other]
             .into_iter()
             .find(|kind| *kind as u64 == number)
     }
 
-    /// Returns the count of numbers in a row. The first is a time, except for [`Kind::Other`],
+    /// Returns the count of numbers in a row. The first is a time, except for [`LaneKind::Other`],
     /// which has no numbers.
     pub(super) const fn width(self) -> usize {
         match self {
@@ -72,11 +72,11 @@ impl Kind {
 
 /// Writes an input's numbers into `row` and returns its lane.
 pub(super) fn numbers(input: &Input, row: &mut [u64; WIDEST]) -> Lane {
-    let mut row = Row { numbers: row, next: 0 };
+    let mut row = RowWriter { numbers: row, next: 0 };
     match input {
-        Input::Record(Record::Call(call)) => call_numbers(call, &mut row),
-        Input::Record(Record::Process(process)) => process_numbers(process, &mut row),
-        Input::Record(Record::Tensor(tensor)) => {
+        Input::Record(RingRecord::Call(call)) => call_numbers(call, &mut row),
+        Input::Record(RingRecord::Process(process)) => process_numbers(process, &mut row),
+        Input::Record(RingRecord::Tensor(tensor)) => {
             row.put(tensor.time_ns);
             row.put_all([tensor.tgid, tensor.tid, u32::from(tensor.flags), tensor.reserved].map(u64::from));
             // Register bits that carry no argument are noise, which does not compress.
@@ -84,53 +84,53 @@ pub(super) fn numbers(input: &Input, row: &mut [u64; WIDEST]) -> Lane {
             row.put_all(std::array::from_fn::<_, 6, _>(|index| tensor.args[index] & bits[index]));
             row.put_all(tensor.extra);
             row.put(tensor.stack);
-            Lane { kind: Kind::Tensor, row: tensor.probe }
+            Lane { kind: LaneKind::Tensor, row: tensor.probe }
         }
-        Input::Record(Record::Text(text)) => {
+        Input::Record(RingRecord::Text(text)) => {
             row.put(text.time_ns);
             row.put_all([text.tgid, text.tid, u32::from(text.flags), text.chunk].map(u64::from));
             row.put_bytes(&text.text);
-            Lane { kind: Kind::Text, row: text.probe }
+            Lane { kind: LaneKind::Text, row: text.probe }
         }
         Input::Statistics { tgid, allocator, time_ns, words } => {
             row.put_all([*time_ns, u64::from(tgid.0), *allocator]);
             row.put_all(**words);
-            Lane { kind: Kind::Statistics, row: 0 }
+            Lane { kind: LaneKind::Statistics, row: 0 }
         }
         Input::Tick { time_ns } => {
             row.put(*time_ns);
-            Lane { kind: Kind::Tick, row: 0 }
+            Lane { kind: LaneKind::Tick, row: 0 }
         }
-        _ => Lane { kind: Kind::Other, row: 0 },
+        _ => Lane { kind: LaneKind::Other, row: 0 },
     }
 }
 
-fn call_numbers(call: &CallRecord, row: &mut Row<'_>) -> Lane {
+fn call_numbers(call: &CallRecord, row: &mut RowWriter<'_>) -> Lane {
     row.put(call.entered_ns);
     row.put(call.returned_ns.wrapping_sub(call.entered_ns));
     row.put_all([call.tgid, call.tid, call.status.cast_unsigned(), u32::from(call.flags)].map(u64::from));
     row.put_all(call.args);
     row.put_all(call.out);
     row.put_all(call.peek);
-    Lane { kind: Kind::Call, row: call.probe }
+    Lane { kind: LaneKind::Call, row: call.probe }
 }
 
-fn process_numbers(process: &ProcessRecord, row: &mut Row<'_>) -> Lane {
+fn process_numbers(process: &ProcessRecord, row: &mut RowWriter<'_>) -> Lane {
     row.put(process.time_ns);
     row.put_all([process.tgid, process.parent_tgid, process.life, process.uid].map(u64::from));
     row.put_all([u64::from(process.reserved), u64::from(process.unused), process.cgroup_id, process.start_ns]);
     row.put_bytes(&process.comm);
-    Lane { kind: Kind::Process, row: u16::from(process.event) }
+    Lane { kind: LaneKind::Process, row: u16::from(process.event) }
 }
 
 /// Restores an input from its numbers; `None` for inputs stored as text and for invalid numbers.
 pub(super) fn input(lane: Lane, numbers: impl Fn(usize) -> u64) -> Option<Input> {
-    let mut row = Taken { numbers, next: 0 };
+    let mut row = RowReader { numbers, next: 0 };
     Some(match lane.kind {
-        Kind::Call => Input::Record(Record::Call(call(lane.row, &mut row)?)),
-        Kind::Process => Input::Record(Record::Process(process(lane.row, &mut row)?)),
+        LaneKind::Call => Input::Record(RingRecord::Call(call(lane.row, &mut row)?)),
+        LaneKind::Process => Input::Record(RingRecord::Process(process(lane.row, &mut row)?)),
         // The order of the fields is the order of the numbers.
-        Kind::Tensor => Input::Record(Record::Tensor(TensorRecord {
+        LaneKind::Tensor => Input::Record(RingRecord::Tensor(TensorRecord {
             kind: RecordKind::Tensor as u8,
             probe: lane.row,
             time_ns: row.take(),
@@ -142,7 +142,7 @@ pub(super) fn input(lane: Lane, numbers: impl Fn(usize) -> u64) -> Option<Input>
             extra: row.take_all(),
             stack: row.take(),
         })),
-        Kind::Text => Input::Record(Record::Text(TextRecord {
+        LaneKind::Text => Input::Record(RingRecord::Text(TextRecord {
             kind: RecordKind::Text as u8,
             probe: lane.row,
             time_ns: row.take(),
@@ -152,16 +152,16 @@ pub(super) fn input(lane: Lane, numbers: impl Fn(usize) -> u64) -> Option<Input>
             chunk: row.take_u32()?,
             text: row.take_bytes(),
         })),
-        Kind::Statistics => {
+        LaneKind::Statistics => {
             let (time_ns, tgid, allocator) = (row.take(), Tgid(row.take_u32()?), row.take());
             Input::Statistics { tgid, allocator, time_ns, words: Box::new(row.take_all()) }
         }
-        Kind::Tick => Input::Tick { time_ns: row.take() },
-        Kind::Other => return None,
+        LaneKind::Tick => Input::Tick { time_ns: row.take() },
+        LaneKind::Other => return None,
     })
 }
 
-fn call(probe: u16, row: &mut Taken<impl Fn(usize) -> u64>) -> Option<CallRecord> {
+fn call(probe: u16, row: &mut RowReader<impl Fn(usize) -> u64>) -> Option<CallRecord> {
     let (entered_ns, took_ns) = (row.take(), row.take());
     Some(CallRecord {
         kind: RecordKind::Call as u8,
@@ -178,7 +178,7 @@ fn call(probe: u16, row: &mut Taken<impl Fn(usize) -> u64>) -> Option<CallRecord
     })
 }
 
-fn process(event: u16, row: &mut Taken<impl Fn(usize) -> u64>) -> Option<ProcessRecord> {
+fn process(event: u16, row: &mut RowReader<impl Fn(usize) -> u64>) -> Option<ProcessRecord> {
     Some(ProcessRecord {
         kind: RecordKind::Process as u8,
         event: event.try_into().ok()?,
@@ -196,12 +196,12 @@ fn process(event: u16, row: &mut Taken<impl Fn(usize) -> u64>) -> Option<Process
 }
 
 /// A row to be filled.
-struct Row<'a> {
+struct RowWriter<'a> {
     numbers: &'a mut [u64; WIDEST],
     next: usize,
 }
 
-impl Row<'_> {
+impl RowWriter<'_> {
     fn put(&mut self, number: u64) {
         if let Some(place) = self.numbers.get_mut(self.next) {
             *place = number;
@@ -224,12 +224,12 @@ impl Row<'_> {
 }
 
 /// A row to be read.
-struct Taken<F> {
+struct RowReader<F> {
     numbers: F,
     next: usize,
 }
 
-impl<F: Fn(usize) -> u64> Taken<F> {
+impl<F: Fn(usize) -> u64> RowReader<F> {
     fn take(&mut self) -> u64 {
         self.next += 1;
         (self.numbers)(self.next - 1)

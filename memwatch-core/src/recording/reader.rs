@@ -47,7 +47,7 @@ pub enum Ending {
 
 /// Part of a recording.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Part {
+pub enum RecordingPart {
     /// A chunk of inputs.
     Chunk(Chunk),
     /// The complete state at this position.
@@ -56,7 +56,7 @@ pub enum Part {
 
 /// Position of a part, without its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct PartPosition {
     /// Offset of its first byte.
     pub byte: u64,
     /// Header of a keyframe; `None` for a chunk.
@@ -66,7 +66,7 @@ pub struct Place {
 }
 
 /// Reads a recording part by part.
-pub struct Reader<R> {
+pub struct RecordingReader<R> {
     source: R,
     front: Front,
     /// Number of bytes read.
@@ -77,7 +77,7 @@ pub struct Reader<R> {
 /// Size of the header of a chunk or keyframe, including its checksum.
 const FRONT_BYTES: usize = 3 * 4 + 3 * 8 + 4;
 
-impl<R: Read> Reader<R> {
+impl<R: Read> RecordingReader<R> {
     /// Reads the header.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ impl<R: Read> Reader<R> {
             return Err(RecordingError::NoRecording);
         }
         let text = read_text(&mut source)?.ok_or(RecordingError::Front)?;
-        let format = serde_json::from_slice(&text).map(|Format { format }| format);
+        let format = serde_json::from_slice(&text).map(|FormatHeader { format }| format);
         match format {
             Ok(FORMAT | FORMAT_WITH_KEYFRAMES) => {}
             Ok(other) => return Err(RecordingError::Format(other)),
@@ -124,7 +124,7 @@ impl<R: Read> Reader<R> {
     ///
     /// # Errors
     /// If the source cannot be read.
-    pub fn next_part(&mut self) -> io::Result<Option<Part>> {
+    pub fn next_part(&mut self) -> io::Result<Option<RecordingPart>> {
         if self.ending.is_some() {
             return Ok(None);
         }
@@ -132,8 +132,10 @@ impl<R: Read> Reader<R> {
         let mut magic = [0; CHUNK_MAGIC.len()];
         let found = match fill(&mut self.source, &mut magic)? {
             0..4 => Err(Ending::Cut),
-            _ if magic == CHUNK_MAGIC => self.read_chunk(damaged)?.map(Part::Chunk),
-            _ if magic == KEYFRAME_MAGIC && self.has_keyframes() => self.read_keyframe(damaged)?.map(Part::Keyframe),
+            _ if magic == CHUNK_MAGIC => self.read_chunk(damaged)?.map(RecordingPart::Chunk),
+            _ if magic == KEYFRAME_MAGIC && self.has_keyframes() => {
+                self.read_keyframe(damaged)?.map(RecordingPart::Keyframe)
+            }
             _ if magic == END_MAGIC => Err(self.read_end(damaged)?),
             _ => Err(damaged),
         };
@@ -201,13 +203,13 @@ impl<R: Read> Reader<R> {
     }
 }
 
-impl<R: Read + Seek> Reader<R> {
+impl<R: Read + Seek> RecordingReader<R> {
     /// Returns the positions of all complete parts from here on, without reading their contents.
     /// The reading position does not change.
     ///
     /// # Errors
     /// If the source cannot be read.
-    pub fn places(&mut self) -> io::Result<Vec<Place>> {
+    pub fn places(&mut self) -> io::Result<Vec<PartPosition>> {
         let length = self.source.seek(SeekFrom::End(0))?;
         let mut places = Vec::new();
         let mut byte = self.byte;
@@ -226,7 +228,7 @@ impl<R: Read + Seek> Reader<R> {
             if end > length {
                 break;
             }
-            places.push(Place { byte, keyframe, chunk });
+            places.push(PartPosition { byte, keyframe, chunk });
             byte = end;
         }
         self.go_to(self.byte)?;
@@ -251,7 +253,7 @@ struct Packed {
 
 /// Header field common to all versions.
 #[derive(serde::Deserialize)]
-struct Format {
+struct FormatHeader {
     format: u32,
 }
 

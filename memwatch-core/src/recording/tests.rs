@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use memwatch_common::loss::Loss;
-use memwatch_common::record::{CallRecord, ProcessRecord, Record, RecordKind};
+use memwatch_common::record::{CallRecord, ProcessRecord, RecordKind, RingRecord};
 use memwatch_common::tensor::{STATISTICS_WORDS, TEXT_BYTES, TensorRecord, TextRecord};
 use proptest::prelude::*;
 
 use super::{
-    Encoder, EndMark, Ending, FORMAT, FORMAT_WITH_KEYFRAMES, Front, Keyframe, KeyframeFront, Part, Reader,
-    RecordingError, Stopped,
+    Encoder, EndMark, Ending, FORMAT, FORMAT_WITH_KEYFRAMES, Front, Keyframe, KeyframeFront, RecordingError,
+    RecordingPart, RecordingReader, Stopped,
 };
-use crate::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
+use crate::input::{DeviceReading, Input, NvmlState, ProbeCoverage, ProcessFacts};
 use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
 use crate::stack::{PythonCode, PythonFrame, PythonModule, PythonStack};
 use crate::test_calls::rm;
@@ -35,11 +35,11 @@ fn recorded(chunks: &[&[Input]]) -> (Vec<u8>, Vec<u8>) {
 }
 
 fn read(bytes: &[u8]) -> (Vec<Input>, Option<Ending>) {
-    let mut reader = Reader::open(bytes).expect("it is a recording");
+    let mut reader = RecordingReader::open(bytes).expect("it is a recording");
     assert_eq!(reader.front(), &front());
     let mut inputs = Vec::new();
     while let Some(part) = reader.next_part().expect("memory can be read") {
-        let Part::Chunk(chunk) = part else { continue };
+        let RecordingPart::Chunk(chunk) = part else { continue };
         assert_eq!(chunk.front.boottime_to_unix_ns, 7);
         chunk.for_each(|input| inputs.push(input)).expect("what was written is read");
     }
@@ -89,16 +89,16 @@ fn one_of_each() -> Vec<Input> {
     let native = NativeFrame { name: function.clone(), function, library, address: 77, role: NativeRole::Loop };
     let statistics = std::array::from_fn(|index| index as u64 * 512);
     vec![
-        Input::Coverage(Coverage { mechanism: "uprobe_multi".into(), ..Coverage::default() }),
+        Input::Coverage(ProbeCoverage { mechanism: "uprobe_multi".into(), ..ProbeCoverage::default() }),
         Input::Attached { time_ns: 1 },
         Input::Process(ProcessFacts { tgid: 9, comm: "a\"b\n".to_owned(), ..ProcessFacts::default() }),
-        Input::Record(Record::Process(process)),
-        Input::Record(Record::Call(call)),
+        Input::Record(RingRecord::Process(process)),
+        Input::Record(RingRecord::Call(call)),
         Input::Stack { tgid: Tgid(9), id: u64::MAX, stack: PythonStack { frames, truncated: true, borders: vec![1] } },
         Input::NativeStack { tgid: Tgid(9), id: 5, stack: NativeStack::new(vec![native], NativeEnd::CopyEnds) },
-        Input::Record(Record::Tensor(tensor(UNKNOWN_ROW, 60))),
-        Input::Record(Record::Tensor(tensor(UNKNOWN_ROW + 1, 70))),
-        Input::Record(Record::Text(text)),
+        Input::Record(RingRecord::Tensor(tensor(UNKNOWN_ROW, 60))),
+        Input::Record(RingRecord::Tensor(tensor(UNKNOWN_ROW + 1, 70))),
+        Input::Record(RingRecord::Text(text)),
         Input::Statistics { tgid: Tgid(9), allocator: 77, time_ns: 90, words: Box::new(statistics) },
         Input::Lost { tgid: None, loss: Loss::RingFull, count: 3 },
         Input::Devices(DeviceReading { begin_ns: 1, end_ns: 2, state: NvmlState::Ok, devices: Vec::new() }),
@@ -156,8 +156,10 @@ fn one_input_that_is_longer_than_other_chunks_is_a_chunk_of_its_own() {
 #[test]
 fn a_chunk_says_from_when_to_when_it_is() {
     let (bytes, _) = recorded(&[&one_of_each()]);
-    let mut reader = Reader::open(&bytes[..]).expect("it is a recording");
-    let Some(Part::Chunk(chunk)) = reader.next_part().expect("memory can be read") else { panic!("there is one") };
+    let mut reader = RecordingReader::open(&bytes[..]).expect("it is a recording");
+    let Some(RecordingPart::Chunk(chunk)) = reader.next_part().expect("memory can be read") else {
+        panic!("there is one")
+    };
     let front = chunk.front;
     assert_eq!((front.first_ns, front.last_ns, front.inputs), (5, 1_000, 17));
 }
@@ -211,12 +213,18 @@ fn with_keyframes() -> Vec<u8> {
 #[test]
 fn a_keyframe_comes_back_whole_or_not_at_all() {
     let bytes = with_keyframes();
-    let mut reader = Reader::open(&bytes[..]).expect("it is a recording");
+    let mut reader = RecordingReader::open(&bytes[..]).expect("it is a recording");
     let mut parts = Vec::new();
     while let Some(part) = reader.next_part().expect("memory can be read") {
         parts.push(part);
     }
-    let [Part::Keyframe(first), Part::Chunk(chunk), Part::Keyframe(second), Part::Chunk(_)] = &parts[..] else {
+    let [
+        RecordingPart::Keyframe(first),
+        RecordingPart::Chunk(chunk),
+        RecordingPart::Keyframe(second),
+        RecordingPart::Chunk(_),
+    ] = &parts[..]
+    else {
         panic!("{parts:?}")
     };
     assert_eq!((first.front.layout, first.front.time_ns, second.front.inputs), (9, 200, 1));
@@ -226,7 +234,7 @@ fn a_keyframe_comes_back_whole_or_not_at_all() {
     for byte in Encoder::front(&front()).len()..bytes.len() {
         let mut changed = bytes.clone();
         changed[byte] ^= 0x10;
-        let mut reader = Reader::open(&changed[..]).expect("its front is whole");
+        let mut reader = RecordingReader::open(&changed[..]).expect("its front is whole");
         let mut count = 0;
         while reader.next_part().expect("memory can be read").is_some() {
             count += 1;
@@ -238,15 +246,15 @@ fn a_keyframe_comes_back_whole_or_not_at_all() {
 #[test]
 fn where_parts_stand_is_found_without_unpacking_them_and_one_may_be_begun_with() {
     let bytes = with_keyframes();
-    let mut reader = Reader::open(std::io::Cursor::new(&bytes)).expect("it is a recording");
+    let mut reader = RecordingReader::open(std::io::Cursor::new(&bytes)).expect("it is a recording");
     let places = reader.places().expect("memory can be read");
     let kinds: Vec<_> = places.iter().map(|place| (place.keyframe.is_some(), place.chunk.is_some())).collect();
     assert_eq!(kinds, [(true, false), (false, true), (true, false), (false, true)]);
-    assert!(matches!(reader.next_part(), Ok(Some(Part::Keyframe(first))) if first.front.time_ns == 200));
+    assert!(matches!(reader.next_part(), Ok(Some(RecordingPart::Keyframe(first))) if first.front.time_ns == 200));
     reader.go_to(places[2].byte).expect("it is there");
-    assert!(matches!(reader.next_part(), Ok(Some(Part::Keyframe(second))) if second.front.time_ns == 300));
+    assert!(matches!(reader.next_part(), Ok(Some(RecordingPart::Keyframe(second))) if second.front.time_ns == 300));
     let cut = &bytes[..bytes.len() - 1];
-    let mut reader = Reader::open(std::io::Cursor::new(cut)).expect("it is a recording");
+    let mut reader = RecordingReader::open(std::io::Cursor::new(cut)).expect("it is a recording");
     assert_eq!(reader.places().expect("memory can be read"), places[..3], "the last one is not whole");
 }
 
@@ -255,14 +263,14 @@ fn keyframes_are_of_a_format_of_their_own() {
     let newer = with_keyframes();
     let (old, new) = (Encoder::front(&front()), Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES, ..front() }));
     let bytes = [&old[..], &newer[new.len()..]].concat();
-    let mut reader = Reader::open(&bytes[..]).expect("it is a recording");
+    let mut reader = RecordingReader::open(&bytes[..]).expect("it is a recording");
     assert_eq!(reader.next_part().expect("memory can be read"), None);
     assert_eq!(reader.ending(), Some(Ending::Damaged { byte: old.len() as u64 }));
 }
 
 #[test]
 fn what_is_no_recording_or_another_versions_is_refused() {
-    let refused = |bytes: &[u8]| Reader::open(bytes).err().expect("it is refused").to_string();
+    let refused = |bytes: &[u8]| RecordingReader::open(bytes).err().expect("it is refused").to_string();
     for bytes in [&b""[..], b"\x89MWR", b"{\"schema\":\"memwatch.ps/1\"}"] {
         assert_eq!(refused(bytes), RecordingError::NoRecording.to_string());
     }
@@ -275,8 +283,8 @@ fn what_is_no_recording_or_another_versions_is_refused() {
 #[test]
 fn of_a_tensor_event_what_reports_something_is_kept() {
     let [.., tensor] = &one_of_each()[..9] else { panic!("the ninth is a tensor event") };
-    let Input::Record(Record::Tensor(tensor)) = tensor else { panic!("{tensor:?}") };
-    let event = |args| Input::Record(Record::Tensor(TensorRecord { probe: 1, args, ..*tensor }));
+    let Input::Record(RingRecord::Tensor(tensor)) = tensor else { panic!("{tensor:?}") };
+    let event = |args| Input::Record(RingRecord::Tensor(TensorRecord { probe: 1, args, ..*tensor }));
     let (bytes, _) = recorded(&[&[event([1, 2, 3, 4, 0xdead_beef_0101, 6])]]);
     assert_eq!(read(&bytes).0, [event([1, 2, 3, 4, 0x0101, 0])]);
 }
@@ -285,7 +293,7 @@ fn of_a_tensor_event_what_reports_something_is_kept() {
 fn steady_events_take_few_bytes_each() {
     let event = |index: u64| {
         let (step, place) = (index / 100, index % 100);
-        Input::Record(Record::Tensor(TensorRecord {
+        Input::Record(RingRecord::Tensor(TensorRecord {
             kind: RecordKind::Tensor as u8,
             flags: 0,
             probe: 4,
@@ -325,8 +333,8 @@ proptest! {
             };
             let words = Box::new([peek[2]; STATISTICS_WORDS]);
             [
-                Input::Record(Record::Call(call)),
-                Input::Record(Record::Tensor(tensor)),
+                Input::Record(RingRecord::Call(call)),
+                Input::Record(RingRecord::Tensor(tensor)),
                 Input::Statistics { tgid: Tgid(tgid), allocator: args[0], time_ns, words },
             ]
         }).collect();
@@ -341,11 +349,11 @@ proptest! {
         let (mut whole, _) = recorded(&[&one_of_each()]);
         whole.truncate(keeps);
         whole.extend(bytes);
-        if let Ok(mut reader) = Reader::open(&whole[..]) {
+        if let Ok(mut reader) = RecordingReader::open(&whole[..]) {
             while let Ok(Some(part)) = reader.next_part() {
                 match part {
-                    Part::Chunk(chunk) => drop(chunk.for_each(drop)),
-                    Part::Keyframe(keyframe) => drop(keyframe.state()),
+                    RecordingPart::Chunk(chunk) => drop(chunk.for_each(drop)),
+                    RecordingPart::Keyframe(keyframe) => drop(keyframe.state()),
                 }
             }
         }

@@ -22,10 +22,10 @@ use crate::attribution::process::Process;
 use crate::input::{DeviceFacts, DeviceReading, ProcessUse};
 use crate::kernel_driver::KernelDriver;
 use crate::ledger::FailedAllocation;
-use crate::ledger::alias::Origin;
+use crate::ledger::alias::SharedOrigin;
 use crate::ledger::pool::Backed;
 use crate::ledger::refusals::Refusals;
-use crate::ledger::totals::{DeviceRef, DeviceTotals, Kind};
+use crate::ledger::totals::{AllocationKind, DeviceRef, DeviceTotals};
 use crate::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, ImportView, KindView, OverheadView, ProcessGpuView, ProcessView,
 };
@@ -49,7 +49,7 @@ pub(crate) struct Surroundings<'a> {
 }
 
 /// Returns whether the owner of shared memory still holds it.
-pub(crate) fn still_holds(processes: &BTreeMap<Tgid, Process>, origin: &Origin) -> bool {
+pub(crate) fn still_holds(processes: &BTreeMap<Tgid, Process>, origin: &SharedOrigin) -> bool {
     processes.get(&origin.tgid).is_some_and(|owner| owner.ledger.still_holds(origin.object))
 }
 
@@ -259,20 +259,20 @@ impl Surroundings<'_> {
 }
 
 fn kinds(row: &OnGpu) -> BTreeMap<Name, KindView> {
-    let seen = Kind::ALL.into_iter().filter(|kind| row.totals.kind(*kind).total_bytes > 0);
+    let seen = AllocationKind::ALL.into_iter().filter(|kind| row.totals.kind(*kind).total_bytes > 0);
     seen.map(|kind| (kind_name(kind).into(), kind_view(row, kind))).collect()
 }
 
-fn kind_view(row: &OnGpu, kind: Kind) -> KindView {
+fn kind_view(row: &OnGpu, kind: AllocationKind) -> KindView {
     let counter = row.totals.kind(kind);
-    let backed = row.pool_backed.filter(|_| kind == Kind::Pool);
+    let backed = row.pool_backed.filter(|_| kind == AllocationKind::Pool);
     KindView {
         live_bytes: counter.live_bytes,
         peak_bytes: counter.peak_bytes,
         total_bytes: counter.total_bytes,
         allocations: counter.allocations,
         frees: counter.frees,
-        estimated: matches!(kind, Kind::Array | Kind::Graph),
+        estimated: matches!(kind, AllocationKind::Array | AllocationKind::Graph),
         backed_bytes: backed.map(|Backed { bytes, .. }| bytes),
         backed_estimated: backed.is_some_and(|backed| backed.estimated),
     }
@@ -292,26 +292,26 @@ fn context_limits(process: &Process) -> ContextLimits {
 }
 
 /// Returns the name of a kind in JSON and on screens.
-pub(crate) fn kind_name(kind: Kind) -> &'static str {
+pub(crate) fn kind_name(kind: AllocationKind) -> &'static str {
     match kind {
-        Kind::Device => "device",
-        Kind::Pool => "pool",
-        Kind::Physical => "physical",
-        Kind::Array => "array",
-        Kind::Graph => "graph",
-        Kind::Managed => "managed",
-        Kind::PinnedHost => "pinned",
-        Kind::Registered => "registered",
-        Kind::HostPhysical => "host_physical",
+        AllocationKind::Device => "device",
+        AllocationKind::Pool => "pool",
+        AllocationKind::Physical => "physical",
+        AllocationKind::Array => "array",
+        AllocationKind::Graph => "graph",
+        AllocationKind::Managed => "managed",
+        AllocationKind::PinnedHost => "pinned",
+        AllocationKind::Registered => "registered",
+        AllocationKind::HostPhysical => "host_physical",
     }
 }
 
 fn host(process: &Process) -> HostView {
     let host = process.ledger.totals().host();
     HostView {
-        pinned_live_bytes: host.kind(Kind::PinnedHost).live_bytes,
-        pinned_peak_bytes: host.kind(Kind::PinnedHost).peak_bytes,
-        registered_live_bytes: host.kind(Kind::Registered).live_bytes,
-        physical_live_bytes: host.kind(Kind::HostPhysical).live_bytes,
+        pinned_live_bytes: host.kind(AllocationKind::PinnedHost).live_bytes,
+        pinned_peak_bytes: host.kind(AllocationKind::PinnedHost).peak_bytes,
+        registered_live_bytes: host.kind(AllocationKind::Registered).live_bytes,
+        physical_live_bytes: host.kind(AllocationKind::HostPhysical).live_bytes,
     }
 }

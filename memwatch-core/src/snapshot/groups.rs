@@ -11,7 +11,7 @@ use crate::words::{GpuUuid, json, sum_of_known};
 
 /// Property that rows are grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
+pub enum OwnerGrouping {
     /// Containers, in pods or not.
     Container,
     /// Kubernetes pods.
@@ -26,7 +26,7 @@ pub enum By {
 
 /// Processes of one owner.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Group<'a> {
+pub struct OwnerGroup<'a> {
     /// Owner's id; `None` for processes without such an owner, and for rows of GPUs.
     pub id: Option<String>,
     /// A process of the group that names its owner; `None` for processes without such an owner.
@@ -68,7 +68,7 @@ pub struct GroupGpu {
 /// Used bytes of a GPU that no group is charged with: the driver's own, and those of other users
 /// and of processes that were not selected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Rest {
+pub struct UngroupedBytes {
     /// The GPU.
     pub uuid: GpuUuid,
     /// `used - charged`; `None` if NVML does not report the used bytes.
@@ -77,50 +77,50 @@ pub struct Rest {
 
 /// Returns the groups of a snapshot's running processes, most charged bytes first, and the
 /// remainder of each GPU.
-pub fn groups(snapshot: &Snapshot, by: By) -> (Vec<Group<'_>>, Vec<Rest>) {
-    let mut groups: BTreeMap<Key, Group<'_>> = BTreeMap::new();
+pub fn groups(snapshot: &Snapshot, by: OwnerGrouping) -> (Vec<OwnerGroup<'_>>, Vec<UngroupedBytes>) {
+    let mut groups: BTreeMap<OwnerGroupKey, OwnerGroup<'_>> = BTreeMap::new();
     for process in snapshot.processes.iter().filter(|process| process.ended_ns.is_none()) {
-        if by == By::Gpu {
+        if by == OwnerGrouping::Gpu {
             for gpu in &process.gpus {
-                let key = Key { gpu: gpu.uuid.clone(), ..Key::default() };
+                let key = OwnerGroupKey { gpu: gpu.uuid.clone(), ..OwnerGroupKey::default() };
                 add(groups.entry(key).or_insert_with(|| blank(None, None)), process, [gpu]);
             }
         } else {
-            let key = Key { owner: owner(by, process), gpu: None };
+            let key = OwnerGroupKey { owner: owner(by, process), gpu: None };
             let (id, shown) = (key.owner.clone(), key.owner.is_some().then_some(process));
             add(groups.entry(key).or_insert_with(|| blank(id, shown)), process, &process.gpus);
         }
     }
     let mut groups: Vec<_> = groups.into_values().collect();
-    let charged = |group: &Group<'_>| group.gpus.iter().map(|gpu| gpu.charged_bytes).fold(0, u64::saturating_add);
-    groups.sort_by_key(|group| (group.owner.is_none() && by != By::Gpu, std::cmp::Reverse(charged(group))));
+    let charged = |group: &OwnerGroup<'_>| group.gpus.iter().map(|gpu| gpu.charged_bytes).fold(0, u64::saturating_add);
+    groups.sort_by_key(|group| (group.owner.is_none() && by != OwnerGrouping::Gpu, std::cmp::Reverse(charged(group))));
     let rest = snapshot.gpus.iter().map(|gpu| rest(gpu, &groups)).collect();
     (groups, rest)
 }
 
 /// Key of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
+struct OwnerGroupKey {
     owner: Option<String>,
     gpu: Option<GpuUuid>,
 }
 
-fn owner(by: By, process: &ProcessView) -> Option<String> {
+fn owner(by: OwnerGrouping, process: &ProcessView) -> Option<String> {
     let Owner { container, pod, slurm, .. } = &process.owner;
     match by {
-        By::Container => container.as_ref().map(|container| container.id.clone()),
-        By::Pod => pod.as_ref().map(|pod| pod.uid.clone()),
-        By::Job => slurm.as_ref().and_then(|job| job.number().map(str::to_owned)),
-        By::User => process.uid.map(|uid| uid.to_string()).or_else(|| process.user.clone()),
-        By::Gpu => None,
+        OwnerGrouping::Container => container.as_ref().map(|container| container.id.clone()),
+        OwnerGrouping::Pod => pod.as_ref().map(|pod| pod.uid.clone()),
+        OwnerGrouping::Job => slurm.as_ref().and_then(|job| job.number().map(str::to_owned)),
+        OwnerGrouping::User => process.uid.map(|uid| uid.to_string()).or_else(|| process.user.clone()),
+        OwnerGrouping::Gpu => None,
     }
 }
 
-fn blank(id: Option<String>, owner: Option<&ProcessView>) -> Group<'_> {
-    Group { id, owner, gpus: Vec::new(), processes: 0, exact: true }
+fn blank(id: Option<String>, owner: Option<&ProcessView>) -> OwnerGroup<'_> {
+    OwnerGroup { id, owner, gpus: Vec::new(), processes: 0, exact: true }
 }
 
-fn add<'g>(group: &mut Group<'_>, process: &ProcessView, gpus: impl IntoIterator<Item = &'g ProcessGpuView>) {
+fn add<'g>(group: &mut OwnerGroup<'_>, process: &ProcessView, gpus: impl IntoIterator<Item = &'g ProcessGpuView>) {
     group.processes += 1;
     group.exact &= process.exact;
     for gpu in gpus {
@@ -144,9 +144,9 @@ fn add_gpu(row: &mut GroupGpu, gpu: &ProcessGpuView) {
     row.failed_allocations += gpu.failed_allocations;
 }
 
-fn rest(gpu: &GpuView, groups: &[Group<'_>]) -> Rest {
+fn rest(gpu: &GpuView, groups: &[OwnerGroup<'_>]) -> UngroupedBytes {
     let there = groups.iter().flat_map(|group| &group.gpus).filter(|row| row.uuid.as_ref() == Some(&gpu.uuid));
     let charged: i128 = there.map(|row| i128::from(row.charged_bytes)).sum();
     let rest = |used: u64| i64::try_from(i128::from(used) - charged).unwrap_or(i64::MIN);
-    Rest { uuid: gpu.uuid.clone(), bytes: gpu.used_bytes.map(rest) }
+    UngroupedBytes { uuid: gpu.uuid.clone(), bytes: gpu.used_bytes.map(rest) }
 }

@@ -1,7 +1,7 @@
 //! Derived properties of a process's view.
 
 use super::{ExplainedUse, HostView, ProcessGpuView, ProcessView, build};
-use crate::kernel_driver::trust::Trust;
+use crate::kernel_driver::trust::LedgerTrust;
 use crate::words::GpuUuid;
 
 impl ProcessView {
@@ -9,7 +9,7 @@ impl ProcessView {
     /// GPU; `None` if the explanation is not trusted.
     pub fn explained_on(&self, uuid: Option<&GpuUuid>) -> Option<&ExplainedUse> {
         let all = self.explained.iter().flat_map(|explained| &explained.gpus);
-        all.filter(|own| own.trust == Trust::Trusted).find(|own| own.uuid.as_ref() == uuid)
+        all.filter(|own| own.trust == LedgerTrust::Trusted).find(|own| own.uuid.as_ref() == uuid)
     }
 
     /// Returns whether the process has used GPU memory, or may have.

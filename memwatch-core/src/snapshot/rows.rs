@@ -11,7 +11,7 @@ use crate::words::{Name, sum_of_known};
 const REST: Name = Name::Borrowed("rest");
 
 /// A row of a list that can be truncated.
-pub trait Row {
+pub trait TruncatableRow {
     /// Returns the kind of the row.
     fn kind(&self) -> &Name;
     /// Returns the memory of the row.
@@ -30,7 +30,7 @@ pub trait Row {
     }
 }
 
-impl Row for SiteView {
+impl TruncatableRow for SiteView {
     fn kind(&self) -> &Name {
         &self.kind
     }
@@ -67,7 +67,7 @@ impl Row for SiteView {
     }
 }
 
-impl Row for LayerView {
+impl TruncatableRow for LayerView {
     fn kind(&self) -> &Name {
         &self.kind
     }
@@ -104,7 +104,7 @@ impl Row for LayerView {
     }
 }
 
-impl Row for PhaseView {
+impl TruncatableRow for PhaseView {
     fn kind(&self) -> &Name {
         &self.kind
     }
@@ -134,20 +134,20 @@ impl Row for PhaseView {
 
 /// Returns the `most` rows with most live bytes. All others, with an existing remainder row, are
 /// summed up in a last row.
-pub fn largest<R: Row>(mut rows: Vec<R>, most: usize) -> Vec<R> {
+pub fn largest<R: TruncatableRow>(mut rows: Vec<R>, most: usize) -> Vec<R> {
     rows.sort_by(order);
     cut(rows, most)
 }
 
 /// Returns the `most` rows with most live bytes at the device's peak, since little is left of a
 /// program that has ended.
-pub fn largest_at_peak<R: Row>(mut rows: Vec<R>, most: usize) -> Vec<R> {
+pub fn largest_at_peak<R: TruncatableRow>(mut rows: Vec<R>, most: usize) -> Vec<R> {
     let at_peak = |row: &R| (*row.kind() != REST, row.sum().at_peak_bytes);
     rows.sort_by(|one, other| at_peak(other).cmp(&at_peak(one)).then_with(|| order(one, other)));
     cut(rows, most)
 }
 
-fn cut<R: Row>(mut rows: Vec<R>, most: usize) -> Vec<R> {
+fn cut<R: TruncatableRow>(mut rows: Vec<R>, most: usize) -> Vec<R> {
     let mut beyond = rows.split_off(rows.len().min(most)).into_iter();
     if let Some(mut rest) = beyond.next() {
         rest.become_rest();
@@ -162,7 +162,7 @@ fn cut<R: Row>(mut rows: Vec<R>, most: usize) -> Vec<R> {
 
 /// Orders remainder rows last, then by live bytes, peak, total bytes and name, so that two sessions
 /// list one program alike.
-fn order<R: Row>(one: &R, other: &R) -> Ordering {
+fn order<R: TruncatableRow>(one: &R, other: &R) -> Ordering {
     let held = |sum: &SumView| sum.sampled_live.map_or(sum.live_bytes, |estimate| estimate.bytes);
     let sums = |row: &R| (held(row.sum()), row.sum().peak_bytes, row.sum().total_bytes);
     let by_name = || (one.kind(), one.names(), one.line()).cmp(&(other.kind(), other.names(), other.line()));

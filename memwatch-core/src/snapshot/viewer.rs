@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{ProcessView, Snapshot};
-use crate::input::{Coverage, LibraryCoverage};
-use crate::kernel_driver::labels::Label;
+use crate::input::{LibraryCoverage, ProbeCoverage};
+use crate::kernel_driver::labels::MemoryPurpose;
 use crate::owner::Promise;
 use crate::words::{GpuUuid, Tgid, sum_of_known};
 
@@ -103,7 +103,7 @@ impl Snapshot {
                 let groups = self.cgroup_memory.iter();
                 groups.filter(|memory| is_group_of(&own, &others, &memory.cgroup)).cloned().collect()
             },
-            coverage: Coverage {
+            coverage: ProbeCoverage {
                 libraries: self.coverage.libraries.iter().map(public).collect(),
                 ..self.coverage.clone()
             },
@@ -121,11 +121,13 @@ fn cut_origins(process: &mut ProcessView, seen: &BTreeSet<Tgid>, others: &BTreeS
     let is_seen = |left_by: &Option<Tgid>| left_by.is_some_and(|tgid| seen.contains(&tgid));
     for gpu in process.explained.iter_mut().flat_map(|explained| &mut explained.gpus) {
         let mut is_cut = false;
-        for part in gpu.parts.iter_mut().filter(|part| part.label == Label::Inherited && !is_seen(&part.left_by)) {
+        for part in
+            gpu.parts.iter_mut().filter(|part| part.label == MemoryPurpose::Inherited && !is_seen(&part.left_by))
+        {
             (part.owner, part.left_by, is_cut) = (None, None, true);
         }
         // A row of objects does not name the part that it belongs to.
-        let inherited = gpu.pieces.iter_mut().filter(|piece| piece.label == Label::Inherited);
+        let inherited = gpu.pieces.iter_mut().filter(|piece| piece.label == MemoryPurpose::Inherited);
         inherited.filter(|_| is_cut).for_each(|piece| piece.owner = None);
     }
     if let Some(left_behind) = &mut process.left_behind {

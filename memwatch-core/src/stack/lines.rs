@@ -89,12 +89,12 @@ fn by_locations(table: &[u8], first_line: i64, offset: u64) -> Option<i64> {
     while let Some(head) = bytes.next() {
         let units = u64::from(head & 7) + 1;
         let entry = entry(head >> 3 & 15, &mut bytes)?;
-        if let Entry::Lines(lines) = entry {
+        if let LocationEntry::Lines(lines) = entry {
             line = line.checked_add(lines)?;
         }
         let end = start + 2 * units;
         if (start..end).contains(&offset) {
-            return (entry != Entry::WithoutLine).then_some(line);
+            return (entry != LocationEntry::WithoutLine).then_some(line);
         }
         start = end;
     }
@@ -103,7 +103,7 @@ fn by_locations(table: &[u8], first_line: i64, offset: u64) -> Option<i64> {
 
 /// A decoded entry of a location table.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Entry {
+enum LocationEntry {
     /// Line increment relative to the previous entry.
     Lines(i64),
     /// The instructions have no line.
@@ -111,21 +111,21 @@ enum Entry {
 }
 
 /// Reads the rest of an entry after its first byte; `None` if the table ends too early.
-fn entry(code: u8, rest: &mut impl Iterator<Item = u8>) -> Option<Entry> {
+fn entry(code: u8, rest: &mut impl Iterator<Item = u8>) -> Option<LocationEntry> {
     match code {
         // Columns in one byte, same line.
-        0..=9 => rest.next().map(|_| Entry::Lines(0)),
+        0..=9 => rest.next().map(|_| LocationEntry::Lines(0)),
         // Columns in two bytes, line increment of 0 to 2.
-        10..=12 => rest.nth(1).map(|_| Entry::Lines(i64::from(code) - 10)),
+        10..=12 => rest.nth(1).map(|_| LocationEntry::Lines(i64::from(code) - 10)),
         // No columns.
-        13 => signed(rest).map(Entry::Lines),
+        13 => signed(rest).map(LocationEntry::Lines),
         // The last line and both columns follow.
         14 => {
             let lines = signed(rest)?;
             let _: [u64; 3] = [unsigned(rest)?, unsigned(rest)?, unsigned(rest)?];
-            Some(Entry::Lines(lines))
+            Some(LocationEntry::Lines(lines))
         }
-        _ => Some(Entry::WithoutLine),
+        _ => Some(LocationEntry::WithoutLine),
     }
 }
 

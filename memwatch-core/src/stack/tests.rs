@@ -22,7 +22,7 @@ fn python(frames: usize) -> PythonStack {
 
 #[test]
 fn native_stacks_of_threads_without_python_that_are_alike_are_kept_once() {
-    let mut stacks = Stacks::default();
+    let mut stacks = StackTable::default();
     assert!(stacks.learn_native(1, native(7)) && stacks.learn_native(2, native(8)));
     for id in 3..100_000 {
         assert!(!stacks.learn_native(id, native(7)));
@@ -39,7 +39,7 @@ fn native_stacks_of_threads_without_python_that_are_alike_are_kept_once() {
 
 #[test]
 fn native_stacks_of_python_stacks_are_each_their_own() {
-    let mut stacks = Stacks::default();
+    let mut stacks = StackTable::default();
     for id in [1, 2] {
         stacks.learn(id, python(3));
         assert!(stacks.learn_native(id, native(7)));
@@ -53,7 +53,7 @@ fn native_stacks_of_python_stacks_are_each_their_own() {
 
 #[test]
 fn of_endless_different_stacks_the_first_are_kept_and_the_others_are_counted() {
-    let mut stacks = Stacks::default();
+    let mut stacks = StackTable::default();
     let each = MOST_FRAMES / 4;
     (0..6).for_each(|id| stacks.learn(id, python(each)));
     assert_eq!((stacks.len(), stacks.unkept()), (4, 2));

@@ -5,7 +5,7 @@
 pub(crate) mod rm;
 
 use memwatch_common::probes::PROBES;
-use memwatch_common::record::{CallRecord, Record, RecordKind};
+use memwatch_common::record::{CallRecord, RecordKind, RingRecord};
 
 use crate::input::Input;
 
@@ -74,7 +74,7 @@ impl TestCall {
     }
 
     pub(crate) fn input(self) -> Input {
-        Input::Record(Record::Call(self.0))
+        Input::Record(RingRecord::Call(self.0))
     }
 }
 

@@ -3,10 +3,10 @@
 use super::*;
 use crate::features::churn::view::{FlowView, SizeView};
 
-fn flows(story: impl Fn(&mut Watch)) -> Vec<FlowView> {
+fn flows(story: impl Fn(&mut TestPipeline)) -> Vec<FlowView> {
     let mut pipeline = Pipeline::new(true);
     pipeline.watch_churn(2);
-    let mut watch = Watch::of(pipeline);
+    let mut watch = TestPipeline::of(pipeline);
     watch.reading(vec![device(GPU_A, 0, [])]).starts(7).calls(on_gpu_a(7));
     story(&mut watch);
     watch.pipeline.churn().expect("it was asked for").kinds

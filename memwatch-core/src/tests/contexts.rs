@@ -1,13 +1,13 @@
 //! Contexts of the simulated program: which one is current, and what is freed with a context.
 
-use super::{Context, DEVICES, State, World};
-use crate::ledger::totals::Kind;
+use super::{Context, DEVICES, HoldState, SimulatedWorld};
+use crate::ledger::totals::AllocationKind;
 use crate::test_calls::*;
 
 /// Maximum number of green contexts at a time.
 const GREENS: usize = 2;
 
-impl World {
+impl SimulatedWorld {
     /// Returns the context in which the thread allocates, if it still exists.
     pub(super) fn current_context(&self, thread: usize) -> Option<&Context> {
         let current = self.threads[thread].stack.last();
@@ -18,10 +18,17 @@ impl World {
     fn empty(&mut self, context: u64) {
         for hold in &mut self.holds {
             let thing = &self.things[hold.thing];
-            let dies = matches!(thing.kind, Some(Kind::Device | Kind::Managed | Kind::PinnedHost | Kind::Array))
-                && thing.pool.is_none();
+            let dies = matches!(
+                thing.kind,
+                Some(
+                    AllocationKind::Device
+                        | AllocationKind::Managed
+                        | AllocationKind::PinnedHost
+                        | AllocationKind::Array
+                )
+            ) && thing.pool.is_none();
             if dies && thing.context == Some(context) && hold.state.is_held() {
-                (hold.in_driver, hold.state) = (false, State::Ended);
+                (hold.in_driver, hold.state) = (false, HoldState::Ended);
                 self.history.torn_down += 1;
             }
         }

@@ -15,12 +15,12 @@ use std::collections::BTreeMap;
 use memwatch_common::record::CallRecord;
 
 use crate::decode::decode;
-use crate::input::Held;
-use crate::ledger::totals::Kind;
+use crate::input::LiveAddress;
+use crate::ledger::totals::AllocationKind;
 use crate::test_calls::*;
 
-use graphs::{Capture, Graph};
-use pools::{Pool, PoolTruth, Stream};
+use graphs::{Capture, SimulatedGraph};
+use pools::{PoolTruth, ProgramPool, SimulatedStream};
 
 /// Number of devices of the simulated machine.
 pub(crate) const DEVICES: u32 = 2;
@@ -42,10 +42,10 @@ const GRANULE: u64 = 0x1000;
 
 /// One decision of the random source: the thread that runs, its action if it is idle, the object,
 /// and the size.
-pub(crate) type Step = (u8, u8, u8, u16);
+pub(crate) type DriverStep = (u8, u8, u8, u16);
 
 /// Bytes by device (`None`: the host) and kind, without zero entries.
-pub(crate) type Sums = BTreeMap<(Option<u32>, Kind), u64>;
+pub(crate) type HeldSums = BTreeMap<(Option<u32>, AllocationKind), u64>;
 
 /// What a program may do.
 #[derive(Clone, Copy, Debug)]
@@ -83,22 +83,22 @@ impl Focus {
 /// A call's record, and the bytes held when it arrives: at least, and at most if frees in flight
 /// are included.
 #[derive(Clone, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct HistoryMoment {
     pub(crate) record: CallRecord,
-    pub(crate) at_least: Sums,
-    pub(crate) at_most: Sums,
+    pub(crate) at_least: HeldSums,
+    pub(crate) at_most: HeldSums,
     pub(crate) pools: Vec<PoolTruth>,
     /// Counts, only while no call is running: then they are exact.
-    pub(crate) counts: Option<Counts>,
+    pub(crate) counts: Option<SimulatedCounts>,
     /// Contents of the kernel half's allocation map.
-    pub(crate) allocation_map: Vec<Held>,
+    pub(crate) allocation_map: Vec<LiveAddress>,
     /// Whether the allocation map compensates for the loss of this record.
     pub(crate) losable: bool,
 }
 
 /// Numbers that are not bytes of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub(crate) struct SimulatedCounts {
     pub(crate) aliases: usize,
     pub(crate) reservation_bytes: u64,
     pub(crate) modules: usize,
@@ -109,7 +109,7 @@ pub(crate) struct Counts {
 /// A thing that is live at the end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Survivor {
-    pub(crate) kind: Kind,
+    pub(crate) kind: AllocationKind,
     pub(crate) bytes: u64,
     /// Index of the moment of its allocation.
     pub(crate) since: usize,
@@ -117,17 +117,17 @@ pub(crate) struct Survivor {
 
 /// Everything that happened.
 #[derive(Clone, Debug)]
-pub(crate) struct History {
-    pub(crate) moments: Vec<Moment>,
+pub(crate) struct DriverHistory {
+    pub(crate) moments: Vec<HistoryMoment>,
     pub(crate) survivors: Vec<Survivor>,
     pub(crate) torn_down: u64,
     pub(crate) refused: u64,
 }
 
-impl History {
+impl DriverHistory {
     /// Formats the calls up to this one for the message of a failed test.
     pub(crate) fn reported(&self, index: usize) -> String {
-        let call = |moment: &Moment| {
+        let call = |moment: &HistoryMoment| {
             let call = decode(&moment.record).expect("a row of the table");
             format!("\n{} {}..{} {:?} = {}", call.tid.0, call.entered_ns, call.returned_ns, call.action, call.status)
         };
@@ -137,9 +137,9 @@ impl History {
 
 /// What a call creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+enum ThingKind {
     /// Memory of a kind other than stream-ordered.
-    Own(Kind),
+    Own(AllocationKind),
     /// Stream-ordered memory, from the current pool if `pool` is `None`.
     Pooled {
         pool: Option<usize>,
@@ -157,10 +157,10 @@ enum What {
 }
 
 /// What one address or handle refers to, or several: physical memory.
-struct Thing {
-    what: What,
+struct DriverThing {
+    what: ThingKind,
     /// `None` if it is not memory of the process's own.
-    kind: Option<Kind>,
+    kind: Option<AllocationKind>,
     device: Option<u32>,
     context: Option<u64>,
     pool: Option<usize>,
@@ -192,12 +192,12 @@ struct Hold {
     /// Multicast object without which the reference has no effect.
     object: Option<usize>,
     in_driver: bool,
-    state: State,
+    state: HoldState,
 }
 
 /// State of a reference as the program and the kernel half know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum HoldState {
     /// The call that creates the reference has not returned.
     Coming,
     Idle,
@@ -208,7 +208,7 @@ enum State {
     Ended,
 }
 
-impl State {
+impl HoldState {
     /// Returns whether the reference counts, excluding those for which a call that ends them was
     /// entered.
     fn is_held(self) -> bool {
@@ -224,7 +224,7 @@ impl State {
 #[derive(Clone, Debug)]
 enum Deed {
     /// Creates a thing, on this device if the call takes one.
-    Make(What, u32),
+    Make(ThingKind, u32),
     /// Adds another reference to a thing.
     Map {
         source: usize,
@@ -274,7 +274,7 @@ impl Deed {
     }
 }
 
-struct Running {
+struct RunningCall {
     deed: Deed,
     entered_ns: u64,
     bytes: u64,
@@ -294,30 +294,30 @@ struct Context {
 }
 
 #[derive(Default)]
-struct Thread {
+struct SimulatedThread {
     stack: Vec<u64>,
-    running: Option<Running>,
+    running: Option<RunningCall>,
 }
 
-struct World {
+struct SimulatedWorld {
     habits: Habits,
     now_ns: u64,
-    threads: Vec<Thread>,
-    things: Vec<Thing>,
+    threads: Vec<SimulatedThread>,
+    things: Vec<DriverThing>,
     holds: Vec<Hold>,
     contexts: Vec<Context>,
     primary_references: [u32; DEVICES as usize],
-    streams: Vec<Stream>,
-    pools: Vec<Pool>,
+    streams: Vec<SimulatedStream>,
+    pools: Vec<ProgramPool>,
     /// Current pool of each device.
     current_pools: [usize; DEVICES as usize],
-    graphs: Vec<Graph>,
+    graphs: Vec<SimulatedGraph>,
     captures: Vec<Capture>,
     last_handle: u64,
-    history: History,
+    history: DriverHistory,
 }
 
-impl World {
+impl SimulatedWorld {
     fn new(habits: Habits) -> Self {
         let context = |device| {
             let handle = 0xc0 + u64::from(device);
@@ -326,25 +326,25 @@ impl World {
         Self {
             habits,
             now_ns: 1000,
-            threads: (0..habits.threads).map(|_| Thread::default()).collect(),
+            threads: (0..habits.threads).map(|_| SimulatedThread::default()).collect(),
             things: Vec::new(),
             holds: Vec::new(),
             contexts: (0..DEVICES).map(context).collect(),
             primary_references: [1; DEVICES as usize],
             streams: Vec::new(),
-            pools: (0..DEVICES).map(Pool::default_of).collect(),
+            pools: (0..DEVICES).map(ProgramPool::default_of).collect(),
             current_pools: [0, 1],
             graphs: Vec::new(),
             captures: Vec::new(),
             last_handle: 0,
-            history: History { moments: Vec::new(), survivors: Vec::new(), torn_down: 0, refused: 0 },
+            history: DriverHistory { moments: Vec::new(), survivors: Vec::new(), torn_down: 0, refused: 0 },
         }
     }
 }
 
 /// Runs a program with these habits through these steps, and lets every call return at the end.
-pub(crate) fn play(habits: Habits, steps: &[Step]) -> History {
-    let mut world = World::new(habits);
+pub(crate) fn play(habits: Habits, steps: &[DriverStep]) -> DriverHistory {
+    let mut world = SimulatedWorld::new(habits);
     for device in 0..DEVICES {
         world.instant(0, primary_ctx_retain(0xc0 + u64::from(device), device));
     }
@@ -364,24 +364,24 @@ pub(crate) fn play(habits: Habits, steps: &[Step]) -> History {
     world.finish()
 }
 
-impl World {
+impl SimulatedWorld {
     /// Enters a call, makes it take effect, or returns from it, depending on the thread's state.
-    fn step(&mut self, thread: usize, (_, choice, pick, bytes): Step) {
+    fn step(&mut self, thread: usize, (_, choice, pick, bytes): DriverStep) {
         self.now_ns += 1;
         match self.threads[thread].running.take() {
             None => self.enter(thread, choice, usize::from(pick), u64::from(bytes) + 1),
             Some(running) if running.effect.is_none() => {
                 let effect = Some(self.effect(thread, &running, bytes % 13 == 0));
-                self.threads[thread].running = Some(Running { effect, ..running });
+                self.threads[thread].running = Some(RunningCall { effect, ..running });
             }
             Some(running) => self.leave(thread, &running),
         }
     }
 
-    fn finish(mut self) -> History {
-        let survivor = |(index, thing): (usize, &Thing)| {
+    fn finish(mut self) -> DriverHistory {
+        let survivor = |(index, thing): (usize, &DriverThing)| {
             let (kind, since) = (thing.kind?, thing.since?);
-            self.is_held(index, &State::is_held).then_some(Survivor { kind, bytes: thing.bytes, since })
+            self.is_held(index, &HoldState::is_held).then_some(Survivor { kind, bytes: thing.bytes, since })
         };
         let survivors = self.things.iter().enumerate().filter_map(survivor).collect();
         self.history.survivors = survivors;

@@ -1,14 +1,14 @@
 //! Effects of the simulated program's calls in the driver.
 
-use super::{Deed, GRANULE, Hold, Running, Space, State, Thing, What, World};
-use crate::ledger::totals::Kind;
+use super::{Deed, DriverThing, GRANULE, Hold, HoldState, RunningCall, SimulatedWorld, Space, ThingKind};
+use crate::ledger::totals::AllocationKind;
 use crate::test_calls::*;
 
 pub(super) const NO_CONTEXT: i32 = 201;
 
-impl World {
+impl SimulatedWorld {
     /// Applies a call. Returns its status, and the created reference.
-    pub(super) fn effect(&mut self, thread: usize, running: &Running, fails: bool) -> (i32, Option<usize>) {
+    pub(super) fn effect(&mut self, thread: usize, running: &RunningCall, fails: bool) -> (i32, Option<usize>) {
         if fails {
             return (INVALID_VALUE, None);
         }
@@ -67,36 +67,42 @@ impl World {
         (0, Some(hold))
     }
 
-    fn make(&mut self, thread: usize, what: What, device: u32, bytes: u64) -> (i32, Option<usize>) {
+    fn make(&mut self, thread: usize, what: ThingKind, device: u32, bytes: u64) -> (i32, Option<usize>) {
         let space = match what {
-            What::ImportedHandle | What::Multicast | What::Own(Kind::Physical | Kind::HostPhysical) => Space::Handle,
-            What::Own(Kind::Array) => Space::Array,
-            What::Own(Kind::Registered) => Space::Registered,
-            What::OpenedByIpc => Space::Ipc,
-            What::Reservation => Space::Reservation,
-            What::Library => Space::Library,
-            What::Own(_) | What::Pooled { .. } | What::ImportedPointer { .. } | What::ExternalBuffer => Space::Address,
+            ThingKind::ImportedHandle
+            | ThingKind::Multicast
+            | ThingKind::Own(AllocationKind::Physical | AllocationKind::HostPhysical) => Space::Handle,
+            ThingKind::Own(AllocationKind::Array) => Space::Array,
+            ThingKind::Own(AllocationKind::Registered) => Space::Registered,
+            ThingKind::OpenedByIpc => Space::Ipc,
+            ThingKind::Reservation => Space::Reservation,
+            ThingKind::Library => Space::Library,
+            ThingKind::Own(_)
+            | ThingKind::Pooled { .. }
+            | ThingKind::ImportedPointer { .. }
+            | ThingKind::ExternalBuffer => Space::Address,
         };
         let current = self.current_context(thread);
         let (context, current_device) = (current.map(|own| own.owner), current.map(|own| own.device));
         let pool = match what {
-            What::Pooled { pool, stream } => pool.or_else(|| self.pool_of_stream(stream, current_device)),
+            ThingKind::Pooled { pool, stream } => pool.or_else(|| self.pool_of_stream(stream, current_device)),
             _ => None,
         };
         let needs_context = !matches!(space, Space::Handle | Space::Reservation | Space::Library);
-        let is_lost = if let What::Pooled { .. } = what { pool.is_none() } else { needs_context && context.is_none() };
+        let is_lost =
+            if let ThingKind::Pooled { .. } = what { pool.is_none() } else { needs_context && context.is_none() };
         if is_lost {
             return (NO_CONTEXT, None);
         }
         let (kind, device) = match (what, pool) {
             (_, Some(pool)) => (self.pools[pool].kind, self.pools[pool].device),
-            (What::Own(kind), _) if kind.is_host() => (Some(kind), None),
-            (What::Own(Kind::Physical), _) => (Some(Kind::Physical), Some(device)),
-            (What::Own(kind), _) => (Some(kind), current_device),
+            (ThingKind::Own(kind), _) if kind.is_host() => (Some(kind), None),
+            (ThingKind::Own(AllocationKind::Physical), _) => (Some(AllocationKind::Physical), Some(device)),
+            (ThingKind::Own(kind), _) => (Some(kind), current_device),
             _ => (None, None),
         };
         let Some(key) = self.free_key(space) else { return (OUT_OF_MEMORY, None) };
-        self.things.push(Thing { what, kind, device, context, pool, bytes, since: None });
+        self.things.push(DriverThing { what, kind, device, context, pool, bytes, since: None });
         let hold = self.hold(self.things.len() - 1, space, key, 0);
         if let Some(pool) = pool {
             self.grow_pool(pool);
@@ -105,7 +111,7 @@ impl World {
     }
 
     fn hold(&mut self, thing: usize, space: Space, key: u64, length: u64) -> usize {
-        self.holds.push(Hold { thing, space, key, length, object: None, in_driver: true, state: State::Coming });
+        self.holds.push(Hold { thing, space, key, length, object: None, in_driver: true, state: HoldState::Coming });
         self.holds.len() - 1
     }
 

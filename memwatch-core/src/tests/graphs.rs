@@ -1,7 +1,7 @@
 //! Graphs with memory, as the simulated program creates and runs them. Its graph calls do not
 //! overlap each other.
 
-use super::{DEVICES, Deed, Space, What, World};
+use super::{DEVICES, Deed, SimulatedWorld, Space, ThingKind};
 use crate::test_calls::*;
 
 /// `CU_STREAM_PER_THREAD`.
@@ -9,19 +9,19 @@ const OF_THREAD: u64 = 2;
 
 /// Allocation of a graph, reported node by node.
 #[derive(Clone, Copy)]
-struct Node {
+struct GraphAllocation {
     address: u64,
     bytes: u64,
     /// Whether the graph itself frees it.
     freed_inside: bool,
     /// Whether the kernel half has seen it granted and not freed.
     in_allocation_map: bool,
-    memory: Memory,
+    memory: NodeMemory,
 }
 
 /// Memory at the address of a node.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Memory {
+enum NodeMemory {
     Nothing,
     /// The graph was launched, and the memory was freed since.
     Unused,
@@ -29,7 +29,7 @@ enum Memory {
     Allocated,
 }
 
-pub(super) struct Graph {
+pub(super) struct SimulatedGraph {
     handle: u64,
     alive: bool,
     /// Executable graph. A graph with memory has at most one at a time (CUDA programming guide).
@@ -37,17 +37,17 @@ pub(super) struct Graph {
     /// Number of nodes when the executable was created. The executable does not have later ones.
     ready: usize,
     device: u32,
-    nodes: Vec<Node>,
+    nodes: Vec<GraphAllocation>,
 }
 
 pub(super) struct Capture {
     stream: u64,
     thread: usize,
     device: u32,
-    nodes: Vec<Node>,
+    nodes: Vec<GraphAllocation>,
 }
 
-impl Graph {
+impl SimulatedGraph {
     /// Removes nodes after a change. Without an executable the graph keeps only allocated memory;
     /// if it is destroyed as well, it keeps only those nodes. With an executable it keeps all its
     /// addresses.
@@ -55,14 +55,14 @@ impl Graph {
         if self.executable.is_none() {
             self.shrink();
             if !self.alive {
-                self.nodes.retain(|node| node.memory == Memory::Allocated);
+                self.nodes.retain(|node| node.memory == NodeMemory::Allocated);
             }
         }
     }
 
     fn shrink(&mut self) {
-        for node in self.nodes.iter_mut().filter(|node| node.memory == Memory::Unused) {
-            node.memory = Memory::Nothing;
+        for node in self.nodes.iter_mut().filter(|node| node.memory == NodeMemory::Unused) {
+            node.memory = NodeMemory::Nothing;
         }
     }
 }
@@ -71,7 +71,7 @@ fn nth<T: Copy>(all: &[T], pick: usize) -> Option<T> {
     all.get(pick % all.len().max(1)).copied()
 }
 
-impl World {
+impl SimulatedWorld {
     pub(super) fn is_in_a_graph(&self, address: u64) -> bool {
         let captured = self.captures.iter().flat_map(|capture| &capture.nodes);
         self.graphs.iter().flat_map(|graph| &graph.nodes).chain(captured).any(|node| node.address == address)
@@ -83,8 +83,8 @@ impl World {
     }
 
     pub(super) fn bytes_of_graphs(&self) -> Vec<(u32, u64)> {
-        let backed = |graph: &Graph| {
-            graph.nodes.iter().filter(|node| node.memory != Memory::Nothing).map(|node| node.bytes).sum()
+        let backed = |graph: &SimulatedGraph| {
+            graph.nodes.iter().filter(|node| node.memory != NodeMemory::Nothing).map(|node| node.bytes).sum()
         };
         let held = self.graphs.iter().map(|graph| (graph.device, backed(graph)));
         held.filter(|(_, bytes)| *bytes > 0).collect()
@@ -121,7 +121,7 @@ impl World {
             14 => self.free_node(pick, bytes),
             _ => {
                 let device = u32::from(pick % DEVICES as usize == 1);
-                self.graphs.iter_mut().filter(|graph| graph.device == device).for_each(Graph::shrink);
+                self.graphs.iter_mut().filter(|graph| graph.device == device).for_each(SimulatedGraph::shrink);
                 Some(device_graph_mem_trim(device))
             }
         };
@@ -133,7 +133,7 @@ impl World {
     fn begin_capture(&mut self, thread: usize, pick: usize) -> Option<TestCall> {
         let stream = self.idle_stream(thread, pick).filter(|stream| *stream != 0)?;
         let in_use = self.threads.iter().filter_map(|thread| thread.running.as_ref()).any(|running| {
-            matches!(running.deed, Deed::Make(What::Pooled { stream: own, .. }, _) if own == stream && own != OF_THREAD)
+            matches!(running.deed, Deed::Make(ThingKind::Pooled { stream: own, .. }, _) if own == stream && own != OF_THREAD)
         });
         let created = self.streams.iter().find(|own| own.handle == stream && own.alive).map(|own| own.device);
         let device = created.or_else(|| self.current_context(thread).map(|context| context.device))?;
@@ -151,9 +151,9 @@ impl World {
         nth(&captures, pick)
     }
 
-    fn node(&mut self, bytes: u64, in_allocation_map: bool) -> Option<Node> {
+    fn node(&mut self, bytes: u64, in_allocation_map: bool) -> Option<GraphAllocation> {
         let address = self.free_key(Space::Address)?;
-        Some(Node { address, bytes, freed_inside: false, in_allocation_map, memory: Memory::Nothing })
+        Some(GraphAllocation { address, bytes, freed_inside: false, in_allocation_map, memory: NodeMemory::Nothing })
     }
 
     fn capture_allocation(&mut self, thread: usize, pick: usize, bytes: u64) -> Option<TestCall> {
@@ -178,7 +178,7 @@ impl World {
         if pick.is_multiple_of(5) {
             return Some(stream_end_capture(stream, 0).failing(INVALID_VALUE));
         }
-        self.graphs.push(Graph { handle, alive: true, executable: None, ready: 0, device, nodes });
+        self.graphs.push(SimulatedGraph { handle, alive: true, executable: None, ready: 0, device, nodes });
         Some(stream_end_capture(stream, handle))
     }
 
@@ -189,7 +189,7 @@ impl World {
 
     /// Returns the graphs without an executable.
     fn open_graphs(&self) -> Vec<usize> {
-        let is_open = |graph: &Graph| graph.alive && graph.executable.is_none();
+        let is_open = |graph: &SimulatedGraph| graph.alive && graph.executable.is_none();
         (0..self.graphs.len()).filter(|graph| is_open(&self.graphs[*graph])).collect()
     }
 
@@ -197,7 +197,7 @@ impl World {
     fn create_graph(&mut self, thread: usize) -> Option<usize> {
         let handle = self.free_graph_handle()?;
         let device = self.current_context(thread)?.device;
-        self.graphs.push(Graph { handle, alive: true, executable: None, ready: 0, device, nodes: Vec::new() });
+        self.graphs.push(SimulatedGraph { handle, alive: true, executable: None, ready: 0, device, nodes: Vec::new() });
         Some(self.graphs.len() - 1)
     }
 
@@ -214,7 +214,7 @@ impl World {
     fn add_free(&mut self, pick: usize) -> Option<TestCall> {
         let graph = nth(&self.open_graphs(), pick)?;
         let graph = &mut self.graphs[graph];
-        let node = graph.nodes.iter_mut().find(|node| !node.freed_inside && node.memory != Memory::Allocated)?;
+        let node = graph.nodes.iter_mut().find(|node| !node.freed_inside && node.memory != NodeMemory::Allocated)?;
         node.freed_inside = true;
         Some(graph_add_mem_free_node(graph.handle, node.address))
     }
@@ -238,7 +238,7 @@ impl World {
         let (graph, executable) = self.executable(pick)?;
         let ready = self.graphs[graph].ready;
         for node in &mut self.graphs[graph].nodes[..ready] {
-            node.memory = if node.freed_inside { Memory::Unused } else { Memory::Allocated };
+            node.memory = if node.freed_inside { NodeMemory::Unused } else { NodeMemory::Allocated };
         }
         Some(graph_launch(executable))
     }
@@ -260,12 +260,12 @@ impl World {
     }
 
     fn free_node(&mut self, pick: usize, bytes: u64) -> Option<TestCall> {
-        let is_allocated = |node: &Node| node.memory == Memory::Allocated;
+        let is_allocated = |node: &GraphAllocation| node.memory == NodeMemory::Allocated;
         let outstanding = |graph: &usize| self.graphs[*graph].nodes.iter().any(is_allocated);
         let graph = nth(&(0..self.graphs.len()).filter(outstanding).collect::<Vec<_>>(), pick)?;
         let graph = &mut self.graphs[graph];
         let node = graph.nodes.iter_mut().find(|node| is_allocated(node))?;
-        (node.memory, node.in_allocation_map) = (Memory::Unused, false);
+        (node.memory, node.in_allocation_map) = (NodeMemory::Unused, false);
         let address = node.address;
         graph.settle();
         Some(if bytes.is_multiple_of(2) { mem_free(address) } else { mem_free_async(address) })

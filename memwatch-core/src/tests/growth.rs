@@ -23,8 +23,8 @@ fn gpu_a(used_bytes: u64, processes: &[u32]) -> DeviceFacts {
 
 /// Returns two containers: one grows by 10 MiB a second, the other does not grow. Growth is
 /// measured if `is_asked`.
-fn two_containers(is_asked: bool) -> Watch {
-    let mut watch = Watch::begin();
+fn two_containers(is_asked: bool) -> TestPipeline {
+    let mut watch = TestPipeline::begin();
     if is_asked {
         watch.pipeline.watch_growth();
     }
@@ -35,14 +35,14 @@ fn two_containers(is_asked: bool) -> Watch {
 }
 
 /// Continues the growth for these seconds.
-fn grow(watch: &mut Watch, seconds: std::ops::Range<u64>, processes: &[u32]) {
+fn grow(watch: &mut TestPipeline, seconds: std::ops::Range<u64>, processes: &[u32]) {
     for second in seconds {
         watch.calls([mem_alloc(0x1000_0000 + second * 16 * MIB, 10 * MIB).process(7)]);
         watch.reading(vec![gpu_a((110 + 10 * second) * MIB, processes)]).tick();
     }
 }
 
-fn of_container(watch: &Watch, id: &str) -> WorkloadGpuView {
+fn of_container(watch: &TestPipeline, id: &str) -> WorkloadGpuView {
     let all = watch.snapshot().workloads.into_iter();
     let mut own = all.filter(|workload| workload.container.as_ref().is_some_and(|name| id.starts_with(name.as_str())));
     own.next().expect("it is listed").gpus.remove(0)
@@ -86,7 +86,7 @@ fn nobody_is_reported_who_did_not_ask() {
 
 #[test]
 fn of_very_many_workloads_the_first_512_are_followed() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.pipeline.watch_growth();
     watch.reading(vec![gpu_a(100 * MIB, &[])]);
     (0..600).for_each(|tgid| {

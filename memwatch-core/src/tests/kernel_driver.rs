@@ -1,12 +1,12 @@
 //! Requests of processes to the kernel driver, compared with their calls and with NVML's charge.
 
 use memwatch_common::loss::Loss;
-use memwatch_common::record::{ProcessEvent, ProcessRecord, Record, RecordKind};
+use memwatch_common::record::{ProcessEvent, ProcessRecord, RecordKind, RingRecord};
 
-use super::{ATTACHED_NS, GPU_A, GPU_B, SECOND_NS, Watch, device, on_gpu_a, uuid};
+use super::{ATTACHED_NS, GPU_A, GPU_B, SECOND_NS, TestPipeline, device, on_gpu_a, uuid};
 use crate::input::{Input, MigFacts};
-use crate::kernel_driver::labels::Label;
-use crate::kernel_driver::trust::{Reason, Trust};
+use crate::kernel_driver::labels::MemoryPurpose;
+use crate::kernel_driver::trust::{LedgerTrust, Reason};
 use crate::snapshot::{Explained, ExplainedUse, LeftOnGpu, PIECES_KEPT, RemainderView, UsedView};
 use crate::test_calls::rm::{NEWEST, Rm, client, duplicate, free, made, mapped, named, unmapped, video};
 use crate::test_calls::*;
@@ -32,7 +32,7 @@ fn context(client_number: u32, object: u32, bytes: u64) -> Rm {
     video(NEWEST, (client_number, DEVICE, object), bytes, bytes).inside("cuDevicePrimaryCtxRetain", 1)
 }
 
-impl Watch {
+impl TestPipeline {
     fn driver(&mut self, version: &str) -> &mut Self {
         self.pipeline.step(Input::KernelDriver { version: Some(version.to_owned()) });
         self
@@ -69,14 +69,14 @@ impl Watch {
         self.running(tgid).explained_on(Some(&uuid(GPU_A))).cloned()
     }
 
-    fn trust(&self, tgid: u32) -> Trust {
+    fn trust(&self, tgid: u32) -> LedgerTrust {
         self.explained_on(tgid, Some(GPU_A)).trust
     }
 }
 
 /// Returns a process seen from its start whose context NVML charges as its requests say.
-fn trusted() -> Watch {
-    let mut watch = Watch::begin();
+fn trusted() -> TestPipeline {
+    let mut watch = TestPipeline::begin();
     watch.driver("580.159.04").starts(7);
     watch.requests(7, begins(CLIENT, GPU_A)).requests(7, [context(CLIENT, 0x14, 518 * MIB)]);
     watch.charged(2, [(7, 518 * MIB)]);
@@ -85,21 +85,21 @@ fn trusted() -> Watch {
 
 #[test]
 fn nothing_is_unexplained_once_the_books_agreed_with_nvml_twice_and_nothing_is_shown_before() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.driver("580.159.04").starts(7);
     watch.requests(7, begins(CLIENT, GPU_A)).requests(7, [context(CLIENT, 0x14, 518 * MIB)]);
     watch.charged(1, [(7, 518 * MIB)]);
-    assert_eq!((watch.trust(7), watch.believed(7)), (Trust::Settling, None));
+    assert_eq!((watch.trust(7), watch.believed(7)), (LedgerTrust::Settling, None));
     watch.charged(1, [(7, 518 * MIB)]);
     let row = watch.on(7, Some(GPU_A)).expect("NVML lists it");
     assert_eq!(row.unattributed_bytes, Some(i64::try_from(518 * MIB).expect("it is small")), "that stays as it was");
     let explained = watch.believed(7).expect("it is believed");
     assert_eq!(
         (explained.trust, explained.difference_bytes, explained.older_bytes),
-        (Trust::Trusted, Some(0), Some(0))
+        (LedgerTrust::Trusted, Some(0), Some(0))
     );
     let [part] = explained.parts.as_slice() else { panic!("all of it is the context's") };
-    assert_eq!((part.label, part.bytes, part.objects), (Label::Context, 518 * MIB, 1));
+    assert_eq!((part.label, part.bytes, part.objects), (MemoryPurpose::Context, 518 * MIB, 1));
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn lost_requests_take_the_belief_and_leave_the_calls_exact() {
         let process = watch.running(7);
         assert!(process.exact && process.losses.is_empty(), "{loss:?}");
         assert_eq!(watch.believed(7), None, "{loss:?}");
-        assert_eq!(watch.trust(7), Trust::Refused(reason), "{loss:?}");
+        assert_eq!(watch.trust(7), LedgerTrust::Refused(reason), "{loss:?}");
         assert_eq!(watch.explained_on(7, Some(GPU_A)).live_bytes, 518 * MIB, "no other number");
     }
 }
@@ -154,24 +154,28 @@ fn a_request_that_breaks_a_rule_refuses_its_process_and_no_other() {
         let mut watch = trusted();
         watch.starts(8).requests(8, begins(0xc1d0_0008, GPU_A)).requests(8, [context(0xc1d0_0008, 0x14, 518 * MIB)]);
         watch.requests(7, [request]).charged(3, [(7, 518 * MIB), (8, 518 * MIB)]);
-        assert_eq!((watch.trust(7), watch.trust(8)), (Trust::Refused(reason), Trust::Trusted), "{reason:?}");
+        assert_eq!(
+            (watch.trust(7), watch.trust(8)),
+            (LedgerTrust::Refused(reason), LedgerTrust::Trusted),
+            "{reason:?}"
+        );
     }
 }
 
 #[test]
 fn what_is_older_than_the_watch_is_one_number_and_believed_where_another_process_showed_that_sums_are_right() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.driver("580.159.04").runs_already(9);
     watch.requests(9, [context(0xc1d0_0009, 0x20, 2 * MIB)]).charged(3, [(9, 900 * MIB)]);
     let older = watch.explained_on(9, Some(GPU_A));
     assert_eq!((older.older_bytes, older.difference_bytes), (Some(898 * MIB), Some(0)));
-    assert_eq!(older.trust, Trust::Settling, "any number would fit");
+    assert_eq!(older.trust, LedgerTrust::Settling, "any number would fit");
     watch.starts(7).requests(7, begins(CLIENT, GPU_A)).requests(7, [context(CLIENT, 0x14, 518 * MIB)]);
     watch.charged(2, [(7, 518 * MIB), (9, 900 * MIB)]);
-    assert_eq!((watch.trust(7), watch.trust(9)), (Trust::Trusted, Trust::Trusted));
+    assert_eq!((watch.trust(7), watch.trust(9)), (LedgerTrust::Trusted, LedgerTrust::Trusted));
     watch.requests(9, [free(0xc1d0_0009, 0x77)]).charged(1, [(7, 518 * MIB), (9, 800 * MIB)]);
     let older = watch.explained_on(9, Some(GPU_A));
-    assert_eq!((older.older_bytes, older.trust), (Some(798 * MIB), Trust::Settling), "some of that was freed");
+    assert_eq!((older.older_bytes, older.trust), (Some(798 * MIB), LedgerTrust::Settling), "some of that was freed");
 }
 
 #[test]
@@ -196,13 +200,13 @@ fn an_exec_leaves_nothing_of_the_image_before() {
 
 #[test]
 fn memory_is_on_the_gpu_that_its_own_requests_name() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.driver("580.159.04").starts(7);
     let (one, other) = (CLIENT, CLIENT + 1);
     watch.requests(7, begins(one, GPU_A)).requests(7, [context(one, 0x14, 2 * MIB)]);
     watch.requests(7, begins(other, GPU_B)).requests(7, [context(other, 0x14, 4 * MIB)]);
     watch.reading(vec![device(GPU_A, 2 * MIB, [(7, 2 * MIB)]), device(GPU_B, 4 * MIB, [(7, 4 * MIB)])]).tick();
-    let bytes = |watch: &Watch, gpu| watch.explained_on(7, Some(gpu)).live_bytes;
+    let bytes = |watch: &TestPipeline, gpu| watch.explained_on(7, Some(gpu)).live_bytes;
     assert_eq!((bytes(&watch, GPU_A), bytes(&watch, GPU_B)), (2 * MIB, 4 * MIB));
     assert_eq!(watch.explained_on(7, Some(GPU_B)).difference_bytes, Some(0));
 
@@ -213,7 +217,7 @@ fn memory_is_on_the_gpu_that_its_own_requests_name() {
 
 #[test]
 fn memory_in_a_mig_instance_is_that_instances() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.driver("580.159.04").starts(7).requests(7, begins(CLIENT, GPU_A));
     let instance = |gpu: u8, number| {
         let (parent_uuid, profile) = (uuid(GPU_A), Some("1g.10gb".to_owned()));
@@ -237,7 +241,7 @@ fn what_a_program_requested_lies_in_what_was_granted_and_the_columns_add_up() {
     watch.requests(7, [slab, mapped((CLIENT, 0x20), 0x7000_0000, 2 * MIB), physical, unmapped_pool]);
     let requests = [mem_alloc(0x7000_0000, 4096), mem_alloc(0x7000_1000, MIB), mem_alloc(0x9000_0000, 77)];
     watch.calls(on_gpu_a(7)).calls(requests.map(|call| call.process(7)));
-    let columns = |watch: &Watch| watch.explained_on(7, Some(GPU_A)).columns;
+    let columns = |watch: &TestPipeline| watch.explained_on(7, Some(GPU_A)).columns;
     let all = columns(&watch);
     assert_eq!((all.requested_bytes, all.rounding_bytes), (4096 + MIB + 4 * MIB, 4096));
     assert_eq!(all.slack_bytes, 2 * MIB - 4096 - 4096 - MIB);
@@ -310,7 +314,7 @@ fn an_object_under_the_name_of_one_that_lives_takes_its_place() {
 fn what_of_a_gpu_is_charged_to_nobody_is_a_row_of_its_own() {
     let mut watch = trusted();
     watch.reading(vec![device(GPU_A, 530 * MIB, [(7, 518 * MIB)])]);
-    let remainder = |watch: &Watch| watch.pipeline.snapshot().gpus[0].remainder;
+    let remainder = |watch: &TestPipeline| watch.pipeline.snapshot().gpus[0].remainder;
     assert_eq!(remainder(&watch), Some(RemainderView { bytes: 12 << 20, has_managed: false }));
     watch.calls(on_gpu_a(7)).calls([mem_alloc_managed(0xe0, 100).process(7)]);
     assert!(remainder(&watch).is_some_and(|rest| rest.has_managed));
@@ -326,7 +330,7 @@ fn who_imports_memory_is_charged_for_it_once_its_owner_has_ended() {
     watch.starts(8).requests(8, begins(other, GPU_A)).requests(8, [context(other, 0x14, 2 * MIB)]);
     watch.requests(8, [duplicate((other, DEVICE, 0x30), (CLIENT, 0x14))]);
     watch.charged(2, [(7, 518 * MIB), (8, 2 * MIB)]);
-    assert_eq!((watch.explain(8).imported, watch.trust(8)), (1, Trust::Trusted));
+    assert_eq!((watch.explain(8).imported, watch.trust(8)), (1, LedgerTrust::Trusted));
     watch.event(7, ProcessEvent::Exit).charged(1, [(8, 520 * MIB)]);
     let heir = watch.explained_on(8, Some(GPU_A));
     assert_eq!((heir.live_bytes, heir.difference_bytes), (520 * MIB, Some(0)));
@@ -334,13 +338,13 @@ fn who_imports_memory_is_charged_for_it_once_its_owner_has_ended() {
 }
 
 /// Returns a process that has exited and left forked children, one of which has called exec.
-fn left_by_its_end() -> Watch {
+fn left_by_its_end() -> TestPipeline {
     let mut watch = trusted();
     for child in [8, 9] {
         let (kind, time_ns) = (RecordKind::Process as u8, watch.later());
         let event = ProcessEvent::Fork as u8;
         let record = ProcessRecord { kind, event, tgid: child, parent_tgid: 7, time_ns, ..ProcessRecord::default() };
-        watch.pipeline.step(Input::Record(Record::Process(record)));
+        watch.pipeline.step(Input::Record(RingRecord::Process(record)));
     }
     watch.event(8, ProcessEvent::Exec).event(7, ProcessEvent::Exit);
     watch
@@ -368,12 +372,12 @@ fn what_nvml_charges_a_process_that_has_ended_is_kept_by_a_child_that_it_forked(
 #[test]
 fn a_main_thread_that_ends_while_others_go_on_is_reported() {
     let mut watch = trusted();
-    let is_reported = |watch: &Watch| watch.pipeline.process(Tgid(7)).expect("it is there").main_thread_ended;
+    let is_reported = |watch: &TestPipeline| watch.pipeline.process(Tgid(7)).expect("it is there").main_thread_ended;
     assert!(!is_reported(&watch));
     for tid in [8, 7] {
         let (kind, event, time_ns) = (RecordKind::Process as u8, ProcessEvent::ThreadEnd as u8, watch.later());
         let record = ProcessRecord { kind, event, tgid: 7, parent_tgid: tid, time_ns, ..ProcessRecord::default() };
-        watch.pipeline.step(Input::Record(Record::Process(record)));
+        watch.pipeline.step(Input::Record(RingRecord::Process(record)));
         assert_eq!(is_reported(&watch), tid == 7);
     }
     watch.event(7, ProcessEvent::Exit).charged(30, [(7, 518 * MIB)]);

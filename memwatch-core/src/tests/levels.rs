@@ -5,41 +5,41 @@ use memwatch_common::tensor::TensorRecord;
 
 use super::*;
 use crate::allocators::names::SiteKey;
-use crate::allocators::pytorch::{Doubt, Family, Scope};
-use crate::attribution::price::Asked;
+use crate::allocators::pytorch::{Doubt, StatFamily, StatScope};
+use crate::attribution::price::TracingRequest;
 use crate::input::TensorLevel;
-use crate::input::books::{BookBlock, BookState, DeviceNumbers, MovingBooks, MovingDevice, Numbers};
-use crate::recording::{Encoder, Front, Part, Reader};
+use crate::input::books::{AllocatorNumbers, BookBlock, BookState, DeviceNumbers, MovingBooks, MovingDevice};
+use crate::recording::{Encoder, Front, RecordingPart, RecordingReader};
 use crate::words::Ordinal;
 
 const MIB: u64 = 1 << 20;
 
 /// Reports an allocation by `reportMemoryUsageToProfiler`: its address, and the allocator's granted
 /// bytes after it.
-fn report(watch: &mut Watch, address: u64, allocated_bytes: u64) {
+fn report(watch: &mut TestPipeline, address: u64, allocated_bytes: u64) {
     report_change(watch, [address, MIB, allocated_bytes]);
 }
 
 /// Reports a free by `reportMemoryUsageToProfiler`: its address, and the allocator's granted bytes
 /// after it.
-fn give_back(watch: &mut Watch, address: u64, allocated_bytes: u64) {
+fn give_back(watch: &mut TestPipeline, address: u64, allocated_bytes: u64) {
     report_change(watch, [address, MIB.wrapping_neg(), allocated_bytes]);
 }
 
-fn report_change(watch: &mut Watch, [address, bytes, allocated_bytes]: [u64; 3]) {
+fn report_change(watch: &mut TestPipeline, [address, bytes, allocated_bytes]: [u64; 3]) {
     let args = [address, bytes, allocated_bytes, 80 * MIB, 0x0001, 0];
     let (kind, time_ns) = (RecordKind::Tensor as u8, watch.later());
     let record = TensorRecord { kind, probe: 1, tid: 7, tgid: 7, time_ns, args, ..TensorRecord::default() };
-    watch.pipeline.step(Input::Record(Record::Tensor(record)));
+    watch.pipeline.step(Input::Record(RingRecord::Tensor(record)));
 }
 
-fn lower(watch: &mut Watch, events_per_second: u64) {
+fn lower(watch: &mut TestPipeline, events_per_second: u64) {
     choose(watch, TensorLevel::Layers, events_per_second);
 }
 
 /// Chooses this level at most, depending on the cost of its events.
-fn choose(watch: &mut Watch, level: TensorLevel, events_per_second: u64) {
-    let asked = Asked { level, by_default: true, ..Asked::default() };
+fn choose(watch: &mut TestPipeline, level: TensorLevel, events_per_second: u64) {
+    let asked = TracingRequest { level, by_default: true, ..TracingRequest::default() };
     let moment = (Tgid(7), watch.later());
     watch.pipeline.step(Input::TensorLevel(asked.choose(moment, events_per_second)));
 }
@@ -51,15 +51,15 @@ fn words() -> Vec<u64> {
     words.map(|word| word.parse().expect("a word")).collect()
 }
 
-fn read(watch: &mut Watch, words: Vec<u64>) {
+fn read(watch: &mut TestPipeline, words: Vec<u64>) {
     let device = DeviceNumbers { ordinal: Ordinal(0), allocator: 0x5000, words };
-    let numbers = Numbers { tgid: Tgid(7), time_ns: watch.later(), devices: vec![device] };
+    let numbers = AllocatorNumbers { tgid: Tgid(7), time_ns: watch.later(), devices: vec![device] };
     watch.pipeline.step(Input::Numbers(Box::new(numbers)));
 }
 
 /// Returns a process with two tensors, and the granted bytes as its tensor events report them.
-fn traced() -> Watch {
-    let mut watch = Watch::begin();
+fn traced() -> TestPipeline {
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7);
     watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: 0 });
     report(&mut watch, 0x1000, MIB);
@@ -67,7 +67,7 @@ fn traced() -> Watch {
     watch
 }
 
-fn allocated(watch: &Watch) -> Option<u64> {
+fn allocated(watch: &TestPipeline) -> Option<u64> {
     let tensors = watch.running(7).tensors?;
     tensors.allocators.first()?.allocated_bytes
 }
@@ -107,14 +107,16 @@ fn a_choice_for_a_process_that_has_ended_makes_no_ghost() {
 
 #[test]
 fn a_choice_is_recorded_and_replayed() {
-    let asked = Asked { level: TensorLevel::Sites, by_default: true, ..Asked::default() };
+    let asked = TracingRequest { level: TensorLevel::Sites, by_default: true, ..TracingRequest::default() };
     let input = Input::TensorLevel(asked.choose((Tgid(7), 900), 120_000));
     let mut encoder = Encoder::default();
     encoder.push(&input);
     let mut bytes = Encoder::front(&Front { format: crate::recording::FORMAT, ..Front::default() });
     bytes.extend(encoder.chunk(0).expect("it is packed").expect("there is one"));
-    let mut reader = Reader::open(&bytes[..]).expect("it is a recording");
-    let Some(Part::Chunk(chunk)) = reader.next_part().expect("memory can be read") else { panic!("there is one") };
+    let mut reader = RecordingReader::open(&bytes[..]).expect("it is a recording");
+    let Some(RecordingPart::Chunk(chunk)) = reader.next_part().expect("memory can be read") else {
+        panic!("there is one")
+    };
     let mut read = Vec::new();
     chunk.for_each(|input| read.push(input)).expect("what was written is read");
     assert_eq!((&read[..], read[0].time_ns()), (&[input][..], Some(900)));
@@ -130,7 +132,7 @@ fn what_is_read_alone_has_the_allocators_own_totals_and_what_was_traced_keeps_it
     let process = watch.pipeline.processes.get(&Tgid(7)).expect("it runs");
     let tensors = process.current_tensors().expect("they are read");
     let allocator = &tensors.allocators()[&Ordinal(0)];
-    let number = |side| allocator.number(Family::AllocatedBytes, Scope::All, side).expect("a side");
+    let number = |side| allocator.number(StatFamily::AllocatedBytes, StatScope::All, side).expect("a side");
     assert_eq!((number("current").value, number("peak").value), (43_561_472, 45_449_216));
     assert_eq!(number("peak").doubt, Some(Doubt::AsRead), "it goes on");
     let places = &tensors.places().devices()[&Ordinal(0)];
@@ -162,7 +164,8 @@ fn a_level_that_is_raised_again_follows_events_and_knows_that_it_missed_some() {
     assert_eq!(allocated(&watch), Some(4 * MIB), "by its own report");
     let process = watch.pipeline.processes.get(&Tgid(7)).expect("it runs");
     let tensors = process.current_tensors().expect("they are traced");
-    let number = tensors.allocators()[&Ordinal(0)].number(Family::Allocation, Scope::All, "peak").expect("a side");
+    let number =
+        tensors.allocators()[&Ordinal(0)].number(StatFamily::Allocation, StatScope::All, "peak").expect("a side");
     assert_eq!(number.doubt, Some(Doubt::EventsLost));
     assert!(tensors.wants_books(), "they say what came meanwhile");
 }
@@ -204,10 +207,13 @@ fn what_a_window_has_not_shown_is_known_again_once_all_is_traced() {
         // Without a trace, a report does not have the requested size.
         report(&mut watch, 0x9000, 43_561_472 + MIB);
     }
-    let doubt = |watch: &Watch| {
+    let doubt = |watch: &TestPipeline| {
         let process = watch.pipeline.processes.get(&Tgid(7)).expect("it runs");
         let tensors = process.current_tensors().expect("they are read");
-        tensors.allocators()[&Ordinal(0)].number(Family::RequestedBytes, Scope::All, "current").expect("a side").doubt
+        tensors.allocators()[&Ordinal(0)]
+            .number(StatFamily::RequestedBytes, StatScope::All, "current")
+            .expect("a side")
+            .doubt
     };
     read(&mut watch, words());
     assert_eq!(doubt(&watch), Some(Doubt::AsRead));
@@ -220,7 +226,7 @@ fn what_a_window_has_not_shown_is_known_again_once_all_is_traced() {
 }
 
 /// Reads blocks of 1 MiB each at these addresses, while no event is traced.
-fn stand(watch: &mut Watch, addresses: &[u64]) {
+fn stand(watch: &mut TestPipeline, addresses: &[u64]) {
     let block = |address: &u64| BookBlock {
         address: *address,
         bytes: MIB,
@@ -236,7 +242,7 @@ fn stand(watch: &mut Watch, addresses: &[u64]) {
 
 /// Returns the live bytes of each call site in mebibytes by its kind, and whether all rows add up
 /// to the allocator's granted bytes.
-fn rows(watch: &Watch) -> (Vec<(String, u64)>, bool) {
+fn rows(watch: &TestPipeline) -> (Vec<(String, u64)>, bool) {
     let tensors = watch.running(7).tensors.expect("it has PyTorch");
     let device = tensors.places.devices.first().expect("one device");
     let sites = device.sites.iter().filter(|site| site.sum.live_bytes > 0);
@@ -263,7 +269,7 @@ fn a_line_keeps_a_block_while_it_stands_and_what_comes_meanwhile_has_a_row_with_
 
 #[test]
 fn a_process_that_began_under_the_watch_has_nothing_that_is_older() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7);
     watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: 0 });
     report(&mut watch, 0x1000, MIB);
@@ -293,7 +299,7 @@ fn the_end_of_a_process_has_its_allocators_last_numbers_at_every_level() {
         watch.event(7, ProcessEvent::Exit);
         let ended = watch.pipeline.ended.iter().last().expect("it has ended");
         let allocator = &ended.tensors.as_ref().expect("it had PyTorch").allocators()[&Ordinal(0)];
-        let peak = allocator.number(Family::AllocatedBytes, Scope::All, "peak").expect("a side");
+        let peak = allocator.number(StatFamily::AllocatedBytes, StatScope::All, "peak").expect("a side");
         assert_eq!((peak.value, peak.doubt), (45_449_216, None), "read alone: {is_read}");
     }
 }
@@ -307,7 +313,7 @@ fn a_failure_is_seen_while_nothing_else_is_traced() {
     let args = [64 * MIB, 50_000_000, 60_000_000, 0x0001, 0, 0];
     let (kind, time_ns) = (RecordKind::Tensor as u8, watch.later());
     let record = TensorRecord { kind, probe: 2, tid: 7, tgid: 7, time_ns, args, ..TensorRecord::default() };
-    watch.pipeline.step(Input::Record(Record::Tensor(record)));
+    watch.pipeline.step(Input::Record(RingRecord::Tensor(record)));
     assert_eq!(allocated(&watch), Some(50_000_000), "as it reports with the failure");
     let (failures, _) = watch.pipeline.ooms();
     assert_eq!(failures.map(|failure| failure.wanted_bytes).collect::<Vec<_>>(), [64 * MIB]);
@@ -316,18 +322,18 @@ fn a_failure_is_seen_while_nothing_else_is_traced() {
 #[test]
 fn steps_are_counted_where_ranges_are_followed_at_every_level() {
     let mut watch = traced();
-    let step = |watch: &mut Watch, name: &str, probe| {
+    let step = |watch: &mut TestPipeline, name: &str, probe| {
         let mut text = [0; memwatch_common::tensor::TEXT_BYTES];
         text[..name.len()].copy_from_slice(name.as_bytes());
         let (kind, time_ns) = (RecordKind::Text as u8, watch.later());
         let record =
             memwatch_common::tensor::TextRecord { kind, flags: 0, probe, tid: 7, tgid: 7, chunk: 0, time_ns, text };
-        watch.pipeline.step(Input::Record(Record::Text(record)));
+        watch.pipeline.step(Input::Record(RingRecord::Text(record)));
         let (kind, time_ns) = (RecordKind::Tensor as u8, watch.later());
         let end = TensorRecord { kind, probe: 21, tid: 7, tgid: 7, time_ns, ..TensorRecord::default() };
-        watch.pipeline.step(Input::Record(Record::Tensor(end)));
+        watch.pipeline.step(Input::Record(RingRecord::Tensor(end)));
     };
-    let steps = |watch: &Watch| watch.running(7).tensors.and_then(|tensors| tensors.places.steps);
+    let steps = |watch: &TestPipeline| watch.running(7).tensors.and_then(|tensors| tensors.places.steps);
     step(&mut watch, "Optimizer.step#SGD.step", 20);
     assert_eq!(steps(&watch), Some(1));
     lower(&mut watch, 120_000);
@@ -339,7 +345,7 @@ fn steps_are_counted_where_ranges_are_followed_at_every_level() {
 
 #[test]
 fn rows_add_up_in_windows_whatever_goes_that_was_never_seen_to_come() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7);
     watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: 0 });
     report(&mut watch, 0x1000, MIB);
@@ -372,7 +378,7 @@ fn rows_add_up_in_windows_whatever_goes_that_was_never_seen_to_come() {
 
 #[test]
 fn what_was_there_before_the_watch_is_never_counted_as_untraced() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7);
     lower(&mut watch, 120_000);
     read(&mut watch, words());

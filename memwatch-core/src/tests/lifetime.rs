@@ -2,9 +2,9 @@
 //! a loss belongs to.
 
 use memwatch_common::loss::Loss;
-use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record, RecordKind};
+use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, RecordKind, RingRecord};
 
-use super::{ATTACHED_NS, GPU_A, SECOND_NS, Watch, device, on_gpu_a};
+use super::{ATTACHED_NS, GPU_A, SECOND_NS, TestPipeline, device, on_gpu_a};
 use crate::Pipeline;
 use crate::input::{DeviceReading, Input, NvmlState, ProcessFacts};
 use crate::snapshot::ProcessView;
@@ -13,7 +13,7 @@ use crate::words::Tgid;
 
 #[test]
 fn a_number_used_again_within_one_batch_is_another_process() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 100).process(7)]).event(7, ProcessEvent::Exit);
     assert!(!watch.pipeline.knows(Tgid(7)), "the shell has to ask /proc again");
     watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 30).process(7)]);
@@ -29,7 +29,7 @@ fn a_number_used_again_within_one_batch_is_another_process() {
 
 #[test]
 fn a_process_comes_after_the_one_before_under_its_number_though_its_start_is_reported_too_early() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     let reported_ns = watch.later();
     watch.starts(7).calls([mem_alloc(0xd0, 100).process(7)]).event(7, ProcessEvent::Exit);
     watch.process(7, reported_ns).calls([mem_alloc(0xd0, 30).process(7)]);
@@ -42,7 +42,7 @@ fn a_process_comes_after_the_one_before_under_its_number_though_its_start_is_rep
 
 #[test]
 fn what_nvml_showed_of_a_process_is_forgotten_with_it() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7).reading(vec![device(GPU_A, 200, [(7, 200)])]).event(7, ProcessEvent::Exit);
     watch.calls([mem_alloc(0xd0, 100).process(7)]);
     assert_eq!(watch.running(7).gpus[0].preexisting_bytes, None);
@@ -50,7 +50,7 @@ fn what_nvml_showed_of_a_process_is_forgotten_with_it() {
 
 #[test]
 fn a_reading_older_than_a_process_is_of_the_one_before_under_its_number() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     let (begin_ns, end_ns) = (watch.later(), watch.later());
     watch.starts(7);
     let devices = vec![device(GPU_A, 9000, [(7, 9000)])];
@@ -60,7 +60,7 @@ fn a_reading_older_than_a_process_is_of_the_one_before_under_its_number() {
 
 #[test]
 fn facts_that_come_after_the_first_calls_still_report_that_nothing_was_missed() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     let start_ns = watch.later();
     watch.calls([mem_alloc(0xd0, 100).process(7)]);
     assert!(!watch.running(7).from_start, "nobody has reported it");
@@ -71,7 +71,7 @@ fn facts_that_come_after_the_first_calls_still_report_that_nothing_was_missed() 
 
 #[test]
 fn a_library_probed_late_leaves_something_unseen_and_later_facts_do_not_mend_that() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     let start_ns = watch.later();
     watch.process(7, start_ns).reading(vec![device(GPU_A, 0, [])]);
     let time_ns = watch.later();
@@ -84,7 +84,7 @@ fn a_library_probed_late_leaves_something_unseen_and_later_facts_do_not_mend_tha
 
 #[test]
 fn facts_that_come_after_a_late_probe_do_not_hide_it() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     let (start_ns, time_ns) = (watch.later(), watch.later());
     watch.pipeline.step(Input::ObservedFrom { tgid: Tgid(7), time_ns });
     watch.process(7, start_ns);
@@ -93,7 +93,7 @@ fn facts_that_come_after_a_late_probe_do_not_hide_it() {
 
 #[test]
 fn a_process_that_the_shell_saw_starting_is_seen_from_its_start_whatever_the_clock_says() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     let start_ns = ATTACHED_NS - 5_000_000;
     let facts = ProcessFacts { tgid: 7, start_ns, started_under_watch: true, ..ProcessFacts::default() };
     watch.pipeline.step(Input::Process(facts));
@@ -102,7 +102,7 @@ fn a_process_that_the_shell_saw_starting_is_seen_from_its_start_whatever_the_clo
 
 #[test]
 fn a_process_of_another_start_ends_the_one_whose_exit_was_not_seen() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7).calls([mem_alloc(0xd0, 100).process(7)]).starts(7);
     assert_eq!(watch.ended(7).map(|ended| ended.implicit_frees), Some(1));
     assert_eq!((watch.running(7).from_start, watch.running(7).gpus.len()), (true, 0));
@@ -110,7 +110,7 @@ fn a_process_of_another_start_ends_the_one_whose_exit_was_not_seen() {
 
 #[test]
 fn facts_read_again_after_an_exec_are_of_the_same_process() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     let start_ns = watch.later();
     watch.process(7, start_ns).calls([mem_alloc(0xd0, 100).process(7)]);
     let comm = "renamed".to_owned();
@@ -123,7 +123,7 @@ fn facts_read_again_after_an_exec_are_of_the_same_process() {
 
 #[test]
 fn an_exec_frees_what_the_former_image_held_and_leaves_nothing_older() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7).calls([mem_alloc(0xd0, 100).process(7)]).reading(vec![device(GPU_A, 300, [(7, 300)])]);
     watch.event(7, ProcessEvent::Exec).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 5).process(7)]);
     watch.reading(vec![device(GPU_A, 523, [(7, 523)])]);
@@ -135,7 +135,7 @@ fn an_exec_frees_what_the_former_image_held_and_leaves_nothing_older() {
 
 #[test]
 fn an_exec_or_exit_of_a_process_never_heard_of_shows_nothing() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.event(7, ProcessEvent::Fork).event(7, ProcessEvent::Exec).event(7, ProcessEvent::Exit);
     watch.pipeline.step(Input::ProcessEnded { tgid: Tgid(7), time_ns: ATTACHED_NS });
     assert_eq!(watch.snapshot().processes, []);
@@ -143,14 +143,14 @@ fn an_exec_or_exit_of_a_process_never_heard_of_shows_nothing() {
 
 #[test]
 fn a_target_that_was_gone_before_the_probes_has_ended() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7).pipeline.step(Input::ProcessEnded { tgid: Tgid(7), time_ns: ATTACHED_NS + 5 });
     assert_eq!(watch.ended(7).and_then(|ended| ended.ended_ns), Some(ATTACHED_NS + 5));
 }
 
 #[test]
 fn a_loss_makes_its_process_inexact_and_the_whole_incomplete() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).starts(8).lost(Some(7), Loss::RingFull, 3).lost(Some(7), Loss::RingFull, 2);
     let snapshot = watch.snapshot();
     assert!(!snapshot.complete);
@@ -161,14 +161,14 @@ fn a_loss_makes_its_process_inexact_and_the_whole_incomplete() {
 
 #[test]
 fn a_count_of_no_losses_is_no_loss() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).lost(Some(7), Loss::RingFull, 0).lost(None, Loss::InFlightFull, 0);
     assert!(watch.snapshot().complete && watch.running(7).exact);
 }
 
 #[test]
 fn a_loss_of_nobody_knows_who_is_everybodys_but_not_of_all_that_start_later() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).runs_already(8).tick().lost(None, Loss::RingFull, 1);
     assert_eq!((watch.running(7).exact, watch.running(8).exact), (false, false));
     watch.starts(11).tick().starts(9).runs_already(10);
@@ -179,7 +179,7 @@ fn a_loss_of_nobody_knows_who_is_everybodys_but_not_of_all_that_start_later() {
 
 #[test]
 fn a_loss_counted_after_its_process_ended_makes_no_ghost() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).event(7, ProcessEvent::Exit).lost(Some(7), Loss::RingFull, 1);
     assert!(!watch.pipeline.knows(Tgid(7)));
     assert_eq!(watch.ended(7).map(|ended| ended.exact), Some(false));
@@ -188,7 +188,7 @@ fn a_loss_counted_after_its_process_ended_makes_no_ghost() {
 
 #[test]
 fn a_loss_counted_before_its_process_is_heard_of_is_charged_to_it_then() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.lost(Some(7), Loss::RingFull, 1);
     assert!(watch.snapshot().processes.is_empty() && !watch.snapshot().complete);
     watch.starts(7);
@@ -197,18 +197,18 @@ fn a_loss_counted_before_its_process_is_heard_of_is_charged_to_it_then() {
 
 #[test]
 fn a_record_of_no_row_and_an_event_of_no_name_are_losses_of_their_process() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7);
     let call = CallRecord { kind: RecordKind::Call as u8, probe: u16::MAX, tgid: 7, ..CallRecord::default() };
-    watch.pipeline.step(Input::Record(Record::Call(call)));
+    watch.pipeline.step(Input::Record(RingRecord::Call(call)));
     let event = ProcessRecord { kind: RecordKind::Process as u8, event: 99, tgid: 7, ..ProcessRecord::default() };
-    watch.pipeline.step(Input::Record(Record::Process(event)));
+    watch.pipeline.step(Input::Record(RingRecord::Process(event)));
     assert_eq!(watch.running(7).losses.into_iter().collect::<Vec<_>>(), [("undecodable_record".into(), 2)]);
 }
 
 #[test]
 fn an_ended_process_is_shown_for_ten_seconds() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).event(7, ProcessEvent::Exit).ticks(9);
     assert!(watch.ended(7).is_some());
     watch.tick();
@@ -217,7 +217,7 @@ fn an_ended_process_is_shown_for_ten_seconds() {
 
 #[test]
 fn an_ended_target_is_shown_for_good() {
-    let mut watch = Watch::of(Pipeline::new(true));
+    let mut watch = TestPipeline::of(Pipeline::new(true));
     let facts = ProcessFacts { tgid: 7, start_ns: watch.later(), target: true, ..ProcessFacts::default() };
     watch.pipeline.step(Input::Process(facts));
     watch.event(7, ProcessEvent::Exit).ticks(3600);
@@ -226,7 +226,7 @@ fn an_ended_target_is_shown_for_good() {
 
 #[test]
 fn of_a_targets_children_only_all_that_touched_a_gpu_are_remembered() {
-    let mut watch = Watch::of(Pipeline::new(true));
+    let mut watch = TestPipeline::of(Pipeline::new(true));
     let later_ns = ATTACHED_NS + 60 * SECOND_NS;
     watch.starts(8).starts(7).calls([mem_alloc(0xd0, 100).process(7)]);
     for tgid in [7, 8] {
@@ -240,10 +240,10 @@ fn of_a_targets_children_only_all_that_touched_a_gpu_are_remembered() {
 #[test]
 fn a_move_is_no_loss_and_the_groups_it_led_to_change_the_owner() {
     let job = |step: &str| format!("4:memory:/slurm/uid_0/job_7/step_{step}\n0::/\n");
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     let (tgid, cgroups) = (Tgid(7), Some(job("0")));
     watch.pipeline.step(Input::Process(ProcessFacts { tgid: 7, cgroups, ..ProcessFacts::default() }));
-    let step = |watch: &Watch| watch.running(7).owner.slurm.and_then(|job| job.step);
+    let step = |watch: &TestPipeline| watch.running(7).owner.slurm.and_then(|job| job.step);
     assert_eq!(step(&watch).as_deref(), Some("0"));
     watch.event(7, ProcessEvent::Move);
     assert_eq!((step(&watch).as_deref(), watch.snapshot().complete), (Some("0"), true));
@@ -256,7 +256,7 @@ fn a_move_is_no_loss_and_the_groups_it_led_to_change_the_owner() {
 
 #[test]
 fn who_has_ended_is_distinguished_from_a_later_process_of_its_number() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7);
     let facts = |start_ns| ProcessFacts { tgid: 7, start_ns, ..ProcessFacts::default() };
     let start_ns = watch.running(7).start_ns.expect("it was reported");
@@ -268,15 +268,15 @@ fn who_has_ended_is_distinguished_from_a_later_process_of_its_number() {
 
 #[test]
 fn what_was_lost_of_a_process_never_heard_of_is_not_the_next_ones_with_its_number() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.lost(Some(7), Loss::RingFull, 1).event(7, ProcessEvent::Exit).starts(7);
     assert!(watch.running(7).exact, "the exit came after the loss");
 
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.event(7, ProcessEvent::Exit).lost(Some(7), Loss::RingFull, 1).tick().starts(7);
     assert!(watch.running(7).exact, "the loss was counted after the exit, and the next process started later still");
 
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     let start_ns = watch.later();
     watch.lost(Some(7), Loss::RingFull, 1).tick().process(7, start_ns);
     assert!(!watch.running(7).exact, "it ran already, only not heard of");
@@ -284,7 +284,7 @@ fn what_was_lost_of_a_process_never_heard_of_is_not_the_next_ones_with_its_numbe
 
 #[test]
 fn losses_of_more_processes_than_are_kept_apart_are_everybodys() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     for tgid in 100..100 + 4096 {
         watch.lost(Some(tgid), Loss::RingFull, 1);
     }
@@ -297,15 +297,15 @@ fn losses_of_more_processes_than_are_kept_apart_are_everybodys() {
 }
 
 /// Returns the number of processes in the state of the forecasts.
-fn forecast_processes(watch: &Watch) -> usize {
+fn forecast_processes(watch: &TestPipeline) -> usize {
     watch.pipeline.detectors.forecast_state.as_ref().map_or(0, crate::features::forecast::ForecastState::processes)
 }
 
 #[test]
 fn a_forecast_ends_with_its_process_and_meets_no_other_of_its_number() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.pipeline.watch_forecasts(&[]);
-    let grow = |watch: &mut Watch, seconds: u64, bytes: u64| {
+    let grow = |watch: &mut TestPipeline, seconds: u64, bytes: u64| {
         for second in 0..seconds {
             watch.calls([mem_alloc(0xd000_0000 + second * bytes, bytes).process(7)]);
             watch.reading(vec![device(GPU_A, 0, [(7, 0)])]).tick();
@@ -313,7 +313,8 @@ fn a_forecast_ends_with_its_process_and_meets_no_other_of_its_number() {
     };
     watch.runs_already(7).calls(on_gpu_a(7));
     grow(&mut watch, 40, 1 << 20);
-    let outlook = |watch: &Watch| watch.pipeline.forecasts().processes.first().map(|process| process.outlook.clone());
+    let outlook =
+        |watch: &TestPipeline| watch.pipeline.forecasts().processes.first().map(|process| process.outlook.clone());
     assert!(outlook(&watch).is_some_and(|outlook| outlook.growth.is_some_and(|growth| growth.grows)));
     watch.event(7, ProcessEvent::Exit);
     assert_eq!(forecast_processes(&watch), 0);
@@ -330,7 +331,7 @@ fn a_forecast_ends_with_its_process_and_meets_no_other_of_its_number() {
 
 #[test]
 fn forecasts_of_thousands_of_short_processes_keep_none() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.pipeline.watch_forecasts(&[]);
     for tgid in 0..20_000 {
         watch.starts(tgid).calls([mem_alloc(0xd0, 100).process(tgid)]);

@@ -1,7 +1,7 @@
 //! The whole pipeline on short stories: inputs in, snapshot out.
 
 use memwatch_common::loss::Loss;
-use memwatch_common::record::{ProcessEvent, ProcessRecord, Record, RecordKind};
+use memwatch_common::record::{ProcessEvent, ProcessRecord, RecordKind, RingRecord};
 
 use super::Pipeline;
 use crate::input::{DeviceFacts, DeviceReading, Input, NvmlState, ProcessFacts, ProcessUse, Sensors};
@@ -39,12 +39,12 @@ fn uuid(gpu: u8) -> GpuUuid {
 
 /// An attached pipeline. Each input comes a millisecond after the previous one unless it sets its
 /// time.
-struct Watch {
+struct TestPipeline {
     pipeline: Pipeline,
     now_ns: u64,
 }
 
-impl Watch {
+impl TestPipeline {
     fn begin() -> Self {
         Self::of(Pipeline::new(false))
     }
@@ -87,7 +87,7 @@ impl Watch {
     fn event(&mut self, tgid: u32, event: ProcessEvent) -> &mut Self {
         let (kind, time_ns) = (RecordKind::Process as u8, self.later());
         let record = ProcessRecord { kind, event: event as u8, tgid, time_ns, ..ProcessRecord::default() };
-        self.pipeline.step(Input::Record(Record::Process(record)));
+        self.pipeline.step(Input::Record(RingRecord::Process(record)));
         self
     }
 
@@ -164,7 +164,7 @@ fn on_gpu_a(tgid: u32) -> [TestCall; 3] {
 
 #[test]
 fn attached_in_the_middle_older_memory_is_reported_by_nvml_and_drawn_down_by_its_frees() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7).calls([mem_alloc(0xd1, 300).process(7)]);
     watch.reading(vec![device(GPU_A, 2000, [(7, 1500)])]);
     let on_it = watch.on(7, Some(GPU_A)).expect("NVML lists it");
@@ -184,7 +184,7 @@ fn attached_in_the_middle_older_memory_is_reported_by_nvml_and_drawn_down_by_its
 
 #[test]
 fn before_the_first_reading_what_is_older_is_unknown_and_not_zero() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7).calls([mem_alloc(0xd1, 300).process(7)]);
     let row = watch.on(7, None).expect("it has allocated");
     assert_eq!((row.preexisting_bytes, row.used_bytes, row.unattributed_bytes), (None, None, None));
@@ -192,7 +192,7 @@ fn before_the_first_reading_what_is_older_is_unknown_and_not_zero() {
 
 #[test]
 fn a_reading_begun_before_the_attach_is_shown_but_teaches_nothing() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     let devices = vec![device(GPU_A, 2000, [(7, 1500)])];
     let (begin_ns, end_ns) = (ATTACHED_NS - 1, ATTACHED_NS + 1);
     watch.runs_already(7).pipeline.step(Input::Devices(DeviceReading {
@@ -207,7 +207,7 @@ fn a_reading_begun_before_the_attach_is_shown_but_teaches_nothing() {
 
 #[test]
 fn a_busy_process_has_a_baseline_if_it_only_pauses_for_the_reading() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7).calls([mem_alloc(0xd1, 300).process(7)]);
     let (begin_ns, end_ns) = (watch.later(), watch.later());
     // The reading arrives after events that are later than it.
@@ -220,7 +220,7 @@ fn a_busy_process_has_a_baseline_if_it_only_pauses_for_the_reading() {
 
 #[test]
 fn a_call_made_while_nvml_was_asked_spoils_the_comparison_and_not_the_numbers() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7);
     let begin_ns = watch.later();
     watch.calls([mem_alloc(0xd1, 300).process(7)]);
@@ -233,7 +233,7 @@ fn a_call_made_while_nvml_was_asked_spoils_the_comparison_and_not_the_numbers() 
 
 #[test]
 fn a_process_that_nvml_does_not_list_at_first_held_nothing_before() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7).reading(vec![device(GPU_A, 0, [])]);
     watch.calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 100).process(7)]).reading(vec![device(GPU_A, 600, [(7, 600)])]);
     let row = watch.on(7, Some(GPU_A)).expect("it has allocated");
@@ -242,7 +242,7 @@ fn a_process_that_nvml_does_not_list_at_first_held_nothing_before() {
 
 #[test]
 fn a_process_seen_from_its_start_teaches_the_size_of_a_context() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7).reading(vec![device(GPU_A, 1500, [(7, 1500)])]);
     watch.starts(8).calls(on_gpu_a(8)).calls([mem_alloc(0xd0, 100).process(8)]);
     watch.reading(vec![device(GPU_A, 2118, [(7, 1500), (8, 618)])]);
@@ -254,7 +254,7 @@ fn a_process_seen_from_its_start_teaches_the_size_of_a_context() {
 
 #[test]
 fn a_device_is_the_gpu_whose_uuid_the_program_was_reported() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).calls([device_get_uuid(0, GPU_B).process(7), primary_ctx_retain(0xc0, 0).process(7)]);
     watch.calls([ctx_set_current(0xc0).process(7), mem_alloc(0xd0, 100).process(7)]);
     watch.reading(vec![device(GPU_A, 0, []), device(GPU_B, 600, [(7, 600)])]);
@@ -264,14 +264,14 @@ fn a_device_is_the_gpu_whose_uuid_the_program_was_reported() {
 
 #[test]
 fn an_unknown_device_is_the_machines_only_gpu() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7).calls([mem_alloc(0xd0, 100).process(7)]).reading(vec![device(GPU_A, 600, [])]);
     assert_eq!(watch.on(7, Some(GPU_A)).map(|row| row.live_bytes), Some(100));
 }
 
 #[test]
 fn an_unknown_device_is_the_one_gpu_that_lists_the_process() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7).calls([mem_alloc(0xd0, 100).process(7)]);
     watch.reading(vec![device(GPU_A, 9, [(8, 9)]), device(GPU_B, 600, [(7, 600)])]);
     assert_eq!(watch.on(7, Some(GPU_B)).map(|row| row.live_bytes), Some(100));
@@ -280,7 +280,7 @@ fn an_unknown_device_is_the_one_gpu_that_lists_the_process() {
 
 #[test]
 fn a_device_that_is_not_known_has_no_uuid_and_stands_last() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7).calls([mem_alloc(0xd0, 100).process(7)]);
     watch.reading(vec![device(GPU_A, 600, [(7, 600)]), device(GPU_B, 700, [(7, 700)])]);
     let rows = watch.running(7).gpus;
@@ -291,7 +291,7 @@ fn a_device_that_is_not_known_has_no_uuid_and_stands_last() {
 
 #[test]
 fn two_processes_on_one_gpu_are_added_up_there_and_apart_in_their_rows() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).starts(8).calls(on_gpu_a(8));
     watch.calls([mem_alloc(0xd0, 100).process(7), mem_alloc(0xd0, 30).process(8), mem_free(0xd0).process(7)]);
     watch.calls([mem_alloc(0xd0, 5).process(7)]);
@@ -304,7 +304,7 @@ fn two_processes_on_one_gpu_are_added_up_there_and_apart_in_their_rows() {
 
 #[test]
 fn one_process_on_two_gpus_has_an_exact_peak_on_each() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch
         .starts(7)
         .calls(on_gpu_a(7))
@@ -329,7 +329,7 @@ fn one_process_on_two_gpus_has_an_exact_peak_on_each() {
 
 #[test]
 fn two_names_of_one_gpu_have_one_row_with_the_process_own_peak() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7).calls([mem_alloc(0xd0, 100).process(7), mem_free(0xd0).process(7)]);
     watch.calls(on_gpu_a(7)).calls([mem_alloc(0xd1, 30).process(7)]).reading(vec![device(GPU_A, 600, [(7, 600)])]);
     let row = watch.on(7, Some(GPU_A)).expect("it has allocated");
@@ -343,7 +343,7 @@ fn two_names_of_one_gpu_have_one_row_with_the_process_own_peak() {
 
 #[test]
 fn kinds_are_named_and_those_never_seen_left_out() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls(
         [mem_alloc_managed(0xd0, 1), mem_alloc_async(0xd1, 2), array_create(0xa0, 4), mem_host_alloc(0xd2, 8)]
             .map(|call| call.process(7)),
@@ -360,7 +360,7 @@ fn kinds_are_named_and_those_never_seen_left_out() {
 
 #[test]
 fn a_refused_allocation_is_shown_with_the_gpu_it_asked_on() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0, 90 << 30).process(7).failing(OUT_OF_MEMORY)]);
     watch.calls([mem_host_alloc(0, 5).process(7).failing(OUT_OF_MEMORY)]);
     watch.reading(vec![device(GPU_A, 600, [(7, 600)]), device(GPU_B, 0, [])]);
@@ -371,7 +371,7 @@ fn a_refused_allocation_is_shown_with_the_gpu_it_asked_on() {
 
 #[test]
 fn what_a_program_asks_to_find_out_which_memory_there_is_is_no_failed_allocation() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([201, 800, 801].map(|status| mem_alloc(0, 1).process(7).failing(status)));
     watch.calls([mem_create(0, 2 << 20, (ON_DEVICE, 0)).process(7).failing(800)]);
     watch.reading(vec![device(GPU_A, 600, [(7, 600)])]);
@@ -381,7 +381,7 @@ fn what_a_program_asks_to_find_out_which_memory_there_is_is_no_failed_allocation
 
 #[test]
 fn rates_are_calls_per_second_between_ticks_however_often_one_looks() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).tick();
     assert_eq!(watch.running(7).allocations_per_second, None);
     watch.calls([mem_alloc(0xd0, 1), mem_alloc(0xd1, 1), mem_free(0xd0)].map(|call| call.process(7)));
@@ -397,7 +397,7 @@ fn rates_are_calls_per_second_between_ticks_however_often_one_looks() {
 
 #[test]
 fn processes_that_only_nvml_knows_are_counted_and_one_that_has_ended_is_none_of_them() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.runs_already(7).starts(8).event(8, ProcessEvent::Exit).reading(vec![device(
         GPU_A,
         9,
@@ -419,7 +419,7 @@ fn processes_that_only_nvml_knows_are_counted_and_one_that_has_ended_is_none_of_
 
 #[test]
 fn without_nvml_nothing_is_used_and_nothing_unattributed_but_the_ledger_stands() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 100).process(7)]);
     let state = NvmlState::Unavailable("no driver is loaded".to_owned());
     let (begin_ns, end_ns) = (watch.later(), watch.later());
@@ -432,7 +432,7 @@ fn without_nvml_nothing_is_used_and_nothing_unattributed_but_the_ledger_stands()
 
 #[test]
 fn nvml_without_bytes_of_a_process_leaves_them_unknown() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     let mut facts = device(GPU_A, 600, [(7, 0)]);
     facts.processes = Some(vec![ProcessUse { tgid: Tgid(7), used_bytes: None, mps_client: false }]);
     watch.runs_already(7).reading(vec![facts]);
@@ -442,7 +442,7 @@ fn nvml_without_bytes_of_a_process_leaves_them_unknown() {
 
 #[test]
 fn less_used_than_live_is_shown_as_it_is() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 100).process(7)]);
     watch.reading(vec![device(GPU_A, 60, [(7, 60)])]);
     assert_eq!(watch.on(7, Some(GPU_A)).and_then(|row| row.unattributed_bytes), Some(-40));

@@ -2,7 +2,7 @@
 
 use super::*;
 
-impl Watch {
+impl TestPipeline {
     fn peaks_reset(&mut self, tgid: Option<u32>) -> u64 {
         let time_ns = self.later();
         self.pipeline.step(Input::PeaksReset { tgid: tgid.map(Tgid), time_ns });
@@ -16,8 +16,8 @@ impl Watch {
     }
 }
 
-fn two_processes() -> Watch {
-    let mut watch = Watch::begin();
+fn two_processes() -> TestPipeline {
+    let mut watch = TestPipeline::begin();
     watch.reading(vec![device(GPU_A, 0, [])]);
     for tgid in [7, 8] {
         watch.starts(tgid).calls(on_gpu_a(tgid));
@@ -50,7 +50,7 @@ fn without_a_name_the_peaks_of_all_begin_again_and_nobody_unknown_is_made_up() {
 #[test]
 fn the_peak_of_a_workload_does_not_fall_with_those_of_its_processes() {
     let mut watch = two_processes();
-    let peak = |watch: &Watch| watch.snapshot().workloads[0].gpus[0].peak_bytes;
+    let peak = |watch: &TestPipeline| watch.snapshot().workloads[0].gpus[0].peak_bytes;
     let before_bytes = peak(&watch);
     assert_eq!(before_bytes, 130);
     watch.peaks_reset(None);

@@ -1,7 +1,7 @@
 //! Pools and streams of the simulated program, and the memory that the driver keeps for a pool.
 
-use super::{DEVICES, Deed, State, What, World};
-use crate::ledger::totals::Kind;
+use super::{DEVICES, Deed, HoldState, SimulatedWorld, ThingKind};
+use crate::ledger::totals::AllocationKind;
 use crate::test_calls::*;
 
 /// Values of `CUmemPool_attribute`.
@@ -26,10 +26,10 @@ pub(crate) struct PoolTruth {
     pub(crate) is_asked: bool,
 }
 
-pub(super) struct Pool {
+pub(super) struct ProgramPool {
     pub(super) handle: u64,
     /// `None` if the pool is another process's.
-    pub(super) kind: Option<Kind>,
+    pub(super) kind: Option<AllocationKind>,
     pub(super) device: Option<u32>,
     alive: bool,
     /// Whether the program knows the handle.
@@ -38,7 +38,7 @@ pub(super) struct Pool {
     pub(super) asked: bool,
 }
 
-pub(super) struct Stream {
+pub(super) struct SimulatedStream {
     pub(super) handle: u64,
     /// Context that owns the allocations on the stream.
     pub(super) context: u64,
@@ -48,17 +48,17 @@ pub(super) struct Stream {
     pub(super) alive: bool,
 }
 
-impl Pool {
+impl ProgramPool {
     pub(super) fn default_of(device: u32) -> Self {
-        Self { known: false, ..Self::made(0x80 + u64::from(device), Some(Kind::Pool), Some(device)) }
+        Self { known: false, ..Self::made(0x80 + u64::from(device), Some(AllocationKind::Pool), Some(device)) }
     }
 
-    fn made(handle: u64, kind: Option<Kind>, device: Option<u32>) -> Self {
+    fn made(handle: u64, kind: Option<AllocationKind>, device: Option<u32>) -> Self {
         Self { handle, kind, device, alive: true, known: true, held_bytes: 0, asked: false }
     }
 }
 
-impl World {
+impl SimulatedWorld {
     /// Returns the pool of calls on this stream that take no pool, or `None` without a context.
     pub(super) fn pool_of_stream(&self, stream: u64, current_device: Option<u32>) -> Option<usize> {
         let own = self.streams.iter().find(|own| own.handle == stream && own.alive);
@@ -66,7 +66,7 @@ impl World {
         Some(self.current_pools[usize::try_from(device).expect("a device")])
     }
 
-    fn used_bytes(&self, pool: usize, counts: &dyn Fn(State) -> bool) -> u64 {
+    fn used_bytes(&self, pool: usize, counts: &dyn Fn(HoldState) -> bool) -> u64 {
         let of_pool = (0..self.things.len()).filter(|thing| self.things[*thing].pool == Some(pool));
         of_pool.filter(|thing| self.is_held(*thing, counts)).map(|thing| self.things[thing].bytes).sum()
     }
@@ -80,13 +80,14 @@ impl World {
     }
 
     pub(super) fn pool_truth(&self, device: u32) -> PoolTruth {
-        let on_it =
-            |pool: &usize| self.pools[*pool].kind == Some(Kind::Pool) && self.pools[*pool].device == Some(device);
+        let on_it = |pool: &usize| {
+            self.pools[*pool].kind == Some(AllocationKind::Pool) && self.pools[*pool].device == Some(device)
+        };
         let pools: Vec<usize> = (0..self.pools.len()).filter(on_it).collect();
-        let used = |pool| self.used_bytes(pool, &State::is_held);
+        let used = |pool| self.used_bytes(pool, &HoldState::is_held);
         // A destroyed pool holds only what is still allocated from it.
         let held = |pool: usize| if self.pools[pool].alive { self.pools[pool].held_bytes } else { used(pool) };
-        let sure = |pool: &Pool, used| pool.asked || pool.held_bytes == 0 || (!pool.alive && used == 0);
+        let sure = |pool: &ProgramPool, used| pool.asked || pool.held_bytes == 0 || (!pool.alive && used == 0);
         PoolTruth {
             used_bytes: pools.iter().map(|pool| used(*pool)).sum(),
             held_bytes: self.is_quiet().then(|| pools.iter().map(|pool| held(*pool)).sum()),
@@ -97,7 +98,7 @@ impl World {
     /// Returns the pools whose handle the program may use, its own or those imported from another
     /// process.
     fn usable_pools(&self, imported: bool) -> Vec<usize> {
-        let usable = |pool: &Pool| pool.alive && pool.known && pool.kind.is_none() == imported;
+        let usable = |pool: &ProgramPool| pool.alive && pool.known && pool.kind.is_none() == imported;
         (0..self.pools.len()).filter(|pool| usable(&self.pools[*pool])).collect()
     }
 
@@ -114,13 +115,13 @@ impl World {
         let pools = self.usable_pools(false);
         let explicit = self.habits.stateful && pick.is_multiple_of(2);
         let pool = pools.get(pick / 8 % pools.len().max(1)).copied().filter(|_| explicit);
-        Some(Deed::Make(What::Pooled { pool, stream }, 0))
+        Some(Deed::Make(ThingKind::Pooled { pool, stream }, 0))
     }
 
     pub(super) fn import_pointer(&self, pick: usize) -> Option<Deed> {
         let pools = self.usable_pools(true);
         let pool = *pools.get(pick % pools.len().max(1))?;
-        (!self.habits.teardown).then_some(Deed::Make(What::ImportedPointer { pool }, 0))
+        (!self.habits.teardown).then_some(Deed::Make(ThingKind::ImportedPointer { pool }, 0))
     }
 
     /// Creates a stream in the thread's context or destroys one. No record reports the latter.
@@ -137,7 +138,7 @@ impl World {
         let Some(handle) = (0x51..=0x53).find(|handle| !taken(*handle)) else { return };
         let Some(context) = self.current_context(thread) else { return };
         let (context, made_in, device) = (context.owner, context.handle, context.device);
-        self.streams.push(Stream { handle, context, made_in, device, alive: true });
+        self.streams.push(SimulatedStream { handle, context, made_in, device, alive: true });
         self.instant(thread, stream_create(handle));
     }
 
@@ -147,12 +148,12 @@ impl World {
         let Some(handle) = (0x91..=0x95).find(|handle| !taken(*handle)) else { return };
         let device = u32::from(pick % 2 == 1);
         let (kind, on, call) = match pick / 2 % 5 {
-            0 | 1 => (Some(Kind::Pool), Some(device), mem_pool_create(handle, PINNED, (ON_DEVICE, device))),
-            2 => (Some(Kind::HostPhysical), None, mem_pool_create(handle, PINNED, (ON_HOST, 0))),
-            3 => (Some(Kind::Managed), Some(device), mem_pool_create(handle, MANAGED, (ON_DEVICE, device))),
+            0 | 1 => (Some(AllocationKind::Pool), Some(device), mem_pool_create(handle, PINNED, (ON_DEVICE, device))),
+            2 => (Some(AllocationKind::HostPhysical), None, mem_pool_create(handle, PINNED, (ON_HOST, 0))),
+            3 => (Some(AllocationKind::Managed), Some(device), mem_pool_create(handle, MANAGED, (ON_DEVICE, device))),
             _ => (None, None, mem_pool_import(handle)),
         };
-        self.pools.push(Pool::made(handle, kind, on));
+        self.pools.push(ProgramPool::made(handle, kind, on));
         self.instant(thread, call);
     }
 
@@ -175,8 +176,9 @@ impl World {
                 self.instant(thread, device_get_mem_pool(on, self.pools[pool].handle));
             }
             4 => {
-                let fits =
-                    |pool: &usize| self.pools[*pool].kind == Some(Kind::Pool) && self.pools[*pool].device == Some(on);
+                let fits = |pool: &usize| {
+                    self.pools[*pool].kind == Some(AllocationKind::Pool) && self.pools[*pool].device == Some(on)
+                };
                 let pools: Vec<usize> = self.usable_pools(false).into_iter().filter(fits).collect();
                 let Some(&pool) = pools.get(pick / 16 % pools.len().max(1)) else { return };
                 self.current_pools[device] = pool;
@@ -204,8 +206,8 @@ impl World {
     fn tune_pool(&mut self, thread: usize, pick: usize, bytes: u64) {
         let pools = self.usable_pools(false);
         let Some(&pool) = pools.get(pick / 4 % pools.len().max(1)) else { return };
-        let used_bytes = self.used_bytes(pool, &State::is_held);
-        let Pool { handle, held_bytes, .. } = self.pools[pool];
+        let used_bytes = self.used_bytes(pool, &HoldState::is_held);
+        let ProgramPool { handle, held_bytes, .. } = self.pools[pool];
         let call = match pick % 4 {
             0 => {
                 let keep_bytes = if bytes.is_multiple_of(2) { 0 } else { bytes };

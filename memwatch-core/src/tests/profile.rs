@@ -3,7 +3,7 @@
 use super::*;
 use crate::features::profile::view::{DeviceProfileView, ProcessProfileView, ProfileView};
 
-impl Watch {
+impl TestPipeline {
     fn sampled(interval_ns: u64) -> Self {
         let mut pipeline = Pipeline::new(true);
         pipeline.watch_samples(interval_ns);
@@ -27,8 +27,8 @@ impl Watch {
 }
 
 /// Runs a process that holds 100 bytes for nine seconds, and 1000 for a moment within the tenth.
-fn story(interval_ns: u64) -> Watch {
-    let mut watch = Watch::sampled(interval_ns);
+fn story(interval_ns: u64) -> TestPipeline {
+    let mut watch = TestPipeline::sampled(interval_ns);
     watch.reading(vec![device(GPU_A, 500, [(7, 400)])]).starts(7).calls(on_gpu_a(7));
     watch.calls([mem_alloc(0xa0, 100).process(7)]).ticks(9);
     watch.calls([mem_alloc(0xa1, 900).process(7), mem_free(0xa1).process(7)]).tick();
@@ -54,8 +54,8 @@ fn a_peak_between_two_looks_is_exact_and_no_look_has_seen_it() {
 #[test]
 fn how_often_time_is_reported_changes_nothing() {
     let once = story(SECOND_NS).profile();
-    let mut watch = Watch::sampled(SECOND_NS);
-    let reported_often = |watch: &mut Watch| {
+    let mut watch = TestPipeline::sampled(SECOND_NS);
+    let reported_often = |watch: &mut TestPipeline| {
         for part in 1..=10 {
             let time_ns = watch.now_ns + part * SECOND_NS / 10;
             watch.pipeline.step(Input::Tick { time_ns });
@@ -72,7 +72,7 @@ fn how_often_time_is_reported_changes_nothing() {
 
 #[test]
 fn two_processes_peak_together_on_their_gpu_and_apart_in_their_rows() {
-    let mut watch = Watch::sampled(SECOND_NS);
+    let mut watch = TestPipeline::sampled(SECOND_NS);
     watch.reading(vec![device(GPU_A, 0, [])]);
     for tgid in [7, 8] {
         watch.starts(tgid).calls(on_gpu_a(tgid));
@@ -100,7 +100,7 @@ fn who_has_ended_keeps_what_it_held_and_gives_back_what_its_gpu_had() {
 
 #[test]
 fn memory_on_a_gpu_that_is_known_later_was_there_all_the_time() {
-    let mut watch = Watch::sampled(SECOND_NS);
+    let mut watch = TestPipeline::sampled(SECOND_NS);
     watch.runs_already(7).calls([mem_alloc(0xa0, 100).process(7)]).ticks(3);
     assert_eq!(watch.on_gpu(7).uuid, None);
     watch.reading(vec![device(GPU_A, 500, [(7, 400)])]).ticks(3);
@@ -112,5 +112,5 @@ fn memory_on_a_gpu_that_is_known_later_was_there_all_the_time() {
 
 #[test]
 fn nothing_is_followed_that_nobody_asked_for() {
-    assert_eq!(Watch::begin().pipeline.profile(), None);
+    assert_eq!(TestPipeline::begin().pipeline.profile(), None);
 }

@@ -1,8 +1,8 @@
 //! Decisions of the simulated program's threads: only calls that a program without mistakes may
 //! make.
 
-use super::{Deed, Focus, GRANULE, Hold, Running, Space, State, What, World};
-use crate::ledger::totals::Kind;
+use super::{Deed, Focus, GRANULE, Hold, HoldState, RunningCall, SimulatedWorld, Space, ThingKind};
+use crate::ledger::totals::AllocationKind;
 
 /// Number of choices.
 const CHOICES: u8 = 40;
@@ -21,7 +21,7 @@ impl Focus {
     }
 }
 
-impl World {
+impl SimulatedWorld {
     /// Decides what an idle thread does.
     pub(super) fn enter(&mut self, thread: usize, choice: u8, pick: usize, bytes: u64) {
         let stateful = self.habits.stateful;
@@ -43,10 +43,10 @@ impl World {
             23 => return self.tear_down(thread, pick),
             24 => self.decide_to_see_others_memory(pick),
             25 => self.idle(&[Space::Ipc], pick).map(|hold| Deed::End(vec![hold])),
-            26 => Some(Deed::Make(if pick.is_multiple_of(2) { What::Reservation } else { What::Library }, 0)),
+            26 => Some(Deed::Make(if pick.is_multiple_of(2) { ThingKind::Reservation } else { ThingKind::Library }, 0)),
             _ if !stateful => None,
             27 => self.import_pointer(pick),
-            28 if pick.is_multiple_of(2) => Some(Deed::Make(What::Multicast, 0)),
+            28 if pick.is_multiple_of(2) => Some(Deed::Make(ThingKind::Multicast, 0)),
             28 | 29 => self.decide_to_bind(pick),
             30 => self.decide_to_unbind(pick),
             31 => return self.change_streams(thread, pick),
@@ -56,25 +56,25 @@ impl World {
         };
         let Some(deed) = deed else { return };
         for hold in deed.needs() {
-            self.holds[hold].state = State::InUse;
+            self.holds[hold].state = HoldState::InUse;
         }
         for hold in deed.ends() {
-            self.holds[hold].state = State::Ending;
+            self.holds[hold].state = HoldState::Ending;
         }
-        self.threads[thread].running = Some(Running { deed, entered_ns: self.now_ns, bytes, effect: None });
+        self.threads[thread].running = Some(RunningCall { deed, entered_ns: self.now_ns, bytes, effect: None });
     }
 
     fn decide_to_make(&self, thread: usize, choice: u8, pick: usize) -> Option<Deed> {
         let what = match choice {
-            0 | 1 => What::Own(Kind::Device),
-            2 => What::Own(Kind::Managed),
+            0 | 1 => ThingKind::Own(AllocationKind::Device),
+            2 => ThingKind::Own(AllocationKind::Managed),
             3 | 4 => return self.allocate_stream_ordered(thread, pick),
-            5 => What::Own(Kind::PinnedHost),
-            6 => What::Own(Kind::Array),
-            7 => What::Own(Kind::Registered),
-            8 => What::Own(Kind::Physical),
-            _ if pick.is_multiple_of(3) => What::ImportedHandle,
-            _ => What::Own(Kind::HostPhysical),
+            5 => ThingKind::Own(AllocationKind::PinnedHost),
+            6 => ThingKind::Own(AllocationKind::Array),
+            7 => ThingKind::Own(AllocationKind::Registered),
+            8 => ThingKind::Own(AllocationKind::Physical),
+            _ if pick.is_multiple_of(3) => ThingKind::ImportedHandle,
+            _ => ThingKind::Own(AllocationKind::HostPhysical),
         };
         Some(Deed::Make(what, u32::from(pick % 2 == 1)))
     }
@@ -84,8 +84,8 @@ impl World {
         match (pick % 3, open) {
             _ if self.habits.teardown => None,
             (0, Some(source)) => Some(Deed::Reopen { source }),
-            (1, _) => Some(Deed::Make(What::ExternalBuffer, 0)),
-            _ => Some(Deed::Make(What::OpenedByIpc, 0)),
+            (1, _) => Some(Deed::Make(ThingKind::ExternalBuffer, 0)),
+            _ => Some(Deed::Make(ThingKind::OpenedByIpc, 0)),
         }
     }
 
@@ -93,7 +93,7 @@ impl World {
     fn multicast_object(&self, pick: usize, is_it: impl Fn(usize) -> bool) -> Option<usize> {
         let is_object = |hold: &&usize| {
             let thing = self.holds[**hold].thing;
-            self.things[thing].what == What::Multicast && is_it(thing)
+            self.things[thing].what == ThingKind::Multicast && is_it(thing)
         };
         let handles = self.all_idle(&[Space::Handle]);
         let objects: Vec<usize> = handles.iter().filter(is_object).copied().collect();
@@ -102,7 +102,7 @@ impl World {
 
     fn decide_to_bind(&self, pick: usize) -> Option<Deed> {
         let mut sources = self.all_idle(&[Space::Handle]);
-        sources.retain(|hold| self.things[self.holds[*hold].thing].kind == Some(Kind::Physical));
+        sources.retain(|hold| self.things[self.holds[*hold].thing].kind == Some(AllocationKind::Physical));
         let source = sources.get(pick / 4 % sources.len().max(1)).copied()?;
         let object = self.multicast_object(pick, |_| true)?;
         let offset = u64::try_from(pick % 2).expect("small") * GRANULE;
@@ -117,7 +117,7 @@ impl World {
 
     fn all_idle(&self, spaces: &[Space]) -> Vec<usize> {
         let wanted =
-            |index: &usize| self.holds[*index].state == State::Idle && spaces.contains(&self.holds[*index].space);
+            |index: &usize| self.holds[*index].state == HoldState::Idle && spaces.contains(&self.holds[*index].space);
         (0..self.holds.len()).filter(wanted).collect()
     }
 
@@ -132,7 +132,7 @@ impl World {
         let mut run = vec![first];
         while run.len() < count {
             let end = run.last().map_or(0, |last| self.holds[*last].key + self.holds[*last].length);
-            let next = |hold: &Hold| hold.space == Space::Range && hold.key == end && hold.state == State::Idle;
+            let next = |hold: &Hold| hold.space == Space::Range && hold.key == end && hold.state == HoldState::Idle;
             let Some(next) = self.holds.iter().position(next) else { break };
             run.push(next);
         }

@@ -1,6 +1,6 @@
 //! The whole pipeline on random histories of two processes.
 
-use memwatch_common::record::{CallRecord, Record};
+use memwatch_common::record::{CallRecord, RingRecord};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -9,19 +9,19 @@ use crate::Pipeline;
 use crate::input::{DeviceReading, Input, NvmlState, ProcessFacts};
 use crate::snapshot::Snapshot;
 use crate::test_calls::device_get_uuid;
-use crate::test_driver::{Focus, Habits, Step, play};
+use crate::test_driver::{DriverStep, Focus, Habits, play};
 
 const TGIDS: [u32; 2] = [7, 8];
 const ENDED_NS: u64 = 1_000_000_000;
 
 /// Returns the records of a process with two devices. Only the first device reports its UUID.
-pub(super) fn records(tgid: u32, threads: usize, steps: &[Step]) -> Vec<Input> {
+pub(super) fn records(tgid: u32, threads: usize, steps: &[DriverStep]) -> Vec<Input> {
     let habits = Habits { threads, teardown: true, fresh_handles: false, stateful: true, focus: Focus::Everything };
     let history = play(habits, steps);
     let reported = device_get_uuid(0, GPU_A).process(tgid).input();
     let input = |mut record: CallRecord| {
         record.tgid = tgid;
-        Input::Record(Record::Call(record))
+        Input::Record(RingRecord::Call(record))
     };
     std::iter::once(reported).chain(history.moments.iter().map(|moment| input(moment.record))).collect()
 }
@@ -47,8 +47,8 @@ fn outcome(records: &[Input]) -> Snapshot {
     pipeline.snapshot()
 }
 
-pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
-    vec(any::<Step>(), 0..120)
+pub(super) fn steps() -> impl Strategy<Value = Vec<DriverStep>> {
+    vec(any::<DriverStep>(), 0..120)
 }
 
 /// Interleaves two sequences, keeping the order within each.
@@ -91,7 +91,7 @@ proptest! {
         let (mut one_by_one, mut in_batches) = (Pipeline::new(true), Pipeline::new(true));
         let mut calls = Vec::new();
         for input in mixed {
-            if let Input::Record(Record::Call(call)) = &input {
+            if let Input::Record(RingRecord::Call(call)) = &input {
                 calls.push(*call);
             }
             one_by_one.step(input);

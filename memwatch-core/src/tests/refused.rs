@@ -2,7 +2,7 @@
 
 use memwatch_common::record::ProcessEvent;
 
-use super::{ATTACHED_NS, SECOND_NS, Watch};
+use super::{ATTACHED_NS, SECOND_NS, TestPipeline};
 use crate::decode::{StackRef, TensorChange, TensorEvent};
 use crate::features::oom::view::{OomView, SurvivedView};
 use crate::input::Input;
@@ -16,14 +16,14 @@ const NO_MEMORY: u32 = 0x51;
 const ALLOCATE: &str = "cuMemAlloc_v2";
 
 /// Returns a process while failures are watched.
-fn watched() -> Watch {
-    let mut watch = Watch::begin();
+fn watched() -> TestPipeline {
+    let mut watch = TestPipeline::begin();
     watch.pipeline.watch_ooms();
     watch.starts(7);
     watch
 }
 
-impl Watch {
+impl TestPipeline {
     /// Makes a call of this function whose request for this number of bytes the kernel driver
     /// refuses. Returns the time of the call's entry.
     fn refuses(&mut self, function: &str, bytes: u64) -> u64 {
@@ -203,7 +203,7 @@ fn of_many_survived_ones_the_last_are_kept_and_all_are_counted() {
 fn a_failure_after_a_second_is_its_own_whatever_was_refused_in_between() {
     let mut watch = watched();
     watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: ATTACHED_NS });
-    let fails = |watch: &mut Watch, bytes: u64| {
+    let fails = |watch: &mut TestPipeline, bytes: u64| {
         let call_ns = watch.refuses(ALLOCATE, bytes);
         watch.returns(mem_alloc(0, bytes).failing(OUT_OF_MEMORY), call_ns);
         let (allocated_bytes, reserved_bytes) = (0, 0);

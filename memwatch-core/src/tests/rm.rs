@@ -9,7 +9,7 @@ use crate::words::{Tgid, Tid};
 
 /// Layout of ALLOC in a version of the kernel driver.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
+pub(crate) struct AllocLayout {
     pub(crate) version: &'static str,
     size: u16,
     status_at: usize,
@@ -18,15 +18,15 @@ pub(crate) struct Layout {
 }
 
 /// The four existing layouts, and NVOS21 of the newest version.
-pub(crate) const LAYOUTS: [Layout; 5] = [
-    Layout { version: "515.105.01", size: 40, status_at: 32, flags_at: None },
-    Layout { version: "530.41.03", size: 40, status_at: 36, flags_at: Some(32) },
-    Layout { version: "535.274.02", size: 48, status_at: 40, flags_at: Some(36) },
-    Layout { version: "580.159.04", size: 48, status_at: 40, flags_at: Some(36) },
-    Layout { version: "580.159.04", size: 32, status_at: 28, flags_at: Some(24) },
+pub(crate) const LAYOUTS: [AllocLayout; 5] = [
+    AllocLayout { version: "515.105.01", size: 40, status_at: 32, flags_at: None },
+    AllocLayout { version: "530.41.03", size: 40, status_at: 36, flags_at: Some(32) },
+    AllocLayout { version: "535.274.02", size: 48, status_at: 40, flags_at: Some(36) },
+    AllocLayout { version: "580.159.04", size: 48, status_at: 40, flags_at: Some(36) },
+    AllocLayout { version: "580.159.04", size: 32, status_at: 28, flags_at: Some(24) },
 ];
 /// Layout in the measurements.
-pub(crate) const NEWEST: Layout = LAYOUTS[3];
+pub(crate) const NEWEST: AllocLayout = LAYOUTS[3];
 
 /// An ioctl.
 #[derive(Clone, Debug)]
@@ -78,7 +78,7 @@ impl Rm {
         self
     }
 
-    pub(crate) fn refused(self, layout: Layout, status: u32) -> Self {
+    pub(crate) fn refused(self, layout: AllocLayout, status: u32) -> Self {
         self.word(layout.status_at, status)
     }
 
@@ -88,19 +88,19 @@ impl Rm {
 }
 
 /// RM_ALLOC of an object.
-pub(crate) fn made(layout: Layout, (client, parent, object): (u32, u32, u32), class: u32) -> Rm {
+pub(crate) fn made(layout: AllocLayout, (client, parent, object): (u32, u32, u32), class: u32) -> Rm {
     let rm = Rm::new(0x2b, layout.size).word(0, client).word(4, parent).word(8, object).word(12, class);
     layout.flags_at.map_or(rm.clone(), |at| rm.word(at, 0x80))
 }
 
 /// RM_ALLOC of a client: its number is in the field of the object.
-pub(crate) fn client(layout: Layout, number: u32) -> Rm {
+pub(crate) fn client(layout: AllocLayout, number: u32) -> Rm {
     made(layout, (number, 0, number), 0x41)
 }
 
 /// RM_ALLOC of memory, with its attributes at return.
 pub(crate) fn memory(
-    layout: Layout,
+    layout: AllocLayout,
     names: (u32, u32, u32),
     class: u32,
     (asked, granted): (u64, u64),
@@ -112,7 +112,7 @@ pub(crate) fn memory(
 }
 
 /// Video memory.
-pub(crate) fn video(layout: Layout, names: (u32, u32, u32), asked: u64, granted: u64) -> Rm {
+pub(crate) fn video(layout: AllocLayout, names: (u32, u32, u32), asked: u64, granted: u64) -> Rm {
     memory(layout, names, 0x40, (asked, granted), 0x1180_0000)
 }
 

@@ -2,7 +2,7 @@
 
 use memwatch_common::record::ProcessEvent;
 
-use super::{GPU_A, Watch, device, on_gpu_a};
+use super::{GPU_A, TestPipeline, device, on_gpu_a};
 use crate::input::{Input, ProcessFacts};
 use crate::test_calls::*;
 use crate::words::Tgid;
@@ -13,7 +13,7 @@ const BOB: u32 = 1001;
 /// Subordinate user id, which Alice may give to her processes.
 const SUBORDINATE: u32 = 100_000;
 
-impl Watch {
+impl TestPipeline {
     fn bounded() -> Self {
         let mut watch = Self::begin();
         watch.pipeline.bound(CAPACITY);
@@ -42,7 +42,7 @@ impl Watch {
 
 #[test]
 fn a_user_lists_as_much_as_she_leaves_free_and_nobody_else_loses_anything() {
-    let mut watch = Watch::bounded();
+    let mut watch = TestPipeline::bounded();
     for tgid in 1..=4 {
         watch.starts_as(tgid, ALICE);
         watch.calls((0..5000).map(|at| mem_alloc(0x1000 + at, 1).process(tgid)));
@@ -63,7 +63,7 @@ fn a_user_lists_as_much_as_she_leaves_free_and_nobody_else_loses_anything() {
 
 #[test]
 fn room_that_is_not_needed_any_more_is_there_for_others() {
-    let mut watch = Watch::bounded();
+    let mut watch = TestPipeline::bounded();
     watch.starts_as(1, ALICE).calls((0..9000).map(|at| mem_alloc(0x1000 + at, 1).process(1)));
     let most = watch.listed(1);
     watch.calls((0..9000).map(|at| mem_free(0x1000 + at).process(1))).tick();
@@ -73,7 +73,7 @@ fn room_that_is_not_needed_any_more_is_there_for_others() {
 
 #[test]
 fn a_program_with_few_allocations_makes_as_many_calls_as_it_likes() {
-    let mut watch = Watch::bounded();
+    let mut watch = TestPipeline::bounded();
     watch.starts_as(1, ALICE);
     for at in 0..50_000 {
         watch.calls([mem_alloc(at % 7, 8).process(1), mem_free(at % 7).process(1)]);
@@ -107,7 +107,7 @@ fn nothing_that_a_program_can_make_is_listed_without_end() {
         ("capture", stream_begin_capture),
     ];
     for (name, call) in many {
-        let mut watch = Watch::bounded();
+        let mut watch = TestPipeline::bounded();
         watch.starts_as(1, ALICE).calls((1..20_000).map(|at| call(at).process(1)));
         assert!(watch.listed(1) <= CAPACITY * 11 / 20, "{name}: {}", watch.listed(1));
         assert!(!watch.running(1).exact && watch.unlisted(1) > 0, "{name}");
@@ -116,7 +116,7 @@ fn nothing_that_a_program_can_make_is_listed_without_end() {
 
 #[test]
 fn an_unmap_is_applied_where_there_is_no_room() {
-    let mut watch = Watch::bounded();
+    let mut watch = TestPipeline::bounded();
     watch
         .starts_as(1, ALICE)
         .calls([mem_create(1, 2 << 20, (ON_DEVICE, 0)), mem_map(2 << 30, 2 << 20, 0, 1)].map(|call| call.process(1)));
@@ -128,7 +128,7 @@ fn an_unmap_is_applied_where_there_is_no_room() {
 
 #[test]
 fn processes_that_come_and_go_in_number_are_remembered_as_far_as_a_user_may_have_many() {
-    let mut watch = Watch::bounded();
+    let mut watch = TestPipeline::bounded();
     watch.starts_as(5000, BOB).calls([mem_alloc(1, 7).process(5000)]).event(5000, ProcessEvent::Exit);
     for tgid in 1..4900 {
         watch.starts_as(tgid, ALICE).calls([mem_alloc(1, 1).process(tgid)]).event(tgid, ProcessEvent::Exit);
@@ -140,7 +140,7 @@ fn processes_that_come_and_go_in_number_are_remembered_as_far_as_a_user_may_have
 
 #[test]
 fn bytes_that_nvml_does_not_charge_are_in_no_gpus_sum() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts_as(1, ALICE).calls([mem_alloc(0xa0, 10 << 40).process(1)]);
     watch.starts_as(2, BOB).calls([mem_alloc(0xb0, 100).process(2)]).tick();
     watch.reading(vec![device(GPU_A, 700, [(2, 600)])]);
@@ -157,7 +157,7 @@ fn bytes_that_nvml_does_not_charge_are_in_no_gpus_sum() {
 
 #[test]
 fn a_process_whose_calls_may_not_be_seen_is_not_exact_until_they_are() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.process(7, super::ATTACHED_NS + 1).pipeline.step(Input::Unproven([Tgid(7)].into()));
     watch.reading(vec![device(GPU_A, 700, [(7, 600)])]);
     let process = watch.running(7);

@@ -8,14 +8,14 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::properties::{interleave, records, steps};
-use super::{ATTACHED_NS, GPU_A, GPU_B, SECOND_NS, Watch, device};
+use super::{ATTACHED_NS, GPU_A, GPU_B, SECOND_NS, TestPipeline, device};
 use crate::Pipeline;
-use crate::allocators::pytorch::tests::properties::{History, Step, steps as tensor_steps};
+use crate::allocators::pytorch::tests::properties::{AllocatorStep, TensorEventHistory, steps as tensor_steps};
 use crate::allocators::test_stacks::stack;
-use crate::attribution::price::Asked;
+use crate::attribution::price::TracingRequest;
 use crate::decode::{NodeWords, StackRef, TensorChange, TensorEvent};
 use crate::input::holdings::{Holding, Holdings, OwnerModule};
-use crate::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts, TensorLevel};
+use crate::input::{DeviceReading, Input, NvmlState, ProbeCoverage, ProcessFacts, TensorLevel};
 use crate::pipeline::state::STATE;
 use crate::stack::PythonStack;
 use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
@@ -130,7 +130,7 @@ fn frame(library: &str) -> NativeFrame {
 fn with_the_world(records: Vec<Input>) -> Vec<Input> {
     let process = |tgid| ProcessFacts { tgid, start_ns: 2, comm: format!("job{tgid}"), ..ProcessFacts::default() };
     let mut inputs = vec![
-        Input::Coverage(Coverage { mechanism: "uprobe_multi".into(), ..Coverage::default() }),
+        Input::Coverage(ProbeCoverage { mechanism: "uprobe_multi".into(), ..ProbeCoverage::default() }),
         Input::Process(process(7)),
         Input::Process(ProcessFacts { cgroups: Some("0::/system.slice/train.service".to_owned()), ..process(8) }),
         Input::Lost { tgid: Some(Tgid(9)), loss: Loss::OutUnreadable, count: 2 },
@@ -219,12 +219,12 @@ fn train(
 }
 
 fn same_training(
-    steps: Vec<(Step, (u8, u8, u32))>,
+    steps: Vec<(AllocatorStep, (u8, u8, u32))>,
     from_start: bool,
     breaks: &BTreeSet<usize>,
 ) -> Result<(), TestCaseError> {
     let (mut whole, mut broken) = (begun(), begun());
-    let mut history = History::new(steps.len().is_multiple_of(2), steps.len() % 3);
+    let mut history = TensorEventHistory::new(steps.len().is_multiple_of(2), steps.len() % 3);
     for pipeline in [&mut whole, &mut broken] {
         let start_ns = if from_start { 2 } else { 0 };
         pipeline.step(Input::Process(ProcessFacts { tgid: 7, start_ns, ..ProcessFacts::default() }));
@@ -303,16 +303,16 @@ proptest! {
 
 /// Returns a pipeline with content in each of its parts.
 fn some_of_everything() -> Pipeline {
-    let mut watch = Watch::of(begun());
+    let mut watch = TestPipeline::of(begun());
     watch.runs_already(7).starts(8).lost(Some(8), Loss::RingFull, 1);
     watch.calls([device_get_uuid(0, GPU_A).process(7)]);
     let asked = driver_begins().into_iter().chain((0..16).flat_map(driver_goes_on));
     asked.for_each(|input| watch.pipeline.step(input));
     watch.reading(vec![device(GPU_A, 90_000, [(7, 50_000)])]).tick();
     let mut pipeline = watch.pipeline;
-    let asked = Asked { level: TensorLevel::Layers, ..Asked::default() };
+    let asked = TracingRequest { level: TensorLevel::Layers, ..TracingRequest::default() };
     pipeline.step(Input::TensorLevel(asked.choose((Tgid(7), ATTACHED_NS), 1_000)));
-    let mut history = History::new(false, 0);
+    let mut history = TensorEventHistory::new(false, 0);
     for step in 0..200_u32 {
         let byte = (step * 37).to_le_bytes()[0];
         history.step((byte, byte / 2, step * 7919));

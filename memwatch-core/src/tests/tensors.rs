@@ -1,4 +1,4 @@
-use memwatch_common::record::Record;
+use memwatch_common::record::RingRecord;
 use memwatch_common::tensor::{TENSOR_PROBES, TensorRecord};
 
 use super::*;
@@ -9,7 +9,7 @@ use crate::words::{Framework, Ordinal, Tid};
 /// Returns the start of the numbers of a process's only caching allocator. Its probes were attached
 /// before or after its first driver allocation, whose record arrives later in both cases.
 fn counted_from(probes_are_late: bool, finds_another_framework: bool) -> String {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7));
     let time_ns = if probes_are_late { watch.now_ns + SECOND_NS } else { watch.now_ns };
     watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns });
@@ -46,14 +46,14 @@ fn another_framework_that_is_found_later_makes_no_allocator_of_pytorch_younger()
 /// Returns the ggml buffers of a process whose probes were attached before or after its first
 /// driver allocation, with a buffer in that allocation.
 fn with_buffer(probes_are_late: bool) -> BuffersView {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7));
     let time_ns = if probes_are_late { watch.now_ns + SECOND_NS } else { watch.now_ns };
     watch.pipeline.step(Input::FrameworkWatched { tgid: Tgid(7), framework: Framework::Ggml, time_ns });
     watch.calls([mem_alloc(0xd1, 2 << 20).process(7)]);
     let made = |probe, args, extra| {
         let time_ns = watch.now_ns + 2 * SECOND_NS;
-        Input::Record(Record::Tensor(TensorRecord {
+        Input::Record(RingRecord::Tensor(TensorRecord {
             kind: 3,
             probe,
             tgid: 7,
@@ -98,7 +98,7 @@ fn buffers_from_before_their_probes_are_absent_and_no_number_says_that_there_are
 /// Returns whether all ggml memory is known, for a process that maps memory itself before or after
 /// its pool for temporaries is probed. With `is_late`, the record of the mapping arrives later.
 fn knows_all_of_scratch(maps_first: bool, is_late: bool) -> bool {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7));
     let time_ns = watch.now_ns;
     watch.pipeline.step(Input::FrameworkWatched { tgid: Tgid(7), framework: Framework::Ggml, time_ns });
@@ -124,7 +124,7 @@ fn memory_that_was_mapped_before_the_pool_for_temporaries_is_probed_may_be_of_th
 
 #[test]
 fn without_probes_on_ggml_a_process_has_no_buffers_to_show() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7));
     watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: watch.now_ns });
     assert_eq!(watch.running(7).tensors.expect("they are watched").buffers, None);

@@ -6,7 +6,7 @@ use crate::features::timeline::view::TimelineView;
 fn timeline(large_bytes: u64) -> TimelineView {
     let mut pipeline = Pipeline::new(true);
     pipeline.watch_timeline(SECOND_NS, large_bytes);
-    let mut watch = Watch::of(pipeline);
+    let mut watch = TestPipeline::of(pipeline);
     watch.reading(vec![device(GPU_A, 500, [])]).starts(7).calls(on_gpu_a(7));
     watch.calls([mem_alloc(0xa0, 100).process(7)]).ticks(3);
     watch.calls([mem_alloc(0xa1, 900).process(7), mem_free(0xa1).process(7)]);

@@ -1,9 +1,9 @@
 //! What one user of a machine sees of the other users.
 
 use super::*;
-use crate::input::{Coverage, LibraryCoverage};
-use crate::kernel_driver::labels::{Label, Sure};
-use crate::kernel_driver::trust::Trust;
+use crate::input::{LibraryCoverage, ProbeCoverage};
+use crate::kernel_driver::labels::{MemoryPurpose, Sure};
+use crate::kernel_driver::trust::LedgerTrust;
 use crate::kernel_driver::view::{
     ColumnsView, Explained, ExplainedHost, ExplainedUse, LeftBehindView, PartView, PieceView,
 };
@@ -16,7 +16,7 @@ const BOB: u32 = 1001;
 /// Returns a snapshot with Ann's process 7 (300 bytes), Bob's 8 (500 bytes) and 9 (50 bytes, owner
 /// unknown). NVML reports 100 bytes more for each.
 fn shared_gpu() -> Snapshot {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     for (tgid, bytes) in [(7, 300), (8, 500), (9, 50)] {
         watch.starts(tgid).calls(on_gpu_a(tgid)).calls([mem_alloc(0xd1, bytes).process(tgid)]);
     }
@@ -85,7 +85,7 @@ fn workloads_of_others_and_those_shared_with_them_are_not_seen() {
 
 #[test]
 fn a_workload_remembers_the_users_of_its_processes() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     for (tgid, uid) in [(7, Some(ANN)), (8, Some(BOB)), (9, None)] {
         let start_ns = watch.later();
         watch.pipeline.step(Input::Process(ProcessFacts { tgid, start_ns, uid, ..ProcessFacts::default() }));
@@ -112,7 +112,7 @@ fn promises_control_groups_imports_and_paths_of_others_are_not_seen() {
     let library =
         |path: &str| LibraryCoverage { path: path.into(), error: Some("why".into()), ..LibraryCoverage::default() };
     let paths = ["/usr/lib64/libcuda.so.1", "/home/bob/secret/libcuda.so.1", "/usr/lib/../../home/bob/libcuda.so.1"];
-    all.coverage = Coverage { libraries: paths.map(library).into(), ..Coverage::default() };
+    all.coverage = ProbeCoverage { libraries: paths.map(library).into(), ..ProbeCoverage::default() };
 
     let seen = all.observed_by(Viewer::User(ANN));
     assert_eq!(seen.processes[0].imports.iter().map(|import| import.from_tgid.0).collect::<Vec<_>>(), [7]);
@@ -148,17 +148,17 @@ fn memory_that_others_left_is_shown_without_whose_it_was() {
         address: None,
     };
     let mut all = shared_gpu();
-    let parts = [Some(7), Some(8), Some(70), None].map(|left_by| part(Label::Inherited, left_by));
+    let parts = [Some(7), Some(8), Some(70), None].map(|left_by| part(MemoryPurpose::Inherited, left_by));
     let on_gpu = ExplainedUse {
         uuid: None,
-        trust: Trust::Trusted,
+        trust: LedgerTrust::Trusted,
         used_bytes: None,
         live_bytes: 25,
         older_bytes: None,
         difference_bytes: None,
-        parts: [part(Label::Requested, None)].into_iter().chain(parts).collect(),
+        parts: [part(MemoryPurpose::Requested, None)].into_iter().chain(parts).collect(),
         columns: ColumnsView::default(),
-        pieces: vec![piece(Label::Inherited), piece(Label::Requested)],
+        pieces: vec![piece(MemoryPurpose::Inherited), piece(MemoryPurpose::Requested)],
     };
     all.processes[0].explained = Some(Box::new(Explained {
         gpus: vec![on_gpu],
@@ -185,7 +185,7 @@ fn memory_that_others_left_is_shown_without_whose_it_was() {
 
 #[test]
 fn a_process_belongs_to_the_user_who_has_it_now() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd1, 300).process(7)]);
     for uid in [ANN, BOB] {
         let known = watch.pipeline.facts(Tgid(7)).expect("it is known").clone();

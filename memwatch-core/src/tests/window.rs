@@ -20,14 +20,14 @@ fn found(pipeline: &mut Pipeline) -> String {
 }
 
 /// One process grows and is refused memory, another holds 4000 bytes and is idle.
-fn first_half(watch: &mut Watch) {
+fn first_half(watch: &mut TestPipeline) {
     watch.reading(vec![device(GPU_A, 900, [(7, 400), (8, 400)])]);
     watch.starts(7).calls(on_gpu_a(7)).starts(8).calls(on_gpu_a(8)).calls([mem_alloc(0xb0, 4000).process(8)]);
     watch.calls([mem_alloc(0xc0, 9000).process(7), mem_free(0xc0).process(7)]);
     grow(watch, 0);
 }
 
-fn grow(watch: &mut Watch, from: u64) {
+fn grow(watch: &mut TestPipeline, from: u64) {
     for step in from..from + 40 {
         watch.calls([mem_alloc(0x1000 + step, 100).process(7)]).tick();
     }
@@ -35,8 +35,8 @@ fn grow(watch: &mut Watch, from: u64) {
     watch.reading(vec![device(GPU_A, 20_000, [(7, 9000), (8, 5000)])]);
 }
 
-fn window(looks_before: bool) -> Watch {
-    let mut watch = Watch::of(Pipeline::new(true));
+fn window(looks_before: bool) -> TestPipeline {
+    let mut watch = TestPipeline::of(Pipeline::new(true));
     if looks_before {
         look(&mut watch.pipeline);
     }
@@ -54,7 +54,7 @@ fn what_was_found_before_is_forgotten() {
     let (mut one, mut other) = (window(true), window(false));
     assert_eq!(found(&mut one.pipeline), found(&mut other.pipeline));
     assert_eq!(one.pipeline.ooms().0.count(), 1, "that of the second half");
-    let mut whole = Watch::of(Pipeline::new(true));
+    let mut whole = TestPipeline::of(Pipeline::new(true));
     look(&mut whole.pipeline);
     first_half(&mut whole);
     grow(&mut whole, 100);

@@ -7,7 +7,7 @@ use crate::snapshot::{WorkloadGpuView, WorkloadView};
 const TRAIN: &str = "17db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1a";
 const SERVE: &str = "27db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1b";
 
-impl Watch {
+impl TestPipeline {
     /// Adds a process of this Docker container, seen from its start, that uses GPU A.
     pub(super) fn starts_in(&mut self, container: &str, tgid: u32) -> &mut Self {
         let start_ns = self.later();
@@ -34,7 +34,7 @@ impl Watch {
 
 #[test]
 fn a_workloads_counters_go_on_when_its_processes_end() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.reading(vec![device(GPU_A, 0, [])]);
     watch.starts_in(TRAIN, 7).starts_in(TRAIN, 8);
     watch.calls([mem_alloc(0xd1, 100).process(7), mem_alloc(0xd2, 30).process(8), mem_free(0xd1).process(7)]).tick();
@@ -49,7 +49,7 @@ fn a_workloads_counters_go_on_when_its_processes_end() {
 
 #[test]
 fn a_workloads_peak_is_what_was_live_together_and_at_least_each_processs_own() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.reading(vec![device(GPU_A, 0, [])]);
     watch.starts_in(TRAIN, 7).starts_in(TRAIN, 8);
     watch.calls([mem_alloc(0xd1, 100).process(7), mem_free(0xd1).process(7), mem_alloc(0xd2, 30).process(8)]).tick();
@@ -60,7 +60,7 @@ fn a_workloads_peak_is_what_was_live_together_and_at_least_each_processs_own() {
 
 #[test]
 fn refusals_are_counted_by_status_and_outlive_the_process() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.reading(vec![device(GPU_A, 0, [])]);
     watch
         .starts_in(TRAIN, 7)
@@ -75,7 +75,7 @@ fn refusals_are_counted_by_status_and_outlive_the_process() {
 
 #[test]
 fn a_workload_is_forgotten_five_minutes_after_its_last_process() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.reading(vec![device(GPU_A, 0, [])]);
     watch.starts_in(TRAIN, 7).calls([mem_alloc(0xd1, 100).process(7)]).event(7, ProcessEvent::Exit).ticks(299);
     let workload = watch.workload("17db96a24ae1").expect("it is still listed");
@@ -85,7 +85,7 @@ fn a_workload_is_forgotten_five_minutes_after_its_last_process() {
 
 #[test]
 fn a_name_that_comes_late_is_the_same_workloads_and_a_later_container_of_its_id_has_none_of_it() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.reading(vec![device(GPU_A, 0, [])]);
     watch.starts_in(TRAIN, 7).starts_in(SERVE, 9).calls([mem_alloc(0xd1, 100).process(7)]);
     let wanted: Vec<_> = watch.pipeline.names().nameless().map(|nameless| nameless.container.id.clone()).collect();
@@ -101,7 +101,7 @@ fn a_name_that_comes_late_is_the_same_workloads_and_a_later_container_of_its_id_
 
 #[test]
 fn a_process_that_is_moved_takes_its_live_memory_along_and_leaves_its_counters() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.reading(vec![device(GPU_A, 0, [])]);
     watch.starts_in(TRAIN, 7).calls([mem_alloc(0xd1, 100).process(7)]).tick();
     let cgroups = format!("0::/system.slice/docker-{SERVE}.scope\n");
@@ -114,7 +114,7 @@ fn a_process_that_is_moved_takes_its_live_memory_along_and_leaves_its_counters()
 
 #[test]
 fn a_lost_record_makes_its_workload_inexact_for_good() {
-    let mut watch = Watch::begin();
+    let mut watch = TestPipeline::begin();
     watch.starts_in(TRAIN, 7).starts_in(TRAIN, 8).lost(Some(7), Loss::RingFull, 1);
     assert!(!watch.workload("17db96a24ae1").expect("it is listed").exact);
     watch.event(7, ProcessEvent::Exit).tick();

@@ -9,18 +9,18 @@ use serde::{Deserialize as _, Deserializer, Serializer};
 
 use super::Tgid;
 
-type Counts = BTreeMap<Loss, u64>;
+type LossCounts = BTreeMap<Loss, u64>;
 
 fn loss<E: serde::de::Error>(name: &str) -> Result<Loss, E> {
     let found = Loss::ALL.into_iter().find(|loss| loss.name() == name);
     found.ok_or_else(|| E::custom(format_args!("{name:?} is no loss that is known here")))
 }
 
-fn counts<E: serde::de::Error>(named: BTreeMap<String, u64>) -> Result<Counts, E> {
+fn counts<E: serde::de::Error>(named: BTreeMap<String, u64>) -> Result<LossCounts, E> {
     named.into_iter().map(|(name, count)| Ok((loss(&name)?, count))).collect()
 }
 
-fn named(counts: &Counts) -> BTreeMap<&'static str, u64> {
+fn named(counts: &LossCounts) -> BTreeMap<&'static str, u64> {
     counts.iter().map(|(loss, count)| (loss.name(), *count)).collect()
 }
 
@@ -42,11 +42,11 @@ pub(crate) mod one_loss {
 pub(crate) mod losses {
     use super::*;
 
-    pub(crate) fn serialize<S: Serializer>(counts: &Counts, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(counts: &LossCounts, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(named(counts))
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Counts, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<LossCounts, D::Error> {
         counts(BTreeMap::deserialize(deserializer)?)
     }
 }
@@ -55,7 +55,7 @@ pub(crate) mod losses {
 pub(crate) mod losses_by_process {
     use super::*;
 
-    type ByProcess = BTreeMap<Tgid, Counts>;
+    type ByProcess = BTreeMap<Tgid, LossCounts>;
 
     pub(crate) fn serialize<S: Serializer>(all: &ByProcess, serializer: S) -> Result<S::Ok, S::Error> {
         let all: BTreeMap<_, _> = all.iter().map(|(tgid, counts)| (tgid, named(counts))).collect();

@@ -13,7 +13,7 @@ const MARK: &str = "report ";
 
 /// Format of a field in a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum ReportForm {
     /// `CLOCK_BOOTTIME` nanoseconds as a date.
     Date,
     /// Nanoseconds as seconds.
@@ -28,24 +28,24 @@ pub enum Form {
 /// name; `None` for a field that is written unchanged.
 ///
 /// `newtype` is the name of the newtype that the field is written as.
-pub fn form(newtype: &'static str) -> Option<(Form, Option<&'static str>)> {
+pub fn form(newtype: &'static str) -> Option<(ReportForm, Option<&'static str>)> {
     let (form, name) = newtype.strip_prefix(MARK)?.split_once(' ')?;
     let form = match form {
-        "date" => Form::Date,
-        "seconds" => Form::Seconds,
-        "same" => Form::Same,
-        _ => Form::Apart,
+        "date" => ReportForm::Date,
+        "seconds" => ReportForm::Seconds,
+        "same" => ReportForm::Same,
+        _ => ReportForm::Apart,
     };
     Some((form, Some(name).filter(|name| !name.is_empty())))
 }
 
 /// Derives the name of a date or of seconds from the view's: `ended_ns` becomes `ended`, and
 /// `processor_ns` becomes `processor_seconds`.
-pub fn name_of(field: &str, form: Form) -> String {
+pub fn name_of(field: &str, form: ReportForm) -> String {
     let name = match form {
-        Form::Seconds => field.strip_suffix("_ns").map(|name| format!("{name}_seconds")),
-        Form::Date => field.strip_suffix("_ns").map(str::to_owned),
-        Form::Same | Form::Apart => None,
+        ReportForm::Seconds => field.strip_suffix("_ns").map(|name| format!("{name}_seconds")),
+        ReportForm::Date => field.strip_suffix("_ns").map(str::to_owned),
+        ReportForm::Same | ReportForm::Apart => None,
     };
     name.unwrap_or_else(|| field.to_owned())
 }
@@ -113,10 +113,10 @@ mod tests {
 
     #[test]
     fn a_name_of_a_newtype_says_how_a_report_has_it() {
-        assert_eq!(form("report date since"), Some((Form::Date, Some("since"))));
-        assert_eq!(form("report seconds "), Some((Form::Seconds, None)));
+        assert_eq!(form("report date since"), Some((ReportForm::Date, Some("since"))));
+        assert_eq!(form("report seconds "), Some((ReportForm::Seconds, None)));
         assert_eq!(form("Tid"), None);
-        assert_eq!(name_of("observed_since_ns", Form::Date), "observed_since");
-        assert_eq!(name_of("open_ns", Form::Seconds), "open_seconds");
+        assert_eq!(name_of("observed_since_ns", ReportForm::Date), "observed_since");
+        assert_eq!(name_of("open_ns", ReportForm::Seconds), "open_seconds");
     }
 }

@@ -7,16 +7,16 @@ use std::io::BufReader;
 
 use memwatch_core::Pipeline;
 use memwatch_core::allocators::pytorch::LineAction;
-use memwatch_core::features::simulate::model::{Plan, Settings};
+use memwatch_core::features::simulate::model::{PolicyPlan, Settings};
 use memwatch_core::features::simulate::view::SimulationView;
-use memwatch_core::recording::{Ending, Part, Reader};
+use memwatch_core::recording::{Ending, RecordingPart, RecordingReader};
 use memwatch_core::snapshot::{AllocatorView, ProcessView, Snapshot};
 use memwatch_core::words::Tgid;
 
 use crate::tables::{folder, number};
 
 /// A recording that was played to its end.
-pub(crate) struct Watched {
+pub(crate) struct PlayedRecording {
     pub(crate) pipeline: Pipeline,
     pub(crate) snapshot: Snapshot,
     /// Number of inputs.
@@ -31,13 +31,13 @@ pub(crate) struct Peaks {
 }
 
 /// Plays a recording to its end. Calls `after` after each input.
-pub(crate) fn play(name: &str, mut pipeline: Pipeline, mut after: impl FnMut(&mut Pipeline)) -> Watched {
+pub(crate) fn play(name: &str, mut pipeline: Pipeline, mut after: impl FnMut(&mut Pipeline)) -> PlayedRecording {
     let path = folder().join(name).with_extension("mwr");
     let file = File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let mut reader = Reader::open(BufReader::new(file)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let mut reader = RecordingReader::open(BufReader::new(file)).unwrap_or_else(|error| panic!("{name}: {error}"));
     let mut inputs = 0;
     while let Some(part) = reader.next_part().expect("the file can be read") {
-        let Part::Chunk(chunk) = part else { panic!("{name} has a keyframe") };
+        let RecordingPart::Chunk(chunk) = part else { panic!("{name} has a keyframe") };
         let played = chunk.for_each(|input| {
             pipeline.step(input);
             after(&mut pipeline);
@@ -48,15 +48,15 @@ pub(crate) fn play(name: &str, mut pipeline: Pipeline, mut after: impl FnMut(&mu
     let Some(Ending::Whole(end)) = reader.ending() else { panic!("{name} was cut off") };
     assert_eq!(end.inputs, inputs, "{name}");
     let snapshot = pipeline.snapshot();
-    Watched { pipeline, snapshot, inputs }
+    PlayedRecording { pipeline, snapshot, inputs }
 }
 
 /// Plays a recording to its end for its snapshot only.
-pub(crate) fn played(name: &str) -> Watched {
+pub(crate) fn played(name: &str) -> PlayedRecording {
     play(name, Pipeline::new(true), |_| {})
 }
 
-impl Watched {
+impl PlayedRecording {
     /// Returns the process that uses the GPU. The recordings also have children that do not use it.
     pub(crate) fn process(&self) -> &ProcessView {
         let mut users = self.snapshot.processes.iter().filter(|process| !process.gpus.is_empty());
@@ -142,7 +142,7 @@ pub(crate) fn bytes_by_line(name: &str, count: usize) -> BTreeMap<String, u64> {
 
 /// Returns what a recording predicts for these settings, and the peaks of its program.
 pub(crate) fn simulated(name: &str, settings: &[&str]) -> (Peaks, Vec<Peaks>) {
-    let plan = |text: &&str| Plan::PyTorch(Settings::parse(text).expect("it is a setting"));
+    let plan = |text: &&str| PolicyPlan::PyTorch(Settings::parse(text).expect("it is a setting"));
     let mut pipeline = Pipeline::new(true);
     pipeline.simulate(settings.iter().map(plan).collect(), None);
     let views = play(name, pipeline, |_| {}).pipeline.simulations();

@@ -20,7 +20,7 @@ const SLACK_WINDOWS: f64 = 2.0;
 /// A forecast, and the seconds until its event. `after` is `None` if the event did not happen
 /// within the recording, which continued for `seen_seconds`.
 #[derive(Clone, Copy)]
-struct Outcome<'a> {
+struct ForecastOutcome<'a> {
     given: &'a Given,
     after: Option<f64>,
     seen_seconds: f64,
@@ -30,15 +30,15 @@ struct Outcome<'a> {
     course: &'a str,
 }
 
-impl Outcome<'_> {
+impl ForecastOutcome<'_> {
     fn is_in(&self, reach: &Range<f64>) -> bool {
         reach.contains(&self.given.end.reach)
     }
 }
 
-fn outcomes(played: &Played) -> impl Iterator<Item = Outcome<'_>> {
+fn outcomes(played: &Played) -> impl Iterator<Item = ForecastOutcome<'_>> {
     let failure = played.failures_ns.first().copied();
-    played.given.iter().map(move |given| Outcome {
+    played.given.iter().map(move |given| ForecastOutcome {
         given,
         after: failure.map(|failure| seconds(given.time_ns, failure)),
         seen_seconds: seconds(given.time_ns, played.end_ns),
@@ -48,17 +48,17 @@ fn outcomes(played: &Played) -> impl Iterator<Item = Outcome<'_>> {
 }
 
 /// Returns the outcomes of the runs that the table is made from.
-fn learnt(all: &[Played]) -> Vec<Outcome<'_>> {
+fn learnt(all: &[Played]) -> Vec<ForecastOutcome<'_>> {
     all.iter().filter(|played| !played.run.is_check).flat_map(outcomes).collect()
 }
 
 /// Returns the courses of these outcomes, each once.
-fn courses<'a>(all: &[Outcome<'a>]) -> BTreeSet<&'a str> {
+fn courses<'a>(all: &[ForecastOutcome<'a>]) -> BTreeSet<&'a str> {
     all.iter().map(|one| one.course).collect()
 }
 
 /// Returns the outcomes of all other courses.
-fn without<'a>(all: &[Outcome<'a>], course: &str) -> Vec<Outcome<'a>> {
+fn without<'a>(all: &[ForecastOutcome<'a>], course: &str) -> Vec<ForecastOutcome<'a>> {
     all.iter().filter(|one| one.course != course).copied().collect()
 }
 
@@ -68,7 +68,7 @@ fn slack(given: &Given) -> f64 {
 }
 
 /// Returns whether a forecast came true, or `None` if the recording ends too early to decide.
-fn came_true(outcome: &Outcome<'_>, earliest_seconds: f64, latest_seconds: f64) -> Option<bool> {
+fn came_true(outcome: &ForecastOutcome<'_>, earliest_seconds: f64, latest_seconds: f64) -> Option<bool> {
     match outcome.after {
         Some(after) => Some((earliest_seconds..=latest_seconds).contains(&after)),
         None => (outcome.stops || outcome.seen_seconds > latest_seconds).then_some(false),
@@ -110,7 +110,7 @@ pub(crate) fn table(all: &[Played]) -> String {
 /// Fits the bins. The ranges come from all outcomes. The confidence is cross-validated: each course
 /// is judged by ranges from all other courses, since a user's program follows none of these courses
 /// either.
-fn fitted(all: &[Outcome<'_>]) -> Vec<Bin> {
+fn fitted(all: &[ForecastOutcome<'_>]) -> Vec<Bin> {
     let mut bins = ranges(all);
     let mut judged: Vec<Vec<bool>> = vec![Vec::new(); bins.len()];
     for course in courses(all) {
@@ -133,12 +133,12 @@ fn fitted(all: &[Outcome<'_>]) -> Vec<Bin> {
 
 /// Returns the ranges that hold [`WITHIN`] of the forecasts of runs that ran out of memory. Each
 /// course has the same weight, however long its runs are.
-fn ranges(all: &[Outcome<'_>]) -> Vec<Bin> {
+fn ranges(all: &[ForecastOutcome<'_>]) -> Vec<Bin> {
     let mut bins = Vec::new();
     let mut from = 0.0;
     for reach_below in EDGES {
-        let own: Vec<&Outcome<'_>> = all.iter().filter(|one| one.is_in(&(from..reach_below))).collect();
-        let ended: Vec<(f64, &Outcome<'_>)> = own.iter().filter_map(|one| Some((one.after?, *one))).collect();
+        let own: Vec<&ForecastOutcome<'_>> = all.iter().filter(|one| one.is_in(&(from..reach_below))).collect();
+        let ended: Vec<(f64, &ForecastOutcome<'_>)> = own.iter().filter_map(|one| Some((one.after?, *one))).collect();
         if ended.len() < FEWEST {
             continue;
         }
@@ -164,12 +164,12 @@ fn ranges(all: &[Outcome<'_>]) -> Vec<Bin> {
 }
 
 /// Returns the bin of a forecast.
-fn bin<'a>(bins: &'a [Bin], one: &Outcome<'_>) -> Option<&'a Bin> {
+fn bin<'a>(bins: &'a [Bin], one: &ForecastOutcome<'_>) -> Option<&'a Bin> {
     bins.iter().find(|bin| one.given.end.reach < bin.reach_below)
 }
 
 /// Returns whether the forecast of this bin came true.
-fn judged_by(bin: &Bin, one: &Outcome<'_>) -> Option<bool> {
+fn judged_by(bin: &Bin, one: &ForecastOutcome<'_>) -> Option<bool> {
     let (seconds, slack) = (one.given.end.seconds, slack(one.given));
     came_true(one, (seconds * bin.earliest - slack).max(0.0), seconds * bin.latest + slack)
 }
@@ -236,7 +236,7 @@ fn warnings(all: &[Played]) -> String {
 
 /// A reported forecast, and whether it came true.
 struct JudgedForecast<'a> {
-    one: Outcome<'a>,
+    one: ForecastOutcome<'a>,
     reach_below: f64,
     confidence: f64,
     came_true: Option<bool>,
@@ -280,7 +280,7 @@ fn forecasts(all: &[Played]) -> String {
 fn checked(all: &[Played]) -> String {
     let bins = fitted(&learnt(all));
     let runs: Vec<&Played> = all.iter().filter(|played| played.run.is_check).collect();
-    let given: Vec<Outcome<'_>> = runs.iter().copied().flat_map(outcomes).collect();
+    let given: Vec<ForecastOutcome<'_>> = runs.iter().copied().flat_map(outcomes).collect();
     let reported: Vec<JudgedForecast<'_>> = given.iter().filter_map(|one| reported_by(&bins, *one)).collect();
     let mut text = format!("{} runs have no part in any table. What the one in force says of them:\n\n", runs.len());
     text += &rows_head("course", "");
@@ -295,7 +295,7 @@ fn checked(all: &[Played]) -> String {
 }
 
 /// Returns the judged forecast, or `None` if it reaches further than all bins.
-fn reported_by<'a>(bins: &[Bin], one: Outcome<'a>) -> Option<JudgedForecast<'a>> {
+fn reported_by<'a>(bins: &[Bin], one: ForecastOutcome<'a>) -> Option<JudgedForecast<'a>> {
     let bin = bin(bins, &one)?;
     let (reach_below, confidence) = (bin.reach_below, bin.confidence);
     Some(JudgedForecast { one, reach_below, confidence, came_true: judged_by(bin, &one) })

@@ -9,11 +9,11 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use memwatch_core::Pipeline;
-use memwatch_core::features::checks::{self, Contradiction};
+use memwatch_core::features::checks::{self, ReportContradiction};
 use memwatch_core::features::forecast::view::{EndView, GrowthView};
 use memwatch_core::features::leak::view::LeakView;
 use memwatch_core::input::Input;
-use memwatch_core::recording::{Part, Reader};
+use memwatch_core::recording::{RecordingPart, RecordingReader};
 
 /// Growth in bytes a minute from which a line counts as a leak.
 const LEAK_BYTES_PER_MINUTE: f64 = 1_048_576.0;
@@ -34,7 +34,7 @@ pub(crate) enum Warned {
 
 /// A run: a row of `runs.tsv`.
 #[derive(Clone, Debug)]
-pub(crate) struct Run {
+pub(crate) struct ReplayRun {
     pub(crate) name: String,
     /// Course of the memory: a function of tests/workloads/courses.py.
     pub(crate) course: String,
@@ -58,7 +58,7 @@ pub(crate) struct Given {
 /// Results of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Played {
-    pub(crate) run: Run,
+    pub(crate) run: ReplayRun,
     pub(crate) given: Vec<Given>,
     pub(crate) failures_ns: Vec<u64>,
     pub(crate) end_ns: u64,
@@ -72,11 +72,11 @@ pub(crate) struct Played {
     pub(crate) warned_seconds: Option<f64>,
     pub(crate) is_warned_at_end: bool,
     /// Contradictions within the run's reports.
-    pub(crate) contradictions: Vec<Contradiction>,
+    pub(crate) contradictions: Vec<ReportContradiction>,
 }
 
 /// Reads the rows of the table.
-pub(crate) fn runs(folder: &Path) -> Vec<Run> {
+pub(crate) fn runs(folder: &Path) -> Vec<ReplayRun> {
     let text = std::fs::read_to_string(folder.join("runs.tsv")).expect("the table is in the tree");
     let rows = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     rows.map(|row| {
@@ -84,7 +84,7 @@ pub(crate) fn runs(folder: &Path) -> Vec<Run> {
             panic!("seven columns in {row:?}");
         };
         let pairs = growing.split(',').filter_map(|pair| pair.split_once(':'));
-        Run {
+        ReplayRun {
             name: name.to_owned(),
             course: words.split(' ').find(|word| !word.contains('=')).unwrap_or_default().to_owned(),
             growing: pairs.map(|(function, verdict)| (function.to_owned(), verdict.to_owned())).collect(),
@@ -107,7 +107,7 @@ pub(crate) fn runs(folder: &Path) -> Vec<Run> {
 }
 
 /// Plays all runs, as many at a time as there are processors.
-pub(crate) fn all(runs: &[Run]) -> Vec<Played> {
+pub(crate) fn all(runs: &[ReplayRun]) -> Vec<Played> {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let (next, played) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     std::thread::scope(|scope| {
@@ -126,15 +126,15 @@ pub(crate) fn all(runs: &[Run]) -> Vec<Played> {
 }
 
 /// Plays one run and forecasts at every tick.
-pub(crate) fn play(run: &Run) -> Played {
+pub(crate) fn play(run: &ReplayRun) -> Played {
     let file = File::open(&run.file).unwrap_or_else(|error| panic!("{}: {error}", run.file.display()));
-    let mut reader = Reader::open(BufReader::new(file)).expect("it is a recording");
+    let mut reader = RecordingReader::open(BufReader::new(file)).expect("it is a recording");
     let mut pipeline = Pipeline::new(true);
     pipeline.watch_forecasts(&[]);
     pipeline.watch_ooms();
     let mut ticks = Vec::new();
     while let Some(part) = reader.next_part().expect("it can be read") {
-        let Part::Chunk(chunk) = part else { panic!("{} has no beginning", run.name) };
+        let RecordingPart::Chunk(chunk) = part else { panic!("{} has no beginning", run.name) };
         let played = chunk.for_each(|input| {
             let time_ns = if let Input::Tick { time_ns } = input { Some(time_ns) } else { None };
             pipeline.step(input);
@@ -178,7 +178,7 @@ pub(crate) fn play(run: &Run) -> Played {
     }
 }
 
-fn contradictions(pipeline: &mut Pipeline) -> Vec<Contradiction> {
+fn contradictions(pipeline: &mut Pipeline) -> Vec<ReportContradiction> {
     let snapshot = pipeline.snapshot();
     let failures: Vec<_> = pipeline.ooms().0.cloned().collect();
     let leaks = pipeline.leaks(LEAK_BYTES_PER_MINUTE);

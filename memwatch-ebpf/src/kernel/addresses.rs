@@ -4,9 +4,9 @@
 use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::HashMap;
-use memwatch_common::allocation_map::{AllocationMap, Place};
-use memwatch_common::capture::{Booked, Kernel as _, NOT_MAPPED_YET};
-use memwatch_common::shares::{NOBODY, Table};
+use memwatch_common::allocation_map::{AllocationKey, AllocationMap};
+use memwatch_common::capture::{Booked, CaptureKernel as _, NOT_MAPPED_YET};
+use memwatch_common::shares::{NOBODY, SharedTable};
 
 use super::Bpf;
 use crate::counter::add;
@@ -15,19 +15,20 @@ use crate::shares;
 /// Live allocations by process and address, correct even if records are lost. Memory is allocated
 /// per entry, in addition to 16 MiB of buckets.
 #[map]
-static ADDRESSES: HashMap<Place, Booked> = HashMap::with_max_entries(Table::Addresses.entries(), BPF_F_NO_PREALLOC);
+static ADDRESSES: HashMap<AllocationKey, Booked> =
+    HashMap::with_max_entries(SharedTable::Addresses.entries(), BPF_F_NO_PREALLOC);
 
 /// Sums of [`ADDRESSES`] by process.
 #[map]
 static ALLOCATION_MAP: HashMap<u32, AllocationMap> =
-    HashMap::with_max_entries(Table::AllocationMaps.entries(), BPF_F_NO_PREALLOC);
+    HashMap::with_max_entries(SharedTable::AllocationMaps.entries(), BPF_F_NO_PREALLOC);
 
 #[inline(always)]
 pub(super) fn credit(tgid: u32, address: u64, booked: &Booked) {
     let Some(allocation_map) = open_allocation_map(tgid) else { return };
     // SAFETY: map values live as long as the program runs; life and owner are written once, by the insert.
     let (life, owner) = unsafe { ((*allocation_map).life, (*allocation_map).owner) };
-    let place = Place { address, tgid, life };
+    let place = AllocationKey { address, tgid, life };
     // An entry made by user space has no owner.
     let owner = if owner == NOBODY { shares::owner() } else { owner };
     let mut full = false;
@@ -59,13 +60,13 @@ pub(super) fn credit(tgid: u32, address: u64, booked: &Booked) {
 pub(super) fn debit(tgid: u32, address: u64) -> Booked {
     let Some(allocation_map) = ALLOCATION_MAP.get_ptr_mut(&tgid) else { return NOT_MAPPED_YET };
     // SAFETY: as in `credit`.
-    let place = Place { address, tgid, life: unsafe { (*allocation_map).life } };
+    let place = AllocationKey { address, tgid, life: unsafe { (*allocation_map).life } };
     let Some(booked) = ADDRESSES.get_ptr(&place) else { return NOT_MAPPED_YET };
     // SAFETY: the value is copied at once; only a free of the same address by another thread could
     // remove it in between.
     let booked = unsafe { *booked };
     if ADDRESSES.remove(&place).is_ok() {
-        shares::give(Table::Addresses, booked.owner);
+        shares::give(SharedTable::Addresses, booked.owner);
     }
     // SAFETY: as in `credit`.
     unsafe {
@@ -91,20 +92,20 @@ pub(super) fn close(tgid: u32) -> u32 {
         return 0;
     };
     if ALLOCATION_MAP.remove(&tgid).is_ok() {
-        shares::give(Table::AllocationMaps, owner);
+        shares::give(SharedTable::AllocationMaps, owner);
     }
     life
 }
 
 /// Adds a new address if the share of its owner has space.
 #[inline(always)]
-fn book(place: &Place, booked: &Booked, owner: u32) -> bool {
-    if !shares::take_for(Table::Addresses, owner) {
+fn book(place: &AllocationKey, booked: &Booked, owner: u32) -> bool {
+    if !shares::take_for(SharedTable::Addresses, owner) {
         return false;
     }
     let is_new = ADDRESSES.insert(place, &Booked { owner, ..*booked }, BPF_NOEXIST.into()).is_ok();
     if !is_new {
-        shares::give(Table::Addresses, owner);
+        shares::give(SharedTable::Addresses, owner);
     }
     is_new
 }
@@ -119,11 +120,11 @@ fn open_allocation_map(tgid: u32) -> Option<*mut AllocationMap> {
     ALLOCATION_MAP.get_ptr_mut(&tgid).or_else(|| {
         #[expect(clippy::cast_possible_truncation, reason = "a number that differs from life to life is enough")]
         let life = (Bpf.now_ns() >> 10) as u32 | 1;
-        let owner = shares::take(Table::AllocationMaps)?;
+        let owner = shares::take(SharedTable::AllocationMaps)?;
         let empty = AllocationMap { life, owner, ..NO_ALLOCATIONS };
         if ALLOCATION_MAP.insert(&tgid, &empty, BPF_NOEXIST.into()).is_err() {
             // A racing thread may have inserted it first; its life then counts.
-            shares::give(Table::AllocationMaps, owner);
+            shares::give(SharedTable::AllocationMaps, owner);
         }
         ALLOCATION_MAP.get_ptr_mut(&tgid)
     })

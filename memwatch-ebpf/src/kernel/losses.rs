@@ -4,14 +4,14 @@ use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap};
 use memwatch_common::loss::Loss;
-use memwatch_common::shares::{LossCount, Table};
+use memwatch_common::shares::{LossCount, SharedTable};
 
 use super::add_one;
 use crate::shares;
 
 /// Losses by process: `tgid << 32 | loss`.
 #[map]
-static LOST: HashMap<u64, LossCount> = HashMap::with_max_entries(Table::Losses.entries(), 0);
+static LOST: HashMap<u64, LossCount> = HashMap::with_max_entries(SharedTable::Losses.entries(), 0);
 
 /// Losses by owner, `owner << 32 | loss`, for an owner whose share of [`LOST`] is used up. Any
 /// process of that owner may have lost records.
@@ -48,10 +48,10 @@ extern "C" fn mw_lose(tgid: u64, loss: u64) -> u64 {
 
 #[inline(always)]
 fn open_loss(key: u64) {
-    let Some(owner) = shares::take(Table::Losses) else { return };
+    let Some(owner) = shares::take(SharedTable::Losses) else { return };
     // A racing thread may have inserted it first.
     if LOST.insert(&key, &LossCount { count: 0, owner: owner.into() }, BPF_NOEXIST.into()).is_err() {
-        shares::give(Table::Losses, owner);
+        shares::give(SharedTable::Losses, owner);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Records of process events.
 
 use aya_ebpf::helpers::generated::bpf_get_current_cgroup_id;
-use memwatch_common::capture::Kernel;
+use memwatch_common::capture::CaptureKernel;
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{COMM_BYTES, ProcessEvent, ProcessRecord, RecordKind};
 

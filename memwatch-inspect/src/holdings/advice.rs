@@ -3,10 +3,10 @@
 use std::collections::{HashMap, HashSet};
 
 use foldhash::fast::FixedState;
-use memwatch_core::input::holdings::{Advice, AdviceKind, Holding, HoldingClass};
+use memwatch_core::input::holdings::{AdviceKind, Holding, HoldingClass, MemoryAdvice};
 
 use super::elements;
-use super::tensors::Tensor;
+use super::tensors::CppTensor;
 
 /// Minimum size in bytes of storages that are reported as mostly unused.
 const LEAST_BYTES: u64 = 1 << 20;
@@ -25,7 +25,7 @@ pub(super) struct Grounds {
 
 impl Grounds {
     /// Adds a reachable tensor in a block.
-    pub(super) fn use_tensor(&mut self, block: u64, tensor: &Tensor) {
+    pub(super) fn use_tensor(&mut self, block: u64, tensor: &CppTensor) {
         let bytes = tensor.elements().saturating_mul(elements::bytes(tensor.element));
         let total = self.used_bytes.entry(block).or_default();
         *total = total.saturating_add(bytes);
@@ -33,7 +33,7 @@ impl Grounds {
 }
 
 /// Returns all advice, sorted by bytes in descending order.
-pub(super) fn advice(rows: &[Holding], grounds: &Grounds) -> Vec<Advice> {
+pub(super) fn advice(rows: &[Holding], grounds: &Grounds) -> Vec<MemoryAdvice> {
     let is_parameter = |row: &&Holding| row.class == HoldingClass::Parameter;
     let is_kept = |row: &&Holding| matches!(row.class, HoldingClass::Tensor | HoldingClass::SavedForBackward);
     let at =
@@ -50,12 +50,12 @@ pub(super) fn advice(rows: &[Holding], grounds: &Grounds) -> Vec<Advice> {
     all
 }
 
-fn of_rows(kind: AdviceKind, rows: &[&Holding]) -> Option<Advice> {
+fn of_rows(kind: AdviceKind, rows: &[&Holding]) -> Option<MemoryAdvice> {
     let largest = rows.iter().max_by_key(|row| row.block_bytes)?;
     let bytes = rows.iter().map(|row| row.block_bytes).sum();
     let example =
         largest.kept_by.as_ref().or(largest.name.as_ref()).cloned().unwrap_or_else(|| largest.class.label().to_owned());
-    Some(Advice { kind, bytes, count: rows.len() as u64, example })
+    Some(MemoryAdvice { kind, bytes, count: rows.len() as u64, example })
 }
 
 /// Returns the float32 tensors with the shape of a 16-bit parameter, at most one per such

@@ -7,7 +7,7 @@ use super::claims::Claim;
 use super::graph::vector_bytes;
 use super::rtti::CppKind;
 use super::survey::Survey;
-use crate::memory::{Memory, at};
+use crate::memory::{MemoryAccess, at};
 use crate::python::classes::Role;
 use crate::python::layout::TYPE;
 
@@ -20,7 +20,7 @@ const VALUE: u32 = 16;
 /// Words of the reducer that are searched: `buckets_` is among the first.
 const REDUCER_WORDS: usize = 256;
 
-impl<M: Memory> Survey<'_, M> {
+impl<M: MemoryAccess> Survey<'_, M> {
     /// Claims the buckets of all reducers, unless the blocks have other claims.
     pub(super) fn claim_buckets(&mut self) {
         let modules = self.heap.iter().filter(|(_, class)| class.role == Role::Module && class.name == MODULE);

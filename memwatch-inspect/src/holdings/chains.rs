@@ -5,12 +5,12 @@ use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
 
-use crate::memory::Memory;
+use crate::memory::MemoryAccess;
 use crate::pass::Pass;
 
 /// A link of a chain: addresses of words, and the previous link.
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct ChainLink {
     before: Option<u32>,
     words: [u64; 2],
 }
@@ -18,7 +18,7 @@ struct Link {
 /// All chains, which share common beginnings.
 #[derive(Debug, Default)]
 pub(super) struct Chains {
-    links: Vec<Link>,
+    links: Vec<ChainLink>,
     holds: HashMap<u64, bool, FixedState>,
 }
 
@@ -30,12 +30,12 @@ impl Chains {
     /// Extends a chain by two words, given by address.
     pub(super) fn link(&mut self, before: Option<ChainEnd>, words: [u64; 2]) -> ChainEnd {
         let end = ChainEnd(u32::try_from(self.links.len()).unwrap_or(u32::MAX));
-        self.links.push(Link { before: before.map(|end| end.0), words });
+        self.links.push(ChainLink { before: before.map(|end| end.0), words });
         end
     }
 
     /// Returns whether all words of a chain still have their values from this pass.
-    pub(super) fn holds<M: Memory>(&mut self, pass: &Pass<'_, M>, end: ChainEnd) -> bool {
+    pub(super) fn holds<M: MemoryAccess>(&mut self, pass: &Pass<'_, M>, end: ChainEnd) -> bool {
         let mut current = Some(end.0);
         while let Some(link) = current.and_then(|number| self.links.get(number as usize)) {
             let is_same = |address: u64| {
@@ -60,7 +60,7 @@ mod tests {
     /// Memory in which every word is its own address, except for one that changes.
     struct Changing(Cell<u64>);
 
-    impl Memory for Changing {
+    impl MemoryAccess for Changing {
         fn fill(&self, address: u64, into: &mut [u8]) -> bool {
             for (word, at) in into.as_chunks_mut::<8>().0.iter_mut().zip((address..).step_by(8)) {
                 *word = if at == 0x2_0000 { self.0.get() } else { at }.to_le_bytes();

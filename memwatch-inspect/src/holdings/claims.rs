@@ -8,8 +8,8 @@ use memwatch_core::input::holdings::{Holding, HoldingClass, OwnerModule};
 
 use super::chains::{ChainEnd, Chains};
 use super::elements;
-use super::tensors::Tensor;
-use crate::memory::Memory;
+use super::tensors::CppTensor;
+use crate::memory::MemoryAccess;
 use crate::pass::Pass;
 
 /// Maximum number of names per block. A flat parameter may have one for each layer of a model.
@@ -32,10 +32,10 @@ pub(super) struct Claim {
 
 /// Gives a block the class and names of the claims that still hold. Returns the number of claims
 /// that do not.
-pub(super) fn settle<M: Memory>(
+pub(super) fn settle<M: MemoryAccess>(
     row: &mut Holding,
     mut claims: Vec<Claim>,
-    tensors: &[Tensor],
+    tensors: &[CppTensor],
     chains: &mut Chains,
     pass: &Pass<'_, M>,
 ) -> u64 {

@@ -3,7 +3,7 @@
 //! entry).
 
 use super::rtti::CppClass;
-use crate::memory::{Memory, at, heap_bytes};
+use crate::memory::{MemoryAccess, at, heap_bytes};
 
 /// Maximum bytes of a destructor's code that are scanned.
 const MOST_CODE_BYTES: usize = 1024;
@@ -19,7 +19,7 @@ pub(super) struct Sizes<'a, M> {
     pub(super) memory: &'a M,
 }
 
-impl<M: Memory> Sizes<'_, M> {
+impl<M: MemoryAccess> Sizes<'_, M> {
     /// Returns the size of an object in bytes, from its destructor or else from its glibc heap
     /// chunk.
     pub(super) fn of(&self, object: u64, class: &CppClass) -> u64 {
@@ -29,7 +29,7 @@ impl<M: Memory> Sizes<'_, M> {
     }
 }
 
-fn destructor_bytes(memory: &impl Memory, table: u64) -> Option<u32> {
+fn destructor_bytes(memory: &impl MemoryAccess, table: u64) -> Option<u32> {
     let code = memory.u64(at(table, 8)?)?;
     // The next page may not be mapped.
     let mut bytes = memory.bytes(code, (4096 - code % 4096).min(MOST_CODE_BYTES as u64), MOST_CODE_BYTES)?;

@@ -14,7 +14,7 @@ use foldhash::fast::FixedState;
 
 use super::cpp_sizes::Sizes;
 use super::rtti::{CppClass, CppClasses, CppKind};
-use crate::memory::{ALL_SPENT, Memory};
+use crate::memory::{ALL_SPENT, MemoryAccess};
 use crate::python::classes::Role;
 use crate::python::heap::Heap;
 
@@ -39,7 +39,7 @@ pub(super) struct Saved {
 
 /// A Python object retained by a node.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kept {
+pub(super) struct RetainedObject {
     pub(super) place: u32,
     /// Python tensor that owns the graph.
     pub(super) owner: u64,
@@ -49,13 +49,13 @@ pub(super) struct Kept {
 
 /// Objects retained by autograd.
 #[derive(Debug, Default)]
-pub(super) struct Graphs {
+pub(super) struct AutogradGraphs {
     /// Gradients by Python tensor: slot and address of the gradient.
     pub(super) gradients: HashMap<u64, (u64, u64), FixedState>,
     /// Saved tensors by C++ address.
     pub(super) saved: HashMap<u64, Saved, FixedState>,
     /// Python objects of nodes found since this was last emptied.
-    pub(super) kept: Vec<Kept>,
+    pub(super) kept: Vec<RetainedObject>,
     /// A limit was reached, or the time budget is spent.
     pub(super) is_cut: bool,
     /// Nodes followed so far.
@@ -92,9 +92,9 @@ pub(super) struct GraphReader<'a, M> {
     pub(super) meta: Option<u64>,
 }
 
-impl<M: Memory> GraphReader<'_, M> {
+impl<M: MemoryAccess> GraphReader<'_, M> {
     /// Finds the gradients of these Python tensors, each given with its autograd metadata.
-    pub(super) fn gradients(&self, metas: &[(u64, u64)], graphs: &mut Graphs) {
+    pub(super) fn gradients(&self, metas: &[(u64, u64)], graphs: &mut AutogradGraphs) {
         let rows: Vec<_> =
             metas.iter().filter_map(|(owner, meta)| Some((*owner, *meta, self.meta_words(*meta)?))).collect();
         let is_tensor = |word| matches!(self.classes.kind(word), Some(CppKind::Tensor | CppKind::NoTensor));
@@ -112,8 +112,8 @@ impl<M: Memory> GraphReader<'_, M> {
 
     /// Follows the graphs of these tensors in order. Where one leads into the graph of another that
     /// lives as long, the rest is left to that one.
-    pub(super) fn follow(&self, owners: &[GraphOwner], graphs: &mut Graphs) {
-        let nodes_of = |owner: &GraphOwner, graphs: &Graphs| {
+    pub(super) fn follow(&self, owners: &[GraphOwner], graphs: &mut AutogradGraphs) {
+        let nodes_of = |owner: &GraphOwner, graphs: &AutogradGraphs| {
             let mut nodes = Vec::new();
             self.put_nodes(owner.meta, graphs, &mut nodes);
             nodes
@@ -146,14 +146,20 @@ impl<M: Memory> GraphReader<'_, M> {
     }
 
     /// Appends the nodes that a tensor's autograd metadata refers to.
-    fn put_nodes(&self, meta: u64, graphs: &Graphs, nodes: &mut Vec<u64>) {
+    fn put_nodes(&self, meta: u64, graphs: &AutogradGraphs, nodes: &mut Vec<u64>) {
         let behind = graphs.gradient.map_or(1, |index| index + 1);
         let words = self.meta_words(meta).unwrap_or_default();
         let is_node = |word: &&u64| self.classes.kind(**word) == Some(CppKind::Node);
         nodes.extend(words.iter().skip(behind).filter(is_node));
     }
 
-    fn take_node(&self, (node, class): (u64, &CppClass), owner: u64, nodes: &mut Vec<u64>, graphs: &mut Graphs) {
+    fn take_node(
+        &self,
+        (node, class): (u64, &CppClass),
+        owner: u64,
+        nodes: &mut Vec<u64>,
+        graphs: &mut AutogradGraphs,
+    ) {
         let (name, bodies) = self.bodies(node, class);
         for (start, body) in bodies {
             for (index, word) in body.iter().enumerate() {
@@ -181,11 +187,11 @@ impl<M: Memory> GraphReader<'_, M> {
         }
     }
 
-    fn take(&self, (word, slot): (u64, u64), by: (&Rc<str>, u64), nodes: &mut Vec<u64>, graphs: &mut Graphs) {
+    fn take(&self, (word, slot): (u64, u64), by: (&Rc<str>, u64), nodes: &mut Vec<u64>, graphs: &mut AutogradGraphs) {
         if let Some(place) = self.heap.place(word) {
             // A Python tensor is retained through its C++ object.
             if self.heap.class(place).is_some_and(|class| class.role != Role::Tensor) {
-                graphs.kept.push(Kept { place, owner: by.1, slot });
+                graphs.kept.push(RetainedObject { place, owner: by.1, slot });
             }
             return;
         }

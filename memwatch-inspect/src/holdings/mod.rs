@@ -21,19 +21,19 @@ mod workspaces;
 
 use std::ops::Range;
 
-use memwatch_core::input::books::{BookBlock, BookState, Books, MovingBooks};
+use memwatch_core::input::books::{AllocatorState, BookBlock, BookState, MovingBooks};
 use memwatch_core::input::holdings::{Cut, Holding, HoldingClass, Holdings};
 use memwatch_core::words::Ordinal;
 
-use crate::memory::Memory;
+use crate::memory::MemoryAccess;
 use crate::pass::Pass;
 use crate::python::frames::RunningFrames;
 use crate::python::heap::Heap;
-use crate::python::layout::Layout;
+use crate::python::layout::CpythonLayout;
 
 /// A block allocated by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
+pub struct AllocatedBlock {
     /// Device of the block.
     pub ordinal: Ordinal,
     /// Address of the block.
@@ -46,17 +46,17 @@ pub struct Block {
 
 /// Blocks of a process, sorted by address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Blocks(Vec<Block>);
+pub struct Blocks(Vec<AllocatedBlock>);
 
 impl Blocks {
     /// Sorts blocks given in any order.
-    pub fn new(mut blocks: Vec<Block>) -> Self {
+    pub fn new(mut blocks: Vec<AllocatedBlock>) -> Self {
         blocks.sort_unstable_by_key(|block| block.address);
         Self(blocks)
     }
 
     /// Returns the allocated blocks of a reading of the allocator state.
-    pub fn of_books(books: &Books) -> Self {
+    pub fn of_books(books: &AllocatorState) -> Self {
         let blocks = books.devices.iter().flat_map(|device| device.blocks().map(|block| (device.ordinal, block)));
         Self::allocated(blocks)
     }
@@ -69,7 +69,7 @@ impl Blocks {
 
     fn allocated<'b>(blocks: impl Iterator<Item = (Ordinal, &'b BookBlock)>) -> Self {
         let allocated = blocks.filter(|(_, block)| block.state == BookState::ActiveAllocated);
-        let block = |(ordinal, block): (Ordinal, &BookBlock)| Block {
+        let block = |(ordinal, block): (Ordinal, &BookBlock)| AllocatedBlock {
             ordinal,
             address: block.address,
             bytes: block.bytes,
@@ -79,19 +79,19 @@ impl Blocks {
     }
 
     /// Returns all blocks, by address.
-    pub fn iter(&self) -> impl Iterator<Item = &Block> {
+    pub fn iter(&self) -> impl Iterator<Item = &AllocatedBlock> {
         self.0.iter()
     }
 
     /// Returns the block at an index.
-    fn get(&self, index: usize) -> Option<&Block> {
+    fn get(&self, index: usize) -> Option<&AllocatedBlock> {
         self.0.get(index)
     }
 
     /// Returns the blocks that `others` also contains.
     #[must_use]
     pub fn standing_in(&self, others: &Self) -> Self {
-        let is_there = |block: &&Block| {
+        let is_there = |block: &&AllocatedBlock| {
             others.at(block.address).is_some_and(|other| {
                 (other.ordinal, other.address, other.bytes) == (block.ordinal, block.address, block.bytes)
             })
@@ -100,7 +100,7 @@ impl Blocks {
     }
 
     /// Returns the block that contains an address.
-    fn at(&self, address: u64) -> Option<&Block> {
+    fn at(&self, address: u64) -> Option<&AllocatedBlock> {
         self.0.get(self.index(address)?)
     }
 
@@ -113,7 +113,7 @@ impl Blocks {
 
 /// Known addresses in the process, and limits of the reading.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct InspectOptions {
     /// Maximum number of bytes read.
     pub most_read_bytes: u64,
     /// Maximum number of Python objects read.
@@ -126,7 +126,7 @@ pub struct Options {
     pub workspaces: Vec<u64>,
 }
 
-impl Default for Options {
+impl Default for InspectOptions {
     fn default() -> Self {
         Self { most_read_bytes: 1 << 30, most_objects: 10_000_000, libraries: Vec::new(), workspaces: Vec::new() }
     }
@@ -136,18 +136,23 @@ impl Default for Options {
 /// `None` if it has none.
 ///
 /// This never fails. Unidentified blocks are listed without a name, and [`Holdings::without_names`]
-/// gives the reason. If the time budget is spent ([`Memory::spent`]) or a limit is reached, the
+/// gives the reason. If the time budget is spent ([`MemoryAccess::spent`]) or a limit is reached, the
 /// result holds what was found by then, as [`Holdings::cut_by`] shows.
-pub fn read<M: Memory>(memory: &M, layout: Option<&Layout>, blocks: &Blocks, options: &Options) -> Holdings {
+pub fn read<M: MemoryAccess>(
+    memory: &M,
+    layout: Option<&CpythonLayout>,
+    blocks: &Blocks,
+    options: &InspectOptions,
+) -> Holdings {
     read_again(memory, layout, (blocks, options), &mut || None)
 }
 
 /// Reads the live objects of a running process. `again` returns its current blocks, and objects
 /// with names that no longer hold are searched again. The rows are those of the last blocks.
-pub fn read_again<M: Memory>(
+pub fn read_again<M: MemoryAccess>(
     memory: &M,
-    layout: Option<&Layout>,
-    (blocks, options): (&Blocks, &Options),
+    layout: Option<&CpythonLayout>,
+    (blocks, options): (&Blocks, &InspectOptions),
     again: &mut dyn FnMut() -> Option<Blocks>,
 ) -> Holdings {
     let pass = Pass::new(memory, options.most_read_bytes);
@@ -191,9 +196,9 @@ pub fn read_again<M: Memory>(
 }
 
 /// Reads the objects of a Python. If its collector is running, the lists are searched again.
-fn read_heap<'a, M: Memory>(
+fn read_heap<'a, M: MemoryAccess>(
     pass: &'a Pass<'_, M>,
-    layout: &'a Layout,
+    layout: &'a CpythonLayout,
     most_objects: usize,
 ) -> Option<Heap<'a, Pass<'a, M>>> {
     const TRIES: usize = 5;

@@ -8,11 +8,11 @@ use foldhash::fast::FixedState;
 use memwatch_core::input::holdings::OwnerModule;
 
 use super::chains::{ChainEnd, Chains};
-use crate::memory::Memory;
+use crate::memory::MemoryAccess;
 use crate::python::classes::Role;
 use crate::python::heap::Heap;
 use crate::python::layout::TYPE;
-use crate::python::objects::Entry;
+use crate::python::objects::DictEntry;
 
 /// Maximum nesting of modules.
 const MOST_DEPTH: usize = 256;
@@ -32,7 +32,7 @@ pub(super) enum PartKind {
 
 /// A Python tensor with its name.
 #[derive(Clone, Debug)]
-pub(super) struct NamedTensor {
+pub(super) struct ModuleTensor {
     pub(super) kind: PartKind,
     pub(super) object: u64,
     /// Name in the model; for optimizer state, that of the parameter.
@@ -44,7 +44,7 @@ pub(super) struct NamedTensor {
     pub(super) chain: ChainEnd,
 }
 
-impl NamedTensor {
+impl ModuleTensor {
     /// Returns the model, which is a module that no other contains.
     pub(super) fn root(&self) -> Option<u64> {
         self.owner.as_ref().map(|owner| owner.root_address)
@@ -61,7 +61,7 @@ impl NamedTensor {
 
 /// Returns the models that use a name for another tensor than some other model does, mostly two of
 /// one class.
-pub(super) fn ambiguous_models<'n>(named: impl Iterator<Item = &'n NamedTensor>) -> BTreeSet<u64> {
+pub(super) fn ambiguous_models<'n>(named: impl Iterator<Item = &'n ModuleTensor>) -> BTreeSet<u64> {
     let mut owners = HashMap::<_, (u64, u64), FixedState>::default();
     let mut ambiguous = BTreeSet::new();
     for one in named.filter(|one| one.kind != PartKind::OptimizerState) {
@@ -76,7 +76,7 @@ pub(super) fn ambiguous_models<'n>(named: impl Iterator<Item = &'n NamedTensor>)
 
 /// Attribute of a module or an optimizer that contains tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum ModuleAttribute {
     Modules,
     Parameters,
     Buffers,
@@ -90,8 +90,8 @@ pub(super) struct Namer<'a, M> {
     heap: &'a Heap<'a, M>,
     chains: &'a mut Chains,
     /// Parts by attribute name. The names are the same few string objects in all modules.
-    parts: HashMap<u64, Part, FixedState>,
-    found: Vec<NamedTensor>,
+    parts: HashMap<u64, ModuleAttribute, FixedState>,
+    found: Vec<ModuleTensor>,
     /// Modules as owners of their tensors.
     owners: HashMap<u64, OwnerModule, FixedState>,
 }
@@ -99,21 +99,21 @@ pub(super) struct Namer<'a, M> {
 /// Dicts of a module or an optimizer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Dicts {
-    modules: Option<Entry>,
-    parameters: Option<Entry>,
-    buffers: Option<Entry>,
-    state: Option<Entry>,
-    groups: Option<Entry>,
+    modules: Option<DictEntry>,
+    parameters: Option<DictEntry>,
+    buffers: Option<DictEntry>,
+    state: Option<DictEntry>,
+    groups: Option<DictEntry>,
 }
 
-impl<'a, M: Memory> Namer<'a, M> {
+impl<'a, M: MemoryAccess> Namer<'a, M> {
     pub(super) fn new(heap: &'a Heap<'a, M>, chains: &'a mut Chains) -> Self {
         Self { heap, chains, parts: HashMap::default(), found: Vec::new(), owners: HashMap::default() }
     }
 
     /// Returns all names: parameters, buffers, then parameters and state of optimizers. The latter
     /// are named after the module's parameters where possible.
-    pub(super) fn names(mut self) -> Vec<NamedTensor> {
+    pub(super) fn names(mut self) -> Vec<ModuleTensor> {
         let (mut modules, mut optimizers, mut sharded) = (Vec::new(), Vec::new(), Vec::new());
         for (object, class) in self.heap.iter() {
             let part = match class.role {
@@ -162,7 +162,7 @@ impl<'a, M: Memory> Namer<'a, M> {
         let name = if owner.name.is_empty() { own } else { format!("{}.{own}", owner.name) };
         let chain = self.chains.link(None, [parameter.slot, parameter.value.wrapping_add(TYPE.into())]);
         let (kind, object) = (PartKind::Parameter, parameter.value);
-        self.found.push(NamedTensor { kind, object, name, key: None, owner: Some(owner), chain });
+        self.found.push(ModuleTensor { kind, object, name, key: None, owner: Some(owner), chain });
         Some(())
     }
 
@@ -190,7 +190,14 @@ impl<'a, M: Memory> Namer<'a, M> {
                 let name = format!("param_groups[{number}]['params'][{index}]");
                 by_parameter.insert(object, (name.clone(), None));
                 let chain = self.chains.link(Some(chain), [slot, object.wrapping_add(TYPE.into())]);
-                self.found.push(NamedTensor { kind: PartKind::Parameter, object, name, key: None, owner: None, chain });
+                self.found.push(ModuleTensor {
+                    kind: PartKind::Parameter,
+                    object,
+                    name,
+                    key: None,
+                    owner: None,
+                    chain,
+                });
             }
         }
         Some(())
@@ -217,7 +224,7 @@ impl<'a, M: Memory> Namer<'a, M> {
                     let name = self.joined(&prefix, entry.key);
                     let chain = self.chains.link(chain, [entry.slot, entry.value.wrapping_add(TYPE.into())]);
                     let owner = Some(owner.clone());
-                    self.found.push(NamedTensor { kind, object: entry.value, name, key: None, owner, chain });
+                    self.found.push(ModuleTensor { kind, object: entry.value, name, key: None, owner, chain });
                 }
             }
             let chain = self.dict_chain(before, dicts.modules);
@@ -246,7 +253,7 @@ impl<'a, M: Memory> Namer<'a, M> {
                 let is_tensor = self.heap.class_of(entry.value).is_some_and(|class| class.role == Role::Tensor);
                 let Some(key) = self.heap.objects().text(entry.key).filter(|_| is_tensor) else { continue };
                 let chain = self.chains.link(Some(chain), [entry.slot, entry.value.wrapping_add(TYPE.into())]);
-                self.found.push(NamedTensor {
+                self.found.push(ModuleTensor {
                     kind: PartKind::OptimizerState,
                     object: entry.value,
                     name: name.clone(),
@@ -266,11 +273,11 @@ impl<'a, M: Memory> Namer<'a, M> {
         format!("{prefix}{}", self.heap.objects().text(key).as_deref().unwrap_or("?"))
     }
 
-    fn dict_chain(&mut self, before: Option<ChainEnd>, dict: Option<Entry>) -> Option<ChainEnd> {
+    fn dict_chain(&mut self, before: Option<ChainEnd>, dict: Option<DictEntry>) -> Option<ChainEnd> {
         dict.map(|dict| self.chains.link(before, [dict.slot, dict.value.wrapping_add(TYPE.into())]))
     }
 
-    fn entries(&self, dict: Option<Entry>) -> Vec<Entry> {
+    fn entries(&self, dict: Option<DictEntry>) -> Vec<DictEntry> {
         dict.and_then(|dict| self.heap.objects().entries(dict.value)).unwrap_or_default()
     }
 
@@ -280,20 +287,20 @@ impl<'a, M: Memory> Namer<'a, M> {
             let heap = self.heap;
             let part =
                 *self.parts.entry(entry.key).or_insert_with(|| match heap.objects().text(entry.key).as_deref() {
-                    Some("_modules") => Part::Modules,
-                    Some("_parameters") => Part::Parameters,
-                    Some("_buffers") => Part::Buffers,
-                    Some("state") => Part::State,
-                    Some("param_groups") => Part::Groups,
-                    _ => Part::Other,
+                    Some("_modules") => ModuleAttribute::Modules,
+                    Some("_parameters") => ModuleAttribute::Parameters,
+                    Some("_buffers") => ModuleAttribute::Buffers,
+                    Some("state") => ModuleAttribute::State,
+                    Some("param_groups") => ModuleAttribute::Groups,
+                    _ => ModuleAttribute::Other,
                 });
             let place = match part {
-                Part::Modules => &mut dicts.modules,
-                Part::Parameters => &mut dicts.parameters,
-                Part::Buffers => &mut dicts.buffers,
-                Part::State => &mut dicts.state,
-                Part::Groups => &mut dicts.groups,
-                Part::Other => continue,
+                ModuleAttribute::Modules => &mut dicts.modules,
+                ModuleAttribute::Parameters => &mut dicts.parameters,
+                ModuleAttribute::Buffers => &mut dicts.buffers,
+                ModuleAttribute::State => &mut dicts.state,
+                ModuleAttribute::Groups => &mut dicts.groups,
+                ModuleAttribute::Other => continue,
             };
             *place = Some(entry);
         }

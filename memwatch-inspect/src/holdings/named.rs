@@ -7,10 +7,10 @@ use memwatch_core::input::holdings::{HoldingClass, OwnerModule};
 
 use super::chains::ChainEnd;
 use super::claims::Claim;
-use super::graph::Graphs;
-use super::modules::{NamedTensor, PartKind, ambiguous_models};
+use super::graph::AutogradGraphs;
+use super::modules::{ModuleTensor, PartKind, ambiguous_models};
 use super::survey::{PythonTensor, Survey};
-use crate::memory::Memory;
+use crate::memory::MemoryAccess;
 use crate::python::edges::Edge;
 use crate::python::layout::TYPE;
 use crate::python::paths::{Paths, reference_text};
@@ -23,7 +23,7 @@ const MOST_PARTS: usize = 8;
 
 /// A parameter, for its gradient and its optimizer state.
 #[derive(Clone, Debug)]
-struct Owner {
+struct ParameterOwner {
     name: String,
     module: Option<OwnerModule>,
     chain: ChainEnd,
@@ -31,16 +31,21 @@ struct Owner {
     is_lost: bool,
 }
 
-impl<M: Memory> Survey<'_, M> {
+impl<M: MemoryAccess> Survey<'_, M> {
     /// Claims parameters, buffers, gradients and optimizer state. Returns the parameters with their
     /// blocks.
-    pub(super) fn claim_names(&mut self, names: Vec<NamedTensor>, graphs: &Graphs, paths: &Paths) -> Vec<(u64, usize)> {
+    pub(super) fn claim_names(
+        &mut self,
+        names: Vec<ModuleTensor>,
+        graphs: &AutogradGraphs,
+        paths: &Paths,
+    ) -> Vec<(u64, usize)> {
         let lost = self.lost_roots(&names, paths);
-        let is_lost = |named: &NamedTensor| named.root().is_some_and(|root| lost.contains(&root));
+        let is_lost = |named: &ModuleTensor| named.root().is_some_and(|root| lost.contains(&root));
         let in_models = names.iter().filter(|named| !is_lost(named) && self.is_in_block(named.object));
         let models = self.model_names(in_models, paths);
         let mut parameters = Vec::new();
-        let mut owners = HashMap::<u64, Owner, FixedState>::default();
+        let mut owners = HashMap::<u64, ParameterOwner, FixedState>::default();
         for named in names {
             let Some(found) = self.numbers.get(&named.object).map(|number| self.objects[*number]) else { continue };
             let class = match named.kind {
@@ -49,7 +54,8 @@ impl<M: Memory> Survey<'_, M> {
                 PartKind::OptimizerState => HoldingClass::OptimizerState,
             };
             let is_lost = is_lost(&named) && !paths.is_reached(found.place);
-            let owner = Owner { name: named.full_name(&models), chain: named.chain, is_lost, module: named.owner };
+            let owner =
+                ParameterOwner { name: named.full_name(&models), chain: named.chain, is_lost, module: named.owner };
             if class == HoldingClass::Parameter {
                 owners.entry(named.object).or_insert_with(|| owner.clone());
                 parameters.extend(found.block.map(|block| (named.object, block)));
@@ -71,11 +77,11 @@ impl<M: Memory> Survey<'_, M> {
 
     /// Claims the block of a named tensor. A wrapper, such as a `DTensor` for its local part, has
     /// no block of its own: the name goes to the wrapped tensors.
-    fn claim_named(&mut self, class: HoldingClass, owner: &Owner, found: PythonTensor) {
+    fn claim_named(&mut self, class: HoldingClass, owner: &ParameterOwner, found: PythonTensor) {
         let parts = self.parts(found);
         let is_alone = parts.len() == 1;
         for (part, edge) in parts {
-            let Owner { mut name, mut chain, module, is_lost } = owner.clone();
+            let ParameterOwner { mut name, mut chain, module, is_lost } = owner.clone();
             if let Some(edge) = edge {
                 chain = self.chains.link(Some(chain), [edge.slot, found.object + u64::from(TYPE)]);
                 if !is_alone {
@@ -114,11 +120,11 @@ impl<M: Memory> Survey<'_, M> {
     }
 
     /// Returns the models that no variable leads to; none after an incomplete search.
-    fn lost_roots(&self, names: &[NamedTensor], paths: &Paths) -> HashSet<u64, FixedState> {
+    fn lost_roots(&self, names: &[ModuleTensor], paths: &Paths) -> HashSet<u64, FixedState> {
         if !self.is_whole(paths) {
             return HashSet::default();
         }
-        let roots: HashSet<u64, FixedState> = names.iter().filter_map(NamedTensor::root).collect();
+        let roots: HashSet<u64, FixedState> = names.iter().filter_map(ModuleTensor::root).collect();
         let is_lost = |root: &u64| self.heap.place(*root).is_some_and(|place| !paths.is_reached(place));
         roots.into_iter().filter(is_lost).collect()
     }
@@ -127,7 +133,7 @@ impl<M: Memory> Survey<'_, M> {
     /// class.
     fn model_names<'n>(
         &self,
-        names: impl Iterator<Item = &'n NamedTensor>,
+        names: impl Iterator<Item = &'n ModuleTensor>,
         paths: &Paths,
     ) -> HashMap<u64, String, FixedState> {
         let mut known = HashMap::<String, u32, FixedState>::default();
@@ -142,7 +148,7 @@ impl<M: Memory> Survey<'_, M> {
     }
 
     /// Claims the gradient of a tensor, even if it has no Python object.
-    fn claim_gradient(&mut self, object: u64, gradient: (u64, u64), owner: Option<&Owner>) -> Option<()> {
+    fn claim_gradient(&mut self, object: u64, gradient: (u64, u64), owner: Option<&ParameterOwner>) -> Option<()> {
         let (slot, address) = gradient;
         let tensor = self.layout.read(self.pass, &self.classes, address)?;
         let block = self.blocks.index(tensor.data);

@@ -8,21 +8,21 @@ use memwatch_core::input::holdings::HoldingClass;
 
 use super::claims::Claim;
 use super::cpp_sizes::Sizes;
-use super::graph::{GraphOwner, GraphReader, Graphs};
+use super::graph::{AutogradGraphs, GraphOwner, GraphReader};
 use super::survey::{PythonTensor, Survey};
-use crate::memory::Memory;
+use crate::memory::MemoryAccess;
 use crate::python::classes::Role;
 use crate::python::layout::TYPE;
-use crate::python::paths::{Path, Paths, Rank};
+use crate::python::paths::{Path, PathRank, Paths};
 
 /// Maximum number of paths compared per block.
 const MOST_COMPARED: usize = 64;
 
-impl<M: Memory> Survey<'_, M> {
+impl<M: MemoryAccess> Survey<'_, M> {
     /// Follows the graphs of all tensors, starting with the best paths, and the objects that only
     /// graphs retain.
-    pub(super) fn read_graphs(&self, paths: &mut Paths) -> Graphs {
-        let mut graphs = Graphs::default();
+    pub(super) fn read_graphs(&self, paths: &mut Paths) -> AutogradGraphs {
+        let mut graphs = AutogradGraphs::default();
         let of_tensors = self.objects.iter().map(|found| (*found, self.tensors[found.tensor].meta));
         let metas: Vec<(PythonTensor, u64)> = of_tensors.filter(|(_, meta)| *meta != 0).collect();
         let sizes = Sizes { memory: self.pass };
@@ -34,7 +34,7 @@ impl<M: Memory> Survey<'_, M> {
             meta: self.layout.meta_offset(),
         };
         let all: Vec<_> = metas.iter().map(|(found, meta)| (found.object, *meta)).collect();
-        let mut reached: Vec<(Rank, u64, u64)> =
+        let mut reached: Vec<(PathRank, u64, u64)> =
             metas.iter().filter_map(|(found, meta)| Some((paths.rank(found.place)?, found.object, *meta))).collect();
         reached.sort_unstable();
         let mut owners: Vec<_> =
@@ -148,7 +148,7 @@ impl<M: Memory> Survey<'_, M> {
     }
 
     /// Claims tensors saved by nodes of autograd graphs.
-    pub(super) fn claim_saved(&mut self, graphs: &Graphs, paths: &Paths) {
+    pub(super) fn claim_saved(&mut self, graphs: &AutogradGraphs, paths: &Paths) {
         let mut owners = HashMap::<u64, Option<Path>, FixedState>::default();
         let mut saved: Vec<_> = graphs.saved.iter().collect();
         saved.sort_unstable_by_key(|(address, _)| **address);

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use foldhash::fast::FixedState;
 
-use crate::memory::{Memory, at};
+use crate::memory::{MemoryAccess, at};
 use crate::rtti::class_of_table;
 
 /// Maximum number of cached vtables.
@@ -52,7 +52,7 @@ pub(super) struct CppClasses<'a, M> {
     tables: RefCell<HashMap<u64, Option<Rc<CppClass>>, FixedState>>,
 }
 
-impl<'a, M: Memory> CppClasses<'a, M> {
+impl<'a, M: MemoryAccess> CppClasses<'a, M> {
     pub(super) fn new(memory: &'a M, ranges: &'a [Range<u64>]) -> Self {
         Self { memory, ranges, tables: RefCell::default() }
     }

@@ -14,9 +14,9 @@ use super::chains::{ChainEnd, Chains};
 use super::claims::{Claim, settle};
 use super::modules::Namer;
 use super::rtti::CppClasses;
-use super::tensors::{Tensor, TensorLayout};
-use super::{Blocks, Options, workspaces};
-use crate::memory::{ALL_SPENT, Memory};
+use super::tensors::{CppTensor, TensorLayout};
+use super::{Blocks, InspectOptions, workspaces};
+use crate::memory::{ALL_SPENT, MemoryAccess};
 use crate::pass::Pass;
 use crate::python::classes::Role;
 use crate::python::frames::RunningFrames;
@@ -55,7 +55,7 @@ pub(super) struct Survey<'a, M> {
     pub(super) blocks: Blocks,
     pub(super) classes: CppClasses<'a, Pass<'a, M>>,
     pub(super) layout: TensorLayout,
-    pub(super) tensors: Vec<Tensor>,
+    pub(super) tensors: Vec<CppTensor>,
     pub(super) objects: Vec<PythonTensor>,
     /// Index in `objects` by the address of the Python object.
     pub(super) numbers: HashMap<u64, usize, FixedState>,
@@ -67,7 +67,7 @@ pub(super) struct Survey<'a, M> {
     workspaces: &'a [u64],
 }
 
-impl<'a, M: Memory> Survey<'a, M> {
+impl<'a, M: MemoryAccess> Survey<'a, M> {
     /// Reads all tensors. `earlier` are the frames that ran when the reading began.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl<'a, M: Memory> Survey<'a, M> {
     pub(super) fn new(
         (pass, heap): (&'a Pass<'a, M>, &'a Heap<'a, Pass<'a, M>>),
         blocks: &Blocks,
-        options: &'a Options,
+        options: &'a InspectOptions,
         earlier: &'a RunningFrames,
     ) -> Result<Self, &'static str> {
         let classes = CppClasses::new(pass, &options.libraries);
@@ -224,7 +224,7 @@ impl<'a, M: Memory> Survey<'a, M> {
 }
 
 /// Further searches while the program runs.
-impl<M: Memory> Survey<'_, M> {
+impl<M: MemoryAccess> Survey<'_, M> {
     fn look_again(&mut self, holdings: &mut Holdings, again: &mut dyn FnMut() -> Option<Blocks>) {
         let mut standing: HashSet<(u64, u64), FixedState> =
             holdings.rows.iter().map(|row| (row.address, row.block_bytes)).collect();
@@ -280,7 +280,7 @@ impl<M: Memory> Survey<'_, M> {
     fn take_blocks(&mut self, blocks: Blocks, holdings: &mut Holdings, standing: &mut HashSet<(u64, u64), FixedState>) {
         let mut rows: HashMap<_, _, FixedState> =
             holdings.rows.drain(..).map(|row| ((row.ordinal, row.address, row.block_bytes), row)).collect();
-        let row = |block: &super::Block| {
+        let row = |block: &super::AllocatedBlock| {
             rows.remove(&(block.ordinal, block.address, block.bytes))
                 .unwrap_or_else(|| Holding::unknown(block.ordinal, block.address, block.bytes))
         };

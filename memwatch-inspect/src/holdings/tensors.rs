@@ -7,7 +7,7 @@ use foldhash::fast::FixedState;
 
 use super::Blocks;
 use super::rtti::{CppClasses, CppKind};
-use crate::memory::Memory;
+use crate::memory::MemoryAccess;
 use crate::python::layout::TYPE;
 
 /// Maximum number of tensors used to find the positions.
@@ -24,7 +24,7 @@ const MOST_DIMENSIONS: u64 = 64;
 
 /// A tensor.
 #[derive(Clone, Debug)]
-pub(super) struct Tensor {
+pub(super) struct CppTensor {
     /// Address of the C++ object.
     pub(super) address: u64,
     /// Address of the storage's data.
@@ -41,7 +41,7 @@ pub(super) struct Tensor {
     pub(super) is_storage: bool,
 }
 
-impl Tensor {
+impl CppTensor {
     /// Returns the number of elements.
     pub(super) fn elements(&self) -> u64 {
         self.shape.iter().fold(1, |count, size| count.saturating_mul(*size))
@@ -74,7 +74,11 @@ impl TensorPlaces {
     const NONE: Self = Self { object: 2, storage: 0, meta: None, dimensions: 0, count: 0 };
 
     /// Finds the positions from these Python tensors. Also returns the words of their C++ objects.
-    fn find<M: Memory>(memory: &M, classes: &CppClasses<'_, M>, objects: &[u64]) -> Option<(Self, Vec<Vec<u64>>)> {
+    fn find<M: MemoryAccess>(
+        memory: &M,
+        classes: &CppClasses<'_, M>,
+        objects: &[u64],
+    ) -> Option<(Self, Vec<Vec<u64>>)> {
         let is = |address: u64, kind: CppKind| classes.kind(address) == Some(kind);
         let heads: Vec<_> =
             objects.iter().take(MOST_TRIED).filter_map(|object| memory.words(*object, OBJECT_WORDS)).collect();
@@ -94,7 +98,7 @@ impl TensorPlaces {
 }
 
 /// Returns the slot of the C++ object in a Python storage, and the object's address.
-fn storage_slot<M: Memory>(memory: &M, classes: &CppClasses<'_, M>, object: u64) -> Option<(u64, u64)> {
+fn storage_slot<M: MemoryAccess>(memory: &M, classes: &CppClasses<'_, M>, object: u64) -> Option<(u64, u64)> {
     let head = memory.words(object, OBJECT_WORDS)?;
     let first = usize::try_from(TYPE).expect("a small number") / 8 + 1;
     let index = (first..OBJECT_WORDS).find(|index| classes.kind(head[*index]) == Some(CppKind::Storage))?;
@@ -112,7 +116,7 @@ fn most_frequent(numbers: impl Iterator<Item = usize>) -> Option<usize> {
 impl TensorLayout {
     /// Finds the positions from these Python tensors and storages; `None` if they are neither, or
     /// none is in a block.
-    pub(super) fn find<M: Memory>(
+    pub(super) fn find<M: MemoryAccess>(
         memory: &M,
         classes: &CppClasses<'_, M>,
         (tensors, storages): (&[u64], &[u64]),
@@ -151,7 +155,12 @@ impl TensorLayout {
     }
 
     /// Reads the tensor at an address; `None` if there is none, or it has no storage.
-    pub(super) fn read<M: Memory>(&self, memory: &M, classes: &CppClasses<'_, M>, address: u64) -> Option<Tensor> {
+    pub(super) fn read<M: MemoryAccess>(
+        &self,
+        memory: &M,
+        classes: &CppClasses<'_, M>,
+        address: u64,
+    ) -> Option<CppTensor> {
         if classes.kind(address)? != CppKind::Tensor {
             return None;
         }
@@ -171,7 +180,7 @@ impl TensorLayout {
         } else {
             return None;
         };
-        Some(Tensor {
+        Some(CppTensor {
             address,
             data: fields[self.data],
             storage_bytes: fields[self.bytes],
@@ -184,16 +193,16 @@ impl TensorLayout {
     }
 
     /// Reads the C++ storage behind a Python storage. Also returns the slot of its address.
-    pub(super) fn read_storage<M: Memory>(
+    pub(super) fn read_storage<M: MemoryAccess>(
         &self,
         memory: &M,
         classes: &CppClasses<'_, M>,
         object: u64,
-    ) -> Option<(u64, Tensor)> {
+    ) -> Option<(u64, CppTensor)> {
         let (slot, address) = storage_slot(memory, classes, object)?;
         let fields = memory.words(address, STORAGE_WORDS)?;
         let data_slot = address + 8 * self.data as u64;
-        let storage = Tensor {
+        let storage = CppTensor {
             address,
             data: fields[self.data],
             storage_bytes: fields[self.bytes],

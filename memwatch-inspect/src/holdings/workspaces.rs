@@ -3,7 +3,7 @@
 
 use memwatch_core::input::holdings::{Holding, HoldingClass};
 
-use crate::memory::{Memory, at};
+use crate::memory::{MemoryAccess, at};
 
 /// Maximum number of map nodes.
 const MOST_NODES: usize = 4096;
@@ -16,7 +16,7 @@ const PAIR: u32 = 32;
 const PAIR_WORDS: usize = 5;
 
 /// Marks otherwise unidentified blocks. Each of `instances` is the address of a pointer to a map.
-pub(super) fn mark(memory: &impl Memory, instances: &[u64], rows: &mut [Holding]) {
+pub(super) fn mark(memory: &impl MemoryAccess, instances: &[u64], rows: &mut [Holding]) {
     for address in instances.iter().flat_map(|instance| addresses(memory, *instance)) {
         // The rows are sorted by address.
         let Ok(index) = rows.binary_search_by_key(&address, |row| row.address) else { continue };
@@ -27,7 +27,7 @@ pub(super) fn mark(memory: &impl Memory, instances: &[u64], rows: &mut [Holding]
 }
 
 /// Returns all words of all pairs. A word that is a block's address identifies a workspace.
-fn addresses(memory: &impl Memory, instance: u64) -> Vec<u64> {
+fn addresses(memory: &impl MemoryAccess, instance: u64) -> Vec<u64> {
     let (mut found, mut nodes) = (Vec::new(), Vec::new());
     let root = || memory.u64(at(memory.u64(at(instance, 0)?)?, ROOT)?);
     nodes.extend(root());

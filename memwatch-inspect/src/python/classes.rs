@@ -7,7 +7,7 @@ use std::rc::Rc;
 use foldhash::fast::FixedState;
 
 use super::layout::{HAS_MANAGED_DICT, SIZE, TYPE, TYPE_BASIC_SIZE, TYPE_DICT_OFFSET, TYPE_FLAGS, TYPE_NAME};
-use crate::memory::{Memory, at};
+use crate::memory::{MemoryAccess, at};
 
 /// `tp_itemsize`, `tp_members`, `tp_base`, `tp_mro` (Include/cpython/object.h).
 const TYPE_ITEM_SIZE: u32 = 40;
@@ -25,7 +25,7 @@ const MOST_CLASSES: usize = 1 << 20;
 
 /// How instances of a class store their references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ObjectKind {
     /// `dict` and its subclasses.
     Dict,
     /// `list`.
@@ -75,7 +75,7 @@ pub enum Role {
 
 /// A class.
 #[derive(Debug)]
-pub struct Class {
+pub struct PythonClass {
     /// Address of the class.
     pub address: u64,
     /// `tp_name`: for classes defined in Python the plain name, for others with the module.
@@ -89,15 +89,15 @@ pub struct Class {
     /// `tp_dictoffset` if it is positive, otherwise 0.
     pub dict_offset: u32,
     /// How instances store their references.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// Role in PyTorch.
     pub role: Role,
-    base: Option<Rc<Class>>,
+    base: Option<Rc<PythonClass>>,
 }
 
-impl Class {
+impl PythonClass {
     /// Returns the class and its bases along `tp_base`, nearest first.
-    pub fn chain(&self) -> impl Iterator<Item = &Class> {
+    pub fn chain(&self) -> impl Iterator<Item = &PythonClass> {
         std::iter::successors(Some(self), |class| class.base.as_deref())
     }
 
@@ -120,14 +120,14 @@ impl Class {
 
 /// Classes read so far.
 #[derive(Debug, Default)]
-pub struct Classes {
+pub struct PythonClasses {
     numbers: RefCell<HashMap<u64, Option<u32>, FixedState>>,
-    all: RefCell<Vec<Rc<Class>>>,
+    all: RefCell<Vec<Rc<PythonClass>>>,
 }
 
-impl Classes {
+impl PythonClasses {
     /// Returns the number of the class at an address; `None` if there is none.
-    pub fn number(&self, memory: &impl Memory, address: u64) -> Option<u32> {
+    pub fn number(&self, memory: &impl MemoryAccess, address: u64) -> Option<u32> {
         if let Some(number) = self.numbers.borrow().get(&address) {
             return *number;
         }
@@ -145,17 +145,17 @@ impl Classes {
     }
 
     /// Returns the class of a number from [`Self::number`].
-    pub fn get(&self, number: u32) -> Option<Rc<Class>> {
+    pub fn get(&self, number: u32) -> Option<Rc<PythonClass>> {
         self.all.borrow().get(number as usize).map(Rc::clone)
     }
 
     /// Returns the class at an address.
-    pub fn at(&self, memory: &impl Memory, address: u64) -> Option<Rc<Class>> {
+    pub fn at(&self, memory: &impl MemoryAccess, address: u64) -> Option<Rc<PythonClass>> {
         self.get(self.number(memory, address)?)
     }
 
     /// Reads a class and its unknown bases, furthest first and without recursion.
-    fn read(&self, memory: &impl Memory, address: u64) -> Option<u32> {
+    fn read(&self, memory: &impl MemoryAccess, address: u64) -> Option<u32> {
         let mut chain = vec![address];
         let mut base = None;
         while let Some(above) = memory.u64(at(*chain.last()?, TYPE_BASE)?).filter(|above| *above != 0) {
@@ -182,7 +182,7 @@ impl Classes {
     }
 }
 
-fn read_one(memory: &impl Memory, address: u64, base: Option<Rc<Class>>) -> Option<Class> {
+fn read_one(memory: &impl MemoryAccess, address: u64, base: Option<Rc<PythonClass>>) -> Option<PythonClass> {
     let field = |offset: u32| memory.u64(at(address, offset)?);
     // A name that exceeds the limit does not matter here and is dropped.
     let name = field(TYPE_NAME).and_then(|name| memory.terminated(name)).unwrap_or_default();
@@ -192,7 +192,7 @@ fn read_one(memory: &impl Memory, address: u64, base: Option<Rc<Class>>) -> Opti
     let dict_offset = field(TYPE_DICT_OFFSET).and_then(|offset| u32::try_from(offset).ok());
     let kind = kind_of(&name, flags, base.as_deref());
     let role = role_of(memory, address, &name, base.as_deref());
-    Some(Class {
+    Some(PythonClass {
         address,
         basic_bytes: size(TYPE_BASIC_SIZE),
         item_bytes: size(TYPE_ITEM_SIZE),
@@ -206,34 +206,35 @@ fn read_one(memory: &impl Memory, address: u64, base: Option<Rc<Class>>) -> Opti
 }
 
 /// Classifies by `tp_flags` (Include/object.h), by the name of a C class, or by the base.
-fn kind_of(name: &str, flags: u64, base: Option<&Class>) -> Kind {
-    const FLAGS: [(u32, Kind); 4] = [(29, Kind::Dict), (25, Kind::List), (26, Kind::Tuple), (31, Kind::Class)];
+fn kind_of(name: &str, flags: u64, base: Option<&PythonClass>) -> ObjectKind {
+    const FLAGS: [(u32, ObjectKind); 4] =
+        [(29, ObjectKind::Dict), (25, ObjectKind::List), (26, ObjectKind::Tuple), (31, ObjectKind::Class)];
     if let Some((_, kind)) = FLAGS.iter().find(|(bit, _)| flags >> bit & 1 == 1) {
         return *kind;
     }
     match name {
-        "set" | "frozenset" => Kind::Set,
-        "collections.deque" => Kind::Deque,
-        "module" => Kind::Module,
-        "generator" | "coroutine" | "async_generator" => Kind::Generator,
-        "frame" => Kind::Frame,
-        "traceback" => Kind::Traceback,
+        "set" | "frozenset" => ObjectKind::Set,
+        "collections.deque" => ObjectKind::Deque,
+        "module" => ObjectKind::Module,
+        "generator" | "coroutine" | "async_generator" => ObjectKind::Generator,
+        "frame" => ObjectKind::Frame,
+        "traceback" => ObjectKind::Traceback,
         "weakref"
         | "weakref.ReferenceType"
         | "weakproxy"
         | "weakref.ProxyType"
         | "weakcallableproxy"
-        | "weakref.CallableProxyType" => Kind::Weak,
-        "code" => Kind::Code,
-        "cell" => Kind::Cell,
-        "functools._lru_cache_wrapper" => Kind::Cache,
-        _ => base.map_or(Kind::Other, |base| base.kind),
+        | "weakref.CallableProxyType" => ObjectKind::Weak,
+        "code" => ObjectKind::Code,
+        "cell" => ObjectKind::Cell,
+        "functools._lru_cache_wrapper" => ObjectKind::Cache,
+        _ => base.map_or(ObjectKind::Other, |base| base.kind),
     }
 }
 
 /// Returns the role by the class's own name or that of a class it inherits from. `tp_base` is only
 /// the base that determines the layout: for a class with a mixin before `Module`, it is the mixin.
-fn role_of(memory: &impl Memory, address: u64, name: &str, base: Option<&Class>) -> Role {
+fn role_of(memory: &impl MemoryAccess, address: u64, name: &str, base: Option<&PythonClass>) -> Role {
     let of_base = || base.map(|base| base.role).filter(|role| *role != Role::None);
     role_of_name(name).or_else(of_base).or_else(|| role_by_bases(memory, address)).unwrap_or(Role::None)
 }
@@ -249,13 +250,13 @@ fn role_of_name(name: &str) -> Option<Role> {
     }
 }
 
-/// Returns the items' address of a tuple that is not of a subclass: see [`Class::tuple_items`].
-pub(super) fn tuple_items(memory: &impl Memory, tuple: u64) -> Option<u64> {
+/// Returns the items' address of a tuple that is not of a subclass: see [`PythonClass::tuple_items`].
+pub(super) fn tuple_items(memory: &impl MemoryAccess, tuple: u64) -> Option<u64> {
     let class = memory.u64(at(tuple, TYPE)?)?;
     tuple.checked_add(memory.u64(at(class, TYPE_BASIC_SIZE)?)?)
 }
 
-fn role_by_bases(memory: &impl Memory, address: u64) -> Option<Role> {
+fn role_by_bases(memory: &impl MemoryAccess, address: u64) -> Option<Role> {
     let order = memory.u64(at(address, TYPE_MRO)?)?;
     let count = usize::try_from(memory.u64(at(order, SIZE)?)?).ok()?.min(MOST_BASES);
     let classes = memory.words(tuple_items(memory, order)?, count)?;
@@ -267,7 +268,7 @@ fn role_by_bases(memory: &impl Memory, address: u64) -> Option<Role> {
 
 /// Returns the name of the member at an offset in instances of a class: a Python slot, or a member
 /// that a C class offers.
-pub fn member_name(memory: &impl Memory, class: &Class, offset: u32) -> Option<String> {
+pub fn member_name(memory: &impl MemoryAccess, class: &PythonClass, offset: u32) -> Option<String> {
     class.chain().take(MOST_BASES).find_map(|class| {
         let table = memory.u64(at(class.address, TYPE_MEMBERS)?)?;
         for index in 0..MOST_MEMBERS {
@@ -292,7 +293,7 @@ mod tests {
     const DERIVED: u64 = BASE + 400;
     const NAMES: u64 = BASE + 800;
 
-    impl Memory for Image {
+    impl MemoryAccess for Image {
         fn fill(&self, address: u64, into: &mut [u8]) -> bool {
             let bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
             let start = address.checked_sub(BASE).and_then(|start| usize::try_from(start).ok());
@@ -322,7 +323,7 @@ mod tests {
     #[test]
     fn the_items_of_a_tuple_begin_where_its_class_ends_in_every_version() {
         for tuple_bytes in [24, 32] {
-            let (memory, classes) = (image(tuple_bytes), Classes::default());
+            let (memory, classes) = (image(tuple_bytes), PythonClasses::default());
             let items = |class| classes.at(&memory, class).and_then(|class| class.tuple_items()).map(u64::from);
             assert_eq!((items(BASE), items(DERIVED)), (Some(tuple_bytes), Some(tuple_bytes)));
             assert_eq!(tuple_items(&memory, NAMES + 64), Some(NAMES + 64 + tuple_bytes));

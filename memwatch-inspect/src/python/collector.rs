@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use foldhash::fast::FixedState;
 
 use super::layout::{TYPE, TYPE_FLAGS};
-use crate::memory::{Memory, at};
+use crate::memory::{MemoryAccess, at};
 
 /// Bytes of an interpreter that are searched. In 3.13 the lists are at offset 7,424.
 const SCANNED_BYTES: u64 = 32 << 10;
@@ -32,7 +32,7 @@ const IS_CLASS: u64 = 1 << 31;
 
 /// State of a list head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Head {
+enum ListHead {
     Empty,
     /// Both ends of the list link back to the head.
     Full,
@@ -43,7 +43,7 @@ enum Head {
 
 /// Returns the addresses of all generation heads of an interpreter; `None` if there are none, as in
 /// a free-threaded build.
-pub(super) fn generations(memory: &impl Memory, interpreter: u64) -> Option<Vec<u64>> {
+pub(super) fn generations(memory: &impl MemoryAccess, interpreter: u64) -> Option<Vec<u64>> {
     let bytes = readable_bytes(memory, interpreter);
     let address = |offset: usize| interpreter + offset as u64;
     let head = |offset: usize| head_at(memory, &bytes, offset, address(offset));
@@ -51,8 +51,8 @@ pub(super) fn generations(memory: &impl Memory, interpreter: u64) -> Option<Vec<
         let heads = [head(offset)?, head(offset + GENERATION_BYTES)?, head(offset + 2 * GENERATION_BYTES)?];
         // While the oldest generation is collected, the young are merged into it, and references
         // are counted in one of each object's links.
-        let is_collecting = heads == [Head::Empty, Head::Empty, Head::Moving];
-        let first = (0..3).find(|number| heads[*number] == Head::Full).or(is_collecting.then_some(2))?;
+        let is_collecting = heads == [ListHead::Empty, ListHead::Empty, ListHead::Moving];
+        let first = (0..3).find(|number| heads[*number] == ListHead::Full).or(is_collecting.then_some(2))?;
         let object = word(&bytes, offset + first * GENERATION_BYTES)? & LINK;
         if !is_object(memory, at(object, LINKS_BYTES)?) {
             return None;
@@ -65,7 +65,7 @@ pub(super) fn generations(memory: &impl Memory, interpreter: u64) -> Option<Vec<
 }
 
 /// Reads the mapped part of the interpreter.
-fn readable_bytes(memory: &impl Memory, interpreter: u64) -> Vec<u8> {
+fn readable_bytes(memory: &impl MemoryAccess, interpreter: u64) -> Vec<u8> {
     const PAGE_BYTES: u64 = 4096;
     let mut bytes = Vec::new();
     let mut at = interpreter;
@@ -81,10 +81,10 @@ fn word(bytes: &[u8], offset: usize) -> Option<u64> {
     bytes.get(offset..)?.first_chunk().map(|word| u64::from_le_bytes(*word))
 }
 
-fn head_at(memory: &impl Memory, bytes: &[u8], offset: usize, address: u64) -> Option<Head> {
+fn head_at(memory: &impl MemoryAccess, bytes: &[u8], offset: usize, address: u64) -> Option<ListHead> {
     let (next, previous) = (word(bytes, offset)? & LINK, word(bytes, offset + 8)? & LINK);
     if next == address && previous == address {
-        return Some(Head::Empty);
+        return Some(ListHead::Empty);
     }
     let is_place = |link: u64| link.is_multiple_of(8) && link >= 0x1_0000;
     if !is_place(next) || !is_place(previous) || next == address || previous == address {
@@ -92,15 +92,15 @@ fn head_at(memory: &impl Memory, bytes: &[u8], offset: usize, address: u64) -> O
     }
     let is_linked = |node: u64, offset: u32| Some(memory.u64(at(node, offset)?)? & LINK == address);
     match (is_linked(next, 8), is_linked(previous, 0)) {
-        (Some(true), Some(true)) => Some(Head::Full),
-        (Some(true), _) | (_, Some(true)) => Some(Head::Moving),
+        (Some(true), Some(true)) => Some(ListHead::Full),
+        (Some(true), _) | (_, Some(true)) => Some(ListHead::Moving),
         _ => None,
     }
 }
 
 /// Returns whether there is an object at an address: its class is an object, and the class of that
 /// is a metaclass.
-fn is_object(memory: &impl Memory, object: u64) -> bool {
+fn is_object(memory: &impl MemoryAccess, object: u64) -> bool {
     let class = |object: u64| {
         let class = memory.u64(at(object, TYPE)?)?;
         (memory.u64(at(class, TYPE)?).is_some()).then_some(class)
@@ -114,7 +114,7 @@ fn is_object(memory: &impl Memory, object: u64) -> bool {
 }
 
 /// Follows a list of addresses linked at `next`, until its end, an unreadable node or a repetition.
-pub(super) fn list(memory: &impl Memory, first: u64, next: u32, most: usize) -> Vec<u64> {
+pub(super) fn list(memory: &impl MemoryAccess, first: u64, next: u32, most: usize) -> Vec<u64> {
     let mut found = Vec::new();
     let mut seen = HashSet::with_hasher(FixedState::default());
     let mut address = first;
@@ -138,7 +138,7 @@ mod tests {
     /// Words by address. All other words of the interpreter's pages are 0.
     struct Words(HashMap<u64, u64>);
 
-    impl Memory for Words {
+    impl MemoryAccess for Words {
         fn fill(&self, address: u64, into: &mut [u8]) -> bool {
             for (byte, at) in into.iter_mut().zip(address..) {
                 let word = self.0.get(&(at & !7)).copied();

@@ -1,11 +1,11 @@
 //! Lists the references of an object with their labels: item, key, attribute, variable. `path_text`
 //! turns labels into text.
 
-use super::classes::{Class, Kind, Role};
+use super::classes::{ObjectKind, PythonClass, Role};
 use super::heap::Heap;
 use super::layout::{MODULE_DICT, SIZE, TYPE_DICT};
-use super::objects::Entry;
-use crate::memory::{Memory, at};
+use super::objects::DictEntry;
+use crate::memory::{MemoryAccess, at};
 
 /// Maximum number of items of a list, a tuple or a set.
 const MOST_ITEMS: u64 = 1 << 22;
@@ -38,7 +38,7 @@ const LIST_BYTES: u32 = 40;
 
 /// How one object refers to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Label {
+pub enum EdgeLabel {
     /// An item of a sequence.
     Item(u32),
     /// Value of a key: the address of the key object.
@@ -89,16 +89,16 @@ pub enum Label {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edge {
     /// How the object is referred to.
-    pub label: Label,
+    pub label: EdgeLabel,
     /// Index in the heap of the object referred to.
     pub target: u32,
     /// Address of the word that refers to it.
     pub slot: u64,
 }
 
-impl<M: Memory> Heap<'_, M> {
+impl<M: MemoryAccess> Heap<'_, M> {
     /// Returns a reference to an object, if the collector tracks it.
-    pub(super) fn edge(&self, label: Label, object: u64, slot: u64) -> Option<Edge> {
+    pub(super) fn edge(&self, label: EdgeLabel, object: u64, slot: u64) -> Option<Edge> {
         Some(Edge { label, target: self.place(object)?, slot })
     }
 
@@ -107,9 +107,11 @@ impl<M: Memory> Heap<'_, M> {
         if let (Some(object), Some(class)) = (self.address(place), self.class(place)) {
             // References that cannot be read are left out.
             self.put_contents(object, &class, edges);
-            if !matches!(class.kind, Kind::Class | Kind::Module | Kind::Weak) && class.has_attributes() {
+            if !matches!(class.kind, ObjectKind::Class | ObjectKind::Module | ObjectKind::Weak)
+                && class.has_attributes()
+            {
                 let attributes = self.objects.attributes(object).unwrap_or_default();
-                self.put_entries(&attributes, Label::Attribute, edges);
+                self.put_entries(&attributes, EdgeLabel::Attribute, edges);
             }
         }
     }
@@ -118,59 +120,59 @@ impl<M: Memory> Heap<'_, M> {
     pub fn items(&self, list: u64) -> Option<Vec<(u64, u64)>> {
         let memory = self.objects.memory;
         let (start, count) = (memory.u64(at(list, LIST_ITEMS)?)?, memory.u64(at(list, SIZE)?)?);
-        if self.class_of(list)?.kind != Kind::List || count == 0 {
+        if self.class_of(list)?.kind != ObjectKind::List || count == 0 {
             return Some(Vec::new());
         }
         Some((start..).step_by(8).zip(self.words(start, count, MOST_ITEMS)?).collect())
     }
 
-    fn put_contents(&self, object: u64, class: &Class, edges: &mut Vec<Edge>) -> Option<()> {
+    fn put_contents(&self, object: u64, class: &PythonClass, edges: &mut Vec<Edge>) -> Option<()> {
         let memory = self.objects.memory;
         let field = |offset: u32| memory.u64(at(object, offset)?);
         match class.kind {
-            Kind::Weak | Kind::Code => {}
-            Kind::Dict => {
+            ObjectKind::Weak | ObjectKind::Code => {}
+            ObjectKind::Dict => {
                 let entries = self.objects.entries(object)?;
-                self.put_entries(&entries, Label::Key, edges);
+                self.put_entries(&entries, EdgeLabel::Key, edges);
                 for entry in &entries {
-                    edges.extend(self.edge(Label::KeyItself, entry.key, entry.slot.wrapping_sub(8)));
+                    edges.extend(self.edge(EdgeLabel::KeyItself, entry.key, entry.slot.wrapping_sub(8)));
                 }
                 self.put_body(object, class, DICT_BYTES, edges)?;
             }
-            Kind::List => {
+            ObjectKind::List => {
                 self.put_items(field(LIST_ITEMS)?, field(SIZE)?, edges)?;
                 self.put_body(object, class, LIST_BYTES, edges)?;
             }
-            Kind::Tuple => self.put_items(at(object, class.tuple_items()?)?, field(SIZE)?, edges)?,
-            Kind::Set => self.put_set(field(SET_TABLE)?, field(SET_MASK)?, edges)?,
-            Kind::Deque => self.put_deque(object, edges)?,
-            Kind::Module => {
+            ObjectKind::Tuple => self.put_items(at(object, class.tuple_items()?)?, field(SIZE)?, edges)?,
+            ObjectKind::Set => self.put_set(field(SET_TABLE)?, field(SET_MASK)?, edges)?,
+            ObjectKind::Deque => self.put_deque(object, edges)?,
+            ObjectKind::Module => {
                 let entries = self.objects.entries(field(MODULE_DICT)?)?;
-                self.put_entries(&entries, Label::Attribute, edges);
+                self.put_entries(&entries, EdgeLabel::Attribute, edges);
             }
-            Kind::Class => {
+            ObjectKind::Class => {
                 let entries = self.objects.entries(field(TYPE_DICT)?)?;
-                self.put_entries(&entries, Label::Attribute, edges);
+                self.put_entries(&entries, EdgeLabel::Attribute, edges);
             }
-            Kind::Cell => edges.extend(self.edge(Label::Cell, field(HEAD_BYTES)?, at(object, HEAD_BYTES)?)),
-            Kind::Generator => {
+            ObjectKind::Cell => edges.extend(self.edge(EdgeLabel::Cell, field(HEAD_BYTES)?, at(object, HEAD_BYTES)?)),
+            ObjectKind::Generator => {
                 self.put_generator(object, class.basic_bytes, edges);
                 self.put_body(object, class, HEAD_BYTES, edges)?;
             }
-            Kind::Frame => {
+            ObjectKind::Frame => {
                 self.put_frame_object(object, edges);
                 self.put_body(object, class, HEAD_BYTES, edges)?;
             }
-            Kind::Cache => {
+            ObjectKind::Cache => {
                 self.put_body(object, class, HEAD_BYTES, edges);
                 self.put_cache(object, edges)?;
             }
-            Kind::Traceback | Kind::Other => self.put_body(object, class, HEAD_BYTES, edges)?,
+            ObjectKind::Traceback | ObjectKind::Other => self.put_body(object, class, HEAD_BYTES, edges)?,
         }
         Some(())
     }
 
-    fn put_entries(&self, entries: &[Entry], label: fn(u64) -> Label, edges: &mut Vec<Edge>) {
+    fn put_entries(&self, entries: &[DictEntry], label: fn(u64) -> EdgeLabel, edges: &mut Vec<Edge>) {
         edges.extend(entries.iter().filter_map(|entry| self.edge(label(entry.key), entry.value, entry.slot)));
     }
 
@@ -179,7 +181,7 @@ impl<M: Memory> Heap<'_, M> {
     fn put_cache(&self, wrapper: u64, edges: &mut Vec<Edge>) -> Option<()> {
         let memory = self.objects.memory;
         let results = memory.u64(at(wrapper, CACHE_DICT)?).and_then(|dict| self.objects.entries(dict));
-        self.put_entries(&results.unwrap_or_default(), Label::Key, edges);
+        self.put_entries(&results.unwrap_or_default(), EdgeLabel::Key, edges);
         let mut entry = memory.u64(at(wrapper, CACHE_NEXT)?)?;
         for _ in 0..MOST_ITEMS {
             if entry == wrapper {
@@ -187,7 +189,7 @@ impl<M: Memory> Heap<'_, M> {
             }
             let slot = at(entry, CACHE_RESULT)?;
             let key = memory.u64(at(entry, CACHE_KEY)?)?;
-            edges.extend(self.edge(Label::Key(key), memory.u64(slot)?, slot));
+            edges.extend(self.edge(EdgeLabel::Key(key), memory.u64(slot)?, slot));
             entry = memory.u64(at(entry, CACHE_NEXT)?)?;
         }
         Some(())
@@ -199,7 +201,7 @@ impl<M: Memory> Heap<'_, M> {
         }
         let words = self.words(start, count, MOST_ITEMS)?;
         for (index, word) in (0u32..).zip(words) {
-            edges.extend(self.edge(Label::Item(index), word, start + 8 * u64::from(index)));
+            edges.extend(self.edge(EdgeLabel::Item(index), word, start + 8 * u64::from(index)));
         }
         Some(())
     }
@@ -207,7 +209,7 @@ impl<M: Memory> Heap<'_, M> {
     fn put_set(&self, table: u64, mask: u64, edges: &mut Vec<Edge>) -> Option<()> {
         let words = self.words(table, mask.checked_add(1)?.checked_mul(2)?, 2 * MOST_ITEMS)?;
         for (slot, pair) in (table..).step_by(16).zip(words.as_chunks::<2>().0) {
-            edges.extend(self.edge(Label::Member, pair[0], slot));
+            edges.extend(self.edge(EdgeLabel::Member, pair[0], slot));
         }
         Some(())
     }
@@ -222,7 +224,7 @@ impl<M: Memory> Heap<'_, M> {
                 (block, index) = (memory.u64(at(block, 8 * 65)?)?, 0);
             }
             let slot = at(block, 8 + 8 * u32::try_from(index).ok()?)?;
-            edges.extend(self.edge(Label::Item(number), memory.u64(slot)?, slot));
+            edges.extend(self.edge(EdgeLabel::Item(number), memory.u64(slot)?, slot));
             index += 1;
         }
         Some(())
@@ -230,12 +232,12 @@ impl<M: Memory> Heap<'_, M> {
 
     /// Appends every word of an object's body from an offset on that is the address of an object.
     /// This covers closures, methods, partials and slots without a table.
-    fn put_body(&self, object: u64, class: &Class, from: u32, edges: &mut Vec<Edge>) -> Option<()> {
+    fn put_body(&self, object: u64, class: &PythonClass, from: u32, edges: &mut Vec<Edge>) -> Option<()> {
         let memory = self.objects.memory;
         let mut end = class.basic_bytes.min(MOST_BODY_BYTES);
         // A variable-size instance stores its items behind its body. Generators and frames have
         // items but no count: their code pointer is in its place.
-        let has_count = !matches!(class.kind, Kind::Generator | Kind::Frame);
+        let has_count = !matches!(class.kind, ObjectKind::Generator | ObjectKind::Frame);
         if class.item_bytes != 0 && class.role == Role::None && has_count {
             let count = memory.u64(at(object, SIZE)?)?.min(MOST_BODY_ITEMS);
             end += u32::try_from(count * u64::from(class.item_bytes.min(16))).ok()?;
@@ -244,7 +246,7 @@ impl<M: Memory> Heap<'_, M> {
         let count = u64::from(end.saturating_sub(from) / 8);
         for (offset, word) in (from..).step_by(8).zip(self.words(start, count, MOST_ITEMS)?) {
             if offset != class.dict_offset {
-                let label = Label::Body { class: class.address, offset };
+                let label = EdgeLabel::Body { class: class.address, offset };
                 edges.extend(self.edge(label, word, object + u64::from(offset)));
             }
         }

@@ -4,13 +4,13 @@ use std::collections::{HashMap, HashSet};
 
 use foldhash::fast::FixedState;
 
-use super::classes::{Kind, tuple_items};
+use super::classes::{ObjectKind, tuple_items};
 use super::collector::{MOST_INTERPRETERS, list};
-use super::edges::{Edge, Label};
+use super::edges::{Edge, EdgeLabel};
 use super::heap::Heap;
-use super::layout::{Layout, SIZE, TYPE};
+use super::layout::{CpythonLayout, SIZE, TYPE};
 use super::notebook;
-use crate::memory::{Memory, at};
+use crate::memory::{MemoryAccess, at};
 
 /// Maximum numbers of threads, frames per thread, frames of all threads and variables per frame.
 const MOST_THREADS: usize = 4096;
@@ -42,7 +42,7 @@ pub struct RunningFrames(HashMap<(u64, u64), u64, FixedState>);
 
 impl RunningFrames {
     /// Reads the frames of all threads of all interpreters.
-    pub fn read(memory: &impl Memory, layout: &Layout) -> Self {
+    pub fn read(memory: &impl MemoryAccess, layout: &CpythonLayout) -> Self {
         let interpreters = memory
             .u64(layout.walk.interpreters_head)
             .map(|head| list(memory, head, layout.walk.interpreter_next, MOST_INTERPRETERS));
@@ -59,7 +59,7 @@ fn is_iterator(class: &str) -> bool {
 
 /// Returns the threads of all interpreters, oldest first within each. Each is listed once, even if
 /// lists lead into each other.
-fn threads_of(memory: &impl Memory, layout: &Layout, interpreters: &[u64]) -> Vec<u64> {
+fn threads_of(memory: &impl MemoryAccess, layout: &CpythonLayout, interpreters: &[u64]) -> Vec<u64> {
     let mut seen = HashSet::with_hasher(FixedState::default());
     let mut all = Vec::new();
     for interpreter in interpreters {
@@ -75,7 +75,7 @@ fn threads_of(memory: &impl Memory, layout: &Layout, interpreters: &[u64]) -> Ve
 
 /// Returns the frames of all threads with their code objects, outermost first within each thread,
 /// as far as they can be followed. Each is listed once.
-fn frames_of(memory: &impl Memory, layout: &Layout, interpreters: &[u64]) -> Vec<(u64, u64)> {
+fn frames_of(memory: &impl MemoryAccess, layout: &CpythonLayout, interpreters: &[u64]) -> Vec<(u64, u64)> {
     let mut seen = HashSet::with_hasher(FixedState::default());
     let mut all = Vec::new();
     for thread in threads_of(memory, layout, interpreters) {
@@ -92,7 +92,7 @@ fn frames_of(memory: &impl Memory, layout: &Layout, interpreters: &[u64]) -> Vec
     all
 }
 
-fn innermost_frame(memory: &impl Memory, layout: &Layout, thread: u64) -> Option<u64> {
+fn innermost_frame(memory: &impl MemoryAccess, layout: &CpythonLayout, thread: u64) -> Option<u64> {
     let frame = memory.u64(at(thread, layout.walk.thread_frame)?)?;
     layout.walk.indirect_frame.checked_sub(1).map_or(Some(frame), |offset| memory.u64(at(frame, offset)?))
 }
@@ -108,7 +108,7 @@ pub(super) struct RunFrame {
 }
 
 /// Returns file name and function of a code object. A notebook's cell is written as `In [7]`.
-pub(super) fn place_of(heap: &Heap<'_, impl Memory>, code: u64) -> Option<String> {
+pub(super) fn place_of(heap: &Heap<'_, impl MemoryAccess>, code: u64) -> Option<String> {
     let layout = &heap.objects.layout.code;
     let text = |offset: u32| heap.objects.text(heap.objects.memory.u64(at(code, offset)?)?);
     let file = text(layout.file)?;
@@ -118,7 +118,7 @@ pub(super) fn place_of(heap: &Heap<'_, impl Memory>, code: u64) -> Option<String
 }
 
 /// Returns the name of a variable of a code object.
-pub(super) fn variable_name(heap: &Heap<'_, impl Memory>, code: u64, index: u32) -> Option<String> {
+pub(super) fn variable_name(heap: &Heap<'_, impl MemoryAccess>, code: u64, index: u32) -> Option<String> {
     let memory = heap.objects.memory;
     let mut index = u64::from(index);
     for offset in names_of(heap.objects.layout) {
@@ -134,12 +134,12 @@ pub(super) fn variable_name(heap: &Heap<'_, impl Memory>, code: u64, index: u32)
 }
 
 /// Returns the offsets in a code object of the tuples with variable names.
-fn names_of(layout: &Layout) -> Vec<u32> {
+fn names_of(layout: &CpythonLayout) -> Vec<u32> {
     // co_localsplusnames precedes co_localspluskinds.
     if layout.code.adaptive == 0 { NAMES_BEFORE_3_11.to_vec() } else { vec![layout.code.kinds - 8] }
 }
 
-impl<M: Memory> Heap<'_, M> {
+impl<M: MemoryAccess> Heap<'_, M> {
     /// Returns the frames of all threads: oldest thread first, outermost frame first.
     pub(super) fn run_frames(&self, earlier: &RunningFrames) -> Vec<RunFrame> {
         let (memory, layout) = (self.objects.memory, self.objects.layout);
@@ -172,7 +172,7 @@ impl<M: Memory> Heap<'_, M> {
             let words = memory.words(thread, STATE_WORDS).unwrap_or_default();
             let slots = (0..).map(|index| thread + 8 * index);
             edges.extend(words.into_iter().zip(slots).filter_map(|(word, slot)| {
-                let label = if self.is_exception(word) { Label::Handled } else { Label::Thread };
+                let label = if self.is_exception(word) { EdgeLabel::Handled } else { EdgeLabel::Thread };
                 self.edge(label, word, slot)
             }));
         }
@@ -189,7 +189,7 @@ impl<M: Memory> Heap<'_, M> {
     fn put_variables(&self, frame: u64, edges: &mut Vec<Edge>) -> Option<()> {
         let (memory, layout) = (self.objects.memory, self.objects.layout);
         let code = memory.u64(at(frame, layout.walk.frame_code)?)? & layout.walk.pointer_mask;
-        if self.class_of(code)?.kind != Kind::Code {
+        if self.class_of(code)?.kind != ObjectKind::Code {
             return None;
         }
         let mut count = 0;
@@ -200,7 +200,7 @@ impl<M: Memory> Heap<'_, M> {
         let values = memory.words(start, usize::try_from(count).ok()?)?;
         for (index, value) in (0u32..).zip(values) {
             let slot = start + 8 * u64::from(index);
-            edges.extend(self.edge(Label::Variable { code, index }, value & layout.walk.pointer_mask, slot));
+            edges.extend(self.edge(EdgeLabel::Variable { code, index }, value & layout.walk.pointer_mask, slot));
         }
         Some(())
     }
@@ -214,7 +214,7 @@ impl<M: Memory> Heap<'_, M> {
             return None;
         }
         let code = memory.u64(at(frame, layout.walk.frame_code)?)? & layout.walk.pointer_mask;
-        if self.class_of(code)?.kind != Kind::Code {
+        if self.class_of(code)?.kind != ObjectKind::Code {
             return None;
         }
         let names = memory.u64(at(code, *names_of(layout).first()?)?)?;
@@ -225,8 +225,8 @@ impl<M: Memory> Heap<'_, M> {
         for (value, slot) in memory.words(start, usize::try_from(depth).ok()?)?.into_iter().zip((start..).step_by(8)) {
             let value = value & layout.walk.pointer_mask;
             let class = self.place(value).and_then(|place| self.class(place));
-            if class.is_some_and(|class| class.kind == Kind::Generator || is_iterator(&class.name)) {
-                edges.extend(self.edge(Label::Loop { code }, value, slot));
+            if class.is_some_and(|class| class.kind == ObjectKind::Generator || is_iterator(&class.name)) {
+                edges.extend(self.edge(EdgeLabel::Loop { code }, value, slot));
             }
         }
         Some(())
@@ -244,7 +244,7 @@ impl<M: Memory> Heap<'_, M> {
             let code = || memory.u64(at(*frame, walk.frame_code)?);
             let is_code = |code: u64| {
                 let is_place = code.is_multiple_of(8) && memory.u64(at(code, TYPE)?).is_some();
-                (is_place && self.class_of(code)?.kind == Kind::Code).then_some(())
+                (is_place && self.class_of(code)?.kind == ObjectKind::Code).then_some(())
             };
             code().and_then(|code| is_code(code & walk.pointer_mask)).is_some()
         })?;
@@ -276,7 +276,7 @@ mod tests {
     /// Memory that holds only these words, by address.
     struct Words(HashMap<u64, u64>);
 
-    impl Memory for Words {
+    impl MemoryAccess for Words {
         fn fill(&self, address: u64, into: &mut [u8]) -> bool {
             into.iter_mut().zip(address..).all(|(byte, at)| {
                 let word = self.0.get(&(at & !7));

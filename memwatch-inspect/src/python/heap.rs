@@ -8,11 +8,11 @@ use std::rc::Rc;
 
 use foldhash::fast::FixedState;
 
-use super::classes::{Class, Classes};
+use super::classes::{PythonClass, PythonClasses};
 use super::collector::{self, LINK, LINKS_BYTES, MOST_INTERPRETERS};
-use super::layout::{Layout, TYPE};
+use super::layout::{CpythonLayout, TYPE};
 use super::objects::Objects;
-use crate::memory::{Memory, SEARCH_SPENT, at};
+use crate::memory::{MemoryAccess, SEARCH_SPENT, at};
 
 /// `Py_TPFLAGS_HAVE_GC` (Include/object.h).
 const HAS_LINKS: u64 = 1 << 14;
@@ -26,7 +26,7 @@ const PREVIOUS: u32 = 8;
 #[derive(Debug)]
 pub struct Heap<'a, M> {
     pub(super) objects: Objects<'a, M>,
-    pub(super) classes: Classes,
+    pub(super) classes: PythonClasses,
     interpreters: Vec<u64>,
     addresses: Vec<u64>,
     numbers: Vec<u32>,
@@ -49,7 +49,7 @@ struct LateObjects {
     places: HashMap<u64, Option<u32>, FixedState>,
 }
 
-fn four_words(memory: &impl Memory, address: u64) -> Option<[u64; 4]> {
+fn four_words(memory: &impl MemoryAccess, address: u64) -> Option<[u64; 4]> {
     let bytes = memory.array::<32>(at(address, 0)?)?;
     let mut words = [0; 4];
     words.iter_mut().zip(bytes.as_chunks::<8>().0).for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
@@ -65,10 +65,10 @@ enum ListEnd {
     Known,
 }
 
-impl<'a, M: Memory> Heap<'a, M> {
+impl<'a, M: MemoryAccess> Heap<'a, M> {
     /// Reads the collector's lists, up to a maximum number of objects; `None` if there are no
     /// lists.
-    pub fn read(memory: &'a M, layout: &'a Layout, most_objects: usize) -> Option<Self> {
+    pub fn read(memory: &'a M, layout: &'a CpythonLayout, most_objects: usize) -> Option<Self> {
         let objects = Objects { memory, layout };
         let interpreters = collector::list(
             memory,
@@ -78,7 +78,7 @@ impl<'a, M: Memory> Heap<'a, M> {
         );
         let mut heap = Self {
             objects,
-            classes: Classes::default(),
+            classes: PythonClasses::default(),
             interpreters,
             addresses: Vec::new(),
             numbers: Vec::new(),
@@ -219,7 +219,7 @@ impl<'a, M: Memory> Heap<'a, M> {
     }
 
     /// Returns the class of the object at an index.
-    pub fn class(&self, place: u32) -> Option<Rc<Class>> {
+    pub fn class(&self, place: u32) -> Option<Rc<PythonClass>> {
         let place = place as usize;
         let number = match place.checked_sub(self.addresses.len()) {
             None => self.numbers.get(place).copied(),
@@ -229,7 +229,7 @@ impl<'a, M: Memory> Heap<'a, M> {
     }
 
     /// Returns all objects in the lists with their classes, youngest generation first.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, Rc<Class>)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u64, Rc<PythonClass>)> {
         self.addresses
             .iter()
             .zip(&self.numbers)
@@ -237,7 +237,7 @@ impl<'a, M: Memory> Heap<'a, M> {
     }
 
     /// Returns the class of any object, even if the collector does not track it.
-    pub fn class_of(&self, object: u64) -> Option<Rc<Class>> {
+    pub fn class_of(&self, object: u64) -> Option<Rc<PythonClass>> {
         self.classes.at(self.objects.memory, self.objects.type_of(object)?)
     }
 

@@ -20,7 +20,7 @@ pub struct PythonVersion {
 
 /// Offsets that the kernel half and the resolver need.
 #[derive(Clone, Copy, Debug)]
-pub struct Layout {
+pub struct CpythonLayout {
     /// Offsets for the kernel half; in the table below, `interpreters_head` is an offset in
     /// `_PyRuntime`.
     pub walk: PythonLayout,
@@ -135,7 +135,7 @@ pub const MODULE_DICT: u32 = 16;
 /// 3.12 and 3.13, `FRAME_OWNED_BY_INTERPRETER` of 3.14.
 const OWNER_INTERNAL: u32 = 3;
 
-const V3_9: Layout = Layout {
+const V3_9: CpythonLayout = CpythonLayout {
     walk: PythonLayout {
         interpreters_head: 32,
         module_codes: [0; 2],
@@ -181,7 +181,7 @@ const V3_9: Layout = Layout {
     keys: KeysLayout::Sized,
 };
 
-const V3_10: Layout = Layout {
+const V3_10: CpythonLayout = CpythonLayout {
     walk: PythonLayout { frame_instruction: 96, frame_local0: 352, frame_bytes: 104, ..V3_9.walk },
     instructions: Instructions::Units,
     lines: LineTable::Ranges,
@@ -189,7 +189,7 @@ const V3_10: Layout = Layout {
     ..V3_9
 };
 
-const V3_11: Layout = Layout {
+const V3_11: CpythonLayout = CpythonLayout {
     walk: PythonLayout {
         interpreters_head: 40,
         interpreter_threads: 16,
@@ -228,7 +228,7 @@ const V3_11: Layout = Layout {
     keys: KeysLayout::Logarithms,
 };
 
-const V3_12: Layout = Layout {
+const V3_12: CpythonLayout = CpythonLayout {
     walk: PythonLayout {
         interpreter_threads: 72,
         thread_id: 136,
@@ -250,7 +250,7 @@ const V3_12: Layout = Layout {
 };
 
 /// Offsets that `_Py_DebugOffsets` of 3.13 and later does not contain. The others are overwritten.
-const V3_13: Layout = Layout {
+const V3_13: CpythonLayout = CpythonLayout {
     walk: PythonLayout { thread_frame: 72, indirect_frame: 0, pointer_mask: !7, ..V3_12.walk },
     attributes: Attributes::Inline,
     ..V3_12
@@ -260,7 +260,7 @@ const V3_13: Layout = Layout {
 ///
 /// # Errors
 /// The version is another one.
-pub fn of_version(version: PythonVersion) -> Result<Layout, PythonError> {
+pub fn of_version(version: PythonVersion) -> Result<CpythonLayout, PythonError> {
     match (version.major, version.minor) {
         (3, 9) => Ok(V3_9),
         (3, 10) => Ok(V3_10),
@@ -292,7 +292,7 @@ const SCHEMA_3_14: Schema = Schema { modules: 12, thread: 22, frame: 31, code: 3
 /// # Errors
 /// The version is another one, the build is free-threaded, or the offsets are missing or
 /// impossible.
-pub fn of_debug_offsets(version: PythonVersion, words: &[u64; DEBUG_WORDS]) -> Result<Layout, PythonError> {
+pub fn of_debug_offsets(version: PythonVersion, words: &[u64; DEBUG_WORDS]) -> Result<CpythonLayout, PythonError> {
     let schema = match (version.major, version.minor) {
         (3, 13) => SCHEMA_3_13,
         (3, 14) => SCHEMA_3_14,
@@ -310,7 +310,7 @@ pub fn of_debug_offsets(version: PythonVersion, words: &[u64; DEBUG_WORDS]) -> R
     stated_layout(&schema, word).ok_or(PythonError::UnexpectedLayout("_Py_DebugOffsets has impossible offsets"))
 }
 
-fn stated_layout(schema: &Schema, word: impl Fn(usize) -> Option<u32>) -> Option<Layout> {
+fn stated_layout(schema: &Schema, word: impl Fn(usize) -> Option<u32>) -> Option<CpythonLayout> {
     let (thread, frame, code) = (schema.thread, schema.frame, schema.code);
     let walk = PythonLayout {
         interpreters_head: u64::from(word(5)?),
@@ -331,7 +331,7 @@ fn stated_layout(schema: &Schema, word: impl Fn(usize) -> Option<u32>) -> Option
     let are_words = words.iter().all(|offset| offset % 8 == 0);
     let end = words.into_iter().chain([walk.frame_owner & !7]).max()? + 8;
     let frame_bytes = Some(end).filter(|end| are_words && *end <= 128)?;
-    Some(Layout {
+    Some(CpythonLayout {
         walk: PythonLayout { frame_bytes, ..walk },
         native_thread: Some(word(thread + 6)?),
         modules: word(schema.modules)?,

@@ -7,8 +7,8 @@ use foldhash::fast::FixedState;
 
 use super::heap::Heap;
 use super::numbers::number;
-use super::objects::Entry;
-use crate::memory::{Memory, at};
+use super::objects::DictEntry;
+use crate::memory::{MemoryAccess, at};
 
 /// Variable of `__main__` that identifies a notebook: a method of IPython's shell.
 pub(super) const SHELL: &str = "get_ipython";
@@ -23,7 +23,7 @@ pub(super) fn is_machinery(name: &str) -> bool {
 }
 
 /// Returns the name of the cell that a file stands for, such as `In [7]`.
-pub(super) fn cell_of(heap: &Heap<'_, impl Memory>, file: &str) -> Option<String> {
+pub(super) fn cell_of(heap: &Heap<'_, impl MemoryAccess>, file: &str) -> Option<String> {
     if let Some(rest) = file.strip_prefix("<ipython-input-") {
         return Some(format!("In [{}]", rest.split('-').next()?));
     }
@@ -34,7 +34,7 @@ pub(super) fn cell_of(heap: &Heap<'_, impl Memory>, file: &str) -> Option<String
 }
 
 /// Reads `get_ipython().compile._filename_map`: cell numbers by file.
-fn cells(heap: &Heap<'_, impl Memory>) -> Option<HashMap<String, i64, FixedState>> {
+fn cells(heap: &Heap<'_, impl MemoryAccess>) -> Option<HashMap<String, i64, FixedState>> {
     let objects = heap.objects();
     let shell = heap.interpreters().iter().find_map(|interpreter| {
         let modules = objects.memory.u64(at(*interpreter, objects.layout.modules)?)?;
@@ -43,6 +43,6 @@ fn cells(heap: &Heap<'_, impl Memory>) -> Option<HashMap<String, i64, FixedState
         objects.memory.u64(at(method, METHOD_SELF)?)
     })?;
     let numbers = objects.attribute(objects.attribute(shell, "compile")?, "_filename_map")?;
-    let cell = |entry: &Entry| Some((objects.text(entry.key)?, number(heap, entry.value)?));
+    let cell = |entry: &DictEntry| Some((objects.text(entry.key)?, number(heap, entry.value)?));
     Some(objects.entries(numbers)?.iter().filter_map(cell).collect())
 }

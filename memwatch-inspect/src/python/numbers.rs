@@ -2,11 +2,11 @@
 
 use super::heap::Heap;
 use super::layout::SIZE;
-use crate::memory::{Memory, at};
+use crate::memory::{MemoryAccess, at};
 
 /// Reads an integer of one 30-bit digit. From 3.12 on, the digit count is stored above three bits
 /// with the sign (Include/cpython/longintrepr.h).
-pub(super) fn number(heap: &Heap<'_, impl Memory>, object: u64) -> Option<i64> {
+pub(super) fn number(heap: &Heap<'_, impl MemoryAccess>, object: u64) -> Option<i64> {
     const DIGITS: u32 = 24;
     let memory = heap.objects.memory;
     let size = memory.u64(at(object, SIZE)?)?;

@@ -1,10 +1,11 @@
 //! Reads dicts, attributes and classes of Python objects in another process's memory.
 
 use super::layout::{
-    Attributes, HAS_MANAGED_DICT, KeysLayout, Layout, TYPE, TYPE_BASIC_SIZE, TYPE_DICT_OFFSET, TYPE_FLAGS, TYPE_NAME,
+    Attributes, CpythonLayout, HAS_MANAGED_DICT, KeysLayout, TYPE, TYPE_BASIC_SIZE, TYPE_DICT_OFFSET, TYPE_FLAGS,
+    TYPE_NAME,
 };
 use super::text::text;
-use crate::memory::{Memory, at};
+use crate::memory::{MemoryAccess, at};
 
 /// Maximum number of dict entries. A large program has about 10,000 modules, and a model has fewer
 /// layers.
@@ -20,7 +21,7 @@ const DICT_VALUES: u32 = 40;
 
 /// A dict entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct DictEntry {
     /// Address of the key.
     pub key: u64,
     /// Address of the value.
@@ -35,10 +36,10 @@ pub struct Objects<'a, M> {
     /// Memory of the process.
     pub memory: &'a M,
     /// Layout of its Python version.
-    pub layout: &'a Layout,
+    pub layout: &'a CpythonLayout,
 }
 
-impl<M: Memory> Objects<'_, M> {
+impl<M: MemoryAccess> Objects<'_, M> {
     /// Returns an object's class.
     pub fn type_of(&self, object: u64) -> Option<u64> {
         self.memory.u64(at(object, TYPE)?)
@@ -52,7 +53,7 @@ impl<M: Memory> Objects<'_, M> {
     }
 
     /// Returns the entries of a dict, in table order; `None` if the object is not a readable dict.
-    pub fn entries(&self, dict: u64) -> Option<Vec<Entry>> {
+    pub fn entries(&self, dict: u64) -> Option<Vec<DictEntry>> {
         if self.flags(self.type_of(dict)?)? & IS_DICT == 0 {
             return None;
         }
@@ -78,7 +79,7 @@ impl<M: Memory> Objects<'_, M> {
 
     /// Returns the attributes of the object itself, by name; `None` if its class allows none, or
     /// they cannot be read.
-    pub fn attributes(&self, object: u64) -> Option<Vec<Entry>> {
+    pub fn attributes(&self, object: u64) -> Option<Vec<DictEntry>> {
         let class = self.type_of(object)?;
         let flags = self.flags(class)?;
         if self.layout.attributes == Attributes::Offset || flags & HAS_MANAGED_DICT == 0 {
@@ -108,7 +109,7 @@ impl<M: Memory> Objects<'_, M> {
         text(self.memory, self.layout.text, address)
     }
 
-    fn named(&self, entries: &[Entry], name: &str) -> Option<u64> {
+    fn named(&self, entries: &[DictEntry], name: &str) -> Option<u64> {
         entries.iter().find(|entry| self.text(entry.key).as_deref() == Some(name)).map(|entry| entry.value)
     }
 
@@ -132,7 +133,7 @@ impl<M: Memory> Objects<'_, M> {
         at(values, if self.layout.attributes == Attributes::Inline { 8 } else { 0 })
     }
 
-    fn put_values(&self, entries: &mut [Entry], start: u64) -> Option<()> {
+    fn put_values(&self, entries: &mut [DictEntry], start: u64) -> Option<()> {
         let values = self.memory.bytes(start, 8 * entries.len() as u64, 8 * MOST_ENTRIES)?;
         for (index, (entry, bytes)) in entries.iter_mut().zip(values.as_chunks::<8>().0).enumerate() {
             entry.value = u64::from_le_bytes(*bytes);
@@ -143,7 +144,7 @@ impl<M: Memory> Objects<'_, M> {
 
     /// Reads the key table at an address, with the values that it contains (Objects/dictobject.c,
     /// Include/internal/pycore_dict.h).
-    fn keys(&self, address: u64) -> Option<Vec<Entry>> {
+    fn keys(&self, address: u64) -> Option<Vec<DictEntry>> {
         let head = self.memory.array::<40>(at(address, 0)?)?;
         let word = |index: usize| u64::from_le_bytes(*head.as_chunks::<8>().0.get(index).expect("five words"));
         let (first, words, count) = match self.layout.keys {
@@ -170,7 +171,7 @@ impl<M: Memory> Objects<'_, M> {
             // In the wider entries, the hash precedes key and value.
             let pair = bytes.as_chunks::<8>().0.last_chunk::<2>().expect("two words or three");
             let slot = first + (stride * (index + 1) - 8) as u64;
-            Entry { key: u64::from_le_bytes(pair[0]), value: u64::from_le_bytes(pair[1]), slot }
+            DictEntry { key: u64::from_le_bytes(pair[0]), value: u64::from_le_bytes(pair[1]), slot }
         };
         Some(bytes.chunks_exact(stride).enumerate().map(entry).collect())
     }

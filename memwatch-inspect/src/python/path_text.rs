@@ -2,13 +2,13 @@
 
 use std::fmt::{self, Write as _};
 
-use super::classes::{Class, Role, member_name};
-use super::edges::Label;
+use super::classes::{PythonClass, Role, member_name};
+use super::edges::EdgeLabel;
 use super::frames::{place_of, variable_name};
 use super::heap::Heap;
 use super::notebook::SHELL;
 use super::numbers::number;
-use crate::memory::Memory;
+use crate::memory::MemoryAccess;
 
 /// Maximum number of characters of a key.
 const MOST_LETTERS: usize = 64;
@@ -20,8 +20,8 @@ const PARTS: [&str; 3] = ["_modules", "_parameters", "_buffers"];
 
 /// Describes the owner of a traceback by the global variable that leads to it: IPython keeps its
 /// last error in its shell, the interpreter in `sys`.
-fn last_error(heap: &Heap<'_, impl Memory>, first: Option<&Label>) -> Option<&'static str> {
-    let Some(Label::Global { module, name }) = first else { return None };
+fn last_error(heap: &Heap<'_, impl MemoryAccess>, first: Option<&EdgeLabel>) -> Option<&'static str> {
+    let Some(EdgeLabel::Global { module, name }) = first else { return None };
     let (module, name) = (heap.objects.text(*module)?, heap.objects.text(*name)?);
     match (module.as_str(), name.as_str()) {
         ("__main__", SHELL) => Some("IPython's last error"),
@@ -33,9 +33,9 @@ fn last_error(heap: &Heap<'_, impl Memory>, first: Option<&Label>) -> Option<&'s
 /// Writes a path. `begin` is the class of the object at which it begins, if no name leads to that.
 /// `traceback` is the index of the first reference to a traceback.
 pub(super) fn text(
-    heap: &Heap<'_, impl Memory>,
+    heap: &Heap<'_, impl MemoryAccess>,
     begin: Option<String>,
-    labels: &[Label],
+    labels: &[EdgeLabel],
     traceback: Option<usize>,
 ) -> String {
     let mut text = begin.map(|class| format!("<{class}>")).unwrap_or_default();
@@ -58,22 +58,22 @@ pub(super) fn text(
         let was_part = std::mem::take(&mut is_part);
         is_in_error = error.is_some() && (traceback == Some(index) || is_in_error);
         match *label {
-            Label::Item(index) => put(&mut text, format_args!("[{index}]")),
-            Label::Key(key) if was_part => put(&mut text, format_args!(".{}", word(key).as_deref().unwrap_or("?"))),
-            Label::Key(key) => put(&mut text, format_args!("[{}]", key_text(heap, key))),
-            Label::KeyItself => text += ".keys()",
-            Label::Member => text += "{*}",
-            Label::Attribute(name) => match word(name) {
+            EdgeLabel::Item(index) => put(&mut text, format_args!("[{index}]")),
+            EdgeLabel::Key(key) if was_part => put(&mut text, format_args!(".{}", word(key).as_deref().unwrap_or("?"))),
+            EdgeLabel::Key(key) => put(&mut text, format_args!("[{}]", key_text(heap, key))),
+            EdgeLabel::KeyItself => text += ".keys()",
+            EdgeLabel::Member => text += "{*}",
+            EdgeLabel::Attribute(name) => match word(name) {
                 Some(name) if PARTS.contains(&name.as_str()) => is_part = true,
                 name => put(&mut text, format_args!(".{}", name.as_deref().unwrap_or("?"))),
             },
-            Label::Body { class, offset } => put(&mut text, format_args!(".{}", body_text(heap, class, offset))),
+            EdgeLabel::Body { class, offset } => put(&mut text, format_args!(".{}", body_text(heap, class, offset))),
             // A shared variable is written like any other.
-            Label::Cell if index > 0 && matches!(labels[index - 1], Label::Variable { .. }) => {}
-            Label::Cell => text += ".cell_contents",
-            Label::Graph => text += ".grad_fn",
-            Label::Loop { code } => text = format!("{}: loop", place_text(heap, code)),
-            Label::Variable { code, index } => {
+            EdgeLabel::Cell if index > 0 && matches!(labels[index - 1], EdgeLabel::Variable { .. }) => {}
+            EdgeLabel::Cell => text += ".cell_contents",
+            EdgeLabel::Graph => text += ".grad_fn",
+            EdgeLabel::Loop { code } => text = format!("{}: loop", place_text(heap, code)),
+            EdgeLabel::Variable { code, index } => {
                 if std::mem::take(&mut is_in_error) {
                     error.unwrap_or_default().clone_into(&mut text);
                 }
@@ -82,9 +82,9 @@ pub(super) fn text(
                 let keeper = if text.is_empty() { String::new() } else { format!("{text} → ") };
                 text = format!("{keeper}{}: {name}", place_text(heap, code));
             }
-            Label::Global { module, name } => text = global_text(heap, module, name),
-            Label::Handled => text = String::from("exception being handled"),
-            Label::Thread => text = String::from("state of a thread"),
+            EdgeLabel::Global { module, name } => text = global_text(heap, module, name),
+            EdgeLabel::Handled => text = String::from("exception being handled"),
+            EdgeLabel::Thread => text = String::from("state of a thread"),
         }
         if text.len() > 4 * MOST_PATH_LETTERS {
             break;
@@ -94,20 +94,20 @@ pub(super) fn text(
 }
 
 /// Returns how often the first label repeats, as in a linked list.
-fn run_length(labels: &[Label]) -> usize {
+fn run_length(labels: &[EdgeLabel]) -> usize {
     match labels.first() {
-        Some(first @ (Label::Attribute(_) | Label::Body { .. } | Label::Item(_))) => {
+        Some(first @ (EdgeLabel::Attribute(_) | EdgeLabel::Body { .. } | EdgeLabel::Item(_))) => {
             labels.iter().take_while(|label| *label == first).count()
         }
         _ => 1,
     }
 }
 
-fn place_text(heap: &Heap<'_, impl Memory>, code: u64) -> String {
+fn place_text(heap: &Heap<'_, impl MemoryAccess>, code: u64) -> String {
     place_of(heap, code).unwrap_or_else(|| "?".to_owned())
 }
 
-fn global_text(heap: &Heap<'_, impl Memory>, module: u64, name: u64) -> String {
+fn global_text(heap: &Heap<'_, impl MemoryAccess>, module: u64, name: u64) -> String {
     let module = heap.objects.text(module).filter(|module| module != "__main__");
     let name = heap.objects.text(name);
     module.map(|module| module + ".").unwrap_or_default() + name.as_deref().unwrap_or("?")
@@ -125,7 +125,7 @@ fn shortened(text: &str, most: usize) -> String {
 }
 
 /// Writes a key as Python does: strings and integers. For other objects, writes the class.
-fn key_text(heap: &Heap<'_, impl Memory>, key: u64) -> String {
+fn key_text(heap: &Heap<'_, impl MemoryAccess>, key: u64) -> String {
     let class = heap.class_of(key);
     let name = class.as_deref().map_or("?", |class| class.short_name());
     let written = match name {
@@ -138,7 +138,7 @@ fn key_text(heap: &Heap<'_, impl Memory>, key: u64) -> String {
 
 /// Names the word at an offset in instances of a class: the member there, a known field of
 /// functions and exceptions, or else the class.
-fn body_text(heap: &Heap<'_, impl Memory>, class: u64, offset: u32) -> String {
+fn body_text(heap: &Heap<'_, impl MemoryAccess>, class: u64, offset: u32) -> String {
     /// `Py_TPFLAGS_BASE_EXC_SUBCLASS`.
     const IS_EXCEPTION: u64 = 1 << 30;
     let memory = heap.objects.memory;
@@ -167,7 +167,7 @@ fn body_text(heap: &Heap<'_, impl Memory>, class: u64, offset: u32) -> String {
 
 /// Names the hooks of a tensor: the last two words of PyTorch's own class (`THPVariable` in
 /// torch/csrc/autograd/python_variable.h, 2.1 to 2.15).
-fn hooks(class: &Class, offset: u32) -> Option<&'static str> {
+fn hooks(class: &PythonClass, offset: u32) -> Option<&'static str> {
     let base = class.chain().filter(|class| class.role == Role::Tensor).last()?;
     match base.basic_bytes.checked_sub(offset)? {
         16 => Some("_backward_hooks"),

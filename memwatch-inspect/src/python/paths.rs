@@ -6,31 +6,31 @@
 
 use std::collections::VecDeque;
 
-use super::classes::Kind;
-use super::edges::{Edge, Label};
+use super::classes::ObjectKind;
+use super::edges::{Edge, EdgeLabel};
 use super::frames::{RunningFrames, is_library_file};
 use super::heap::Heap;
 use super::layout::MODULE_DICT;
 use super::notebook::{SHELL, is_machinery};
-use super::objects::Entry;
+use super::objects::DictEntry;
 use super::path_text::text;
-use crate::memory::{Memory, PATHS_SPENT, at};
+use crate::memory::{MemoryAccess, PATHS_SPENT, at};
 
 /// Maximum length of a path. Longer chains are data structures of their own.
 const MOST_STEPS: usize = 4096;
 
 /// How an object was first reached.
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct PathStep {
     /// Index of the referring object; `None` for a reference from a root.
     from: Option<u32>,
-    label: Label,
+    label: EdgeLabel,
     slot: u64,
 }
 
 /// A reference on a path, for checking it later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct PathLink {
     /// Address of the word that refers to the object.
     pub slot: u64,
     /// Address of the object.
@@ -43,7 +43,7 @@ pub struct Path {
     /// The path in Python syntax, as far as possible.
     pub text: String,
     /// References of the path, from the object to the root.
-    pub links: Vec<Link>,
+    pub links: Vec<PathLink>,
     /// The path leads through a traceback.
     pub is_through_traceback: bool,
     /// Index of the tensor that owns the first autograd graph on the path, if any.
@@ -52,7 +52,7 @@ pub struct Path {
 
 /// Quality of the path to an object; less is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Rank {
+pub struct PathRank {
     /// Rank of the path's root.
     pub root: u8,
     /// Number of references on the path.
@@ -71,7 +71,7 @@ pub struct Breadth {
 /// Search results: how each object was first reached.
 #[derive(Debug)]
 pub struct Paths {
-    steps: Vec<Option<Step>>,
+    steps: Vec<Option<PathStep>>,
     references: Vec<u32>,
     /// Rank of the root of each object.
     ranks: Vec<u8>,
@@ -90,12 +90,12 @@ pub struct Paths {
 impl Paths {
     /// Searches everything that can be reached. `earlier` are the frames that ran when the reading
     /// began.
-    pub fn search(heap: &Heap<'_, impl Memory>, earlier: &RunningFrames) -> Self {
+    pub fn search(heap: &Heap<'_, impl MemoryAccess>, earlier: &RunningFrames) -> Self {
         Self::search_within(heap, earlier, Breadth { of_libraries: true, objects_per_root: usize::MAX })
     }
 
     /// Searches to a given extent.
-    pub fn search_within(heap: &Heap<'_, impl Memory>, earlier: &RunningFrames, breadth: Breadth) -> Self {
+    pub fn search_within(heap: &Heap<'_, impl MemoryAccess>, earlier: &RunningFrames, breadth: Breadth) -> Self {
         let count = heap.len();
         let mut paths = Self {
             steps: vec![None; count],
@@ -123,19 +123,19 @@ impl Paths {
         paths
     }
 
-    fn follow_tracebacks(&mut self, heap: &Heap<'_, impl Memory>, most: usize) {
+    fn follow_tracebacks(&mut self, heap: &Heap<'_, impl MemoryAccess>, most: usize) {
         let mut queue: VecDeque<_> = std::mem::take(&mut self.tracebacks).into();
         self.rank = ranks::TRACEBACK;
         self.spread_through(heap, &mut queue, most, true);
     }
 
-    fn spread(&mut self, heap: &Heap<'_, impl Memory>, queue: &mut VecDeque<u32>, most: usize) {
+    fn spread(&mut self, heap: &Heap<'_, impl MemoryAccess>, queue: &mut VecDeque<u32>, most: usize) {
         self.spread_through(heap, queue, most, false);
     }
 
     fn spread_through(
         &mut self,
-        heap: &Heap<'_, impl Memory>,
+        heap: &Heap<'_, impl MemoryAccess>,
         queue: &mut VecDeque<u32>,
         most: usize,
         follows_tracebacks: bool,
@@ -151,7 +151,7 @@ impl Paths {
             if heap.is_moving() && !heap.is_same(place) {
                 continue;
             }
-            if !follows_tracebacks && heap.class(place).is_some_and(|class| class.kind == Kind::Traceback) {
+            if !follows_tracebacks && heap.class(place).is_some_and(|class| class.kind == ObjectKind::Traceback) {
                 self.tracebacks.push(place);
                 continue;
             }
@@ -172,7 +172,7 @@ impl Paths {
             }
             self.references[target] = self.references[target].saturating_add(1);
             if self.steps[target].is_none() && !self.is_begun.get(target).copied().unwrap_or(false) {
-                self.steps[target] = Some(Step { from, label: edge.label, slot: edge.slot });
+                self.steps[target] = Some(PathStep { from, label: edge.label, slot: edge.slot });
                 self.ranks[target] = self.rank;
                 queue.push_back(edge.target);
             }
@@ -188,7 +188,7 @@ impl Paths {
     }
 
     /// Returns the quality of the path to an object; `None` if it was not reached.
-    pub fn rank(&self, place: u32) -> Option<Rank> {
+    pub fn rank(&self, place: u32) -> Option<PathRank> {
         let mut step = self.steps.get(place as usize).copied().flatten()?;
         let mut length = 1;
         while let Some(next) = step.from.and_then(|from| self.steps.get(from as usize).copied().flatten()) {
@@ -197,18 +197,18 @@ impl Paths {
                 break;
             }
         }
-        Some(Rank { root: *self.ranks.get(place as usize)?, length })
+        Some(PathRank { root: *self.ranks.get(place as usize)?, length })
     }
 
     /// Continues the search at objects that nodes of autograd graphs retain, each given with the
     /// index of the graph's tensor and the slot's address. Returns the indices of newly reached
     /// objects.
-    pub fn follow_kept(&mut self, heap: &Heap<'_, impl Memory>, kept: &[(u32, u32, u64)]) -> Vec<u32> {
+    pub fn follow_kept(&mut self, heap: &Heap<'_, impl MemoryAccess>, kept: &[(u32, u32, u64)]) -> Vec<u32> {
         let mut queue = VecDeque::new();
         let before: Vec<bool> = self.steps.iter().map(Option::is_some).collect();
         for (object, owner, slot) in kept {
             self.rank = self.ranks.get(*owner as usize).copied().unwrap_or(u8::MAX);
-            let edge = Edge { label: Label::Graph, target: *object, slot: *slot };
+            let edge = Edge { label: EdgeLabel::Graph, target: *object, slot: *slot };
             self.put(Some(*owner), &[edge], &mut queue);
         }
         self.spread_through(heap, &mut queue, usize::MAX, true);
@@ -225,7 +225,7 @@ impl Paths {
         let mut current = Some(place);
         for _ in 0..MOST_STEPS {
             let Some(step) = current.and_then(|place| self.steps.get(place as usize).copied().flatten()) else { break };
-            if step.label == Label::Graph {
+            if step.label == EdgeLabel::Graph {
                 graph_of = step.from;
             }
             current = step.from;
@@ -250,7 +250,7 @@ impl Paths {
 
     /// Continues the search at objects that nothing leads to. Objects that only they refer to then
     /// have paths that begin at them.
-    pub fn begin_at(&mut self, heap: &Heap<'_, impl Memory>, places: impl IntoIterator<Item = u32>) {
+    pub fn begin_at(&mut self, heap: &Heap<'_, impl MemoryAccess>, places: impl IntoIterator<Item = u32>) {
         let mut queue: VecDeque<_> = places.into_iter().collect();
         self.is_begun = vec![false; heap.len()];
         for place in &queue {
@@ -261,19 +261,19 @@ impl Paths {
     }
 
     /// Returns the path to an object, if one was found.
-    pub fn path(&self, heap: &Heap<'_, impl Memory>, place: u32) -> Option<Path> {
+    pub fn path(&self, heap: &Heap<'_, impl MemoryAccess>, place: u32) -> Option<Path> {
         let (mut labels, mut links, mut traceback, mut graph_of) = (Vec::new(), Vec::new(), None, None);
         let mut current = Some(place);
         while let Some(place) = current {
             let Some(step) = self.steps.get(place as usize).copied().flatten() else { break };
-            if heap.class(place).is_some_and(|class| class.kind == Kind::Traceback) {
+            if heap.class(place).is_some_and(|class| class.kind == ObjectKind::Traceback) {
                 traceback = Some(labels.len());
             }
-            if step.label == Label::Graph {
+            if step.label == EdgeLabel::Graph {
                 graph_of = step.from;
             }
             labels.push(step.label);
-            links.push(Link { slot: step.slot, object: heap.address(place)? });
+            links.push(PathLink { slot: step.slot, object: heap.address(place)? });
             current = step.from;
             if labels.len() > MOST_STEPS {
                 return None;
@@ -292,7 +292,7 @@ impl Paths {
 }
 
 /// Returns a reference as Python writes it behind the referring object: `._local_tensor`, `[3]`.
-pub fn reference_text(heap: &Heap<'_, impl Memory>, label: Label) -> String {
+pub fn reference_text(heap: &Heap<'_, impl MemoryAccess>, label: EdgeLabel) -> String {
     text(heap, None, &[label], None)
 }
 
@@ -316,7 +316,11 @@ mod ranks {
 
 /// Returns all roots, best first. Each frame is a rank of its own. Modules and their dicts are
 /// closed.
-fn roots(heap: &Heap<'_, impl Memory>, earlier: &RunningFrames, is_closed: &mut Vec<bool>) -> Vec<(u8, Vec<Edge>)> {
+fn roots(
+    heap: &Heap<'_, impl MemoryAccess>,
+    earlier: &RunningFrames,
+    is_closed: &mut Vec<bool>,
+) -> Vec<(u8, Vec<Edge>)> {
     let mut roots = globals(heap, is_closed);
     for frame in heap.run_frames(earlier) {
         let rank = match (frame.is_own, frame.is_standing) {
@@ -335,7 +339,7 @@ fn roots(heap: &Heap<'_, impl Memory>, earlier: &RunningFrames, is_closed: &mut 
 
 /// Returns the globals of the program's modules with `__main__` first, IPython's variables, and the
 /// globals of libraries.
-fn globals(heap: &Heap<'_, impl Memory>, is_closed: &mut Vec<bool>) -> Vec<(u8, Vec<Edge>)> {
+fn globals(heap: &Heap<'_, impl MemoryAccess>, is_closed: &mut Vec<bool>) -> Vec<(u8, Vec<Edge>)> {
     let objects = heap.objects();
     let (mut main, mut own, mut machinery, mut others) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut close = |object: u64| {
@@ -352,7 +356,7 @@ fn globals(heap: &Heap<'_, impl Memory>, is_closed: &mut Vec<bool>) -> Vec<(u8, 
         let Some(modules) = modules() else { continue };
         close(modules);
         for module in objects.entries(modules).unwrap_or_default() {
-            if heap.class_of(module.value).is_none_or(|class| class.kind != Kind::Module) {
+            if heap.class_of(module.value).is_none_or(|class| class.kind != ObjectKind::Module) {
                 continue;
             }
             let Some(dict) = at(module.value, MODULE_DICT).and_then(|at| objects.memory.u64(at)) else { continue };
@@ -360,11 +364,11 @@ fn globals(heap: &Heap<'_, impl Memory>, is_closed: &mut Vec<bool>) -> Vec<(u8, 
             close(dict);
             let mut entries = objects.entries(dict).unwrap_or_default();
             let name = objects.text(module.key);
-            let label = |entry: &Entry| Label::Global { module: module.key, name: entry.key };
-            let edge = |entry: &Entry| heap.edge(label(entry), entry.value, entry.slot);
+            let label = |entry: &DictEntry| EdgeLabel::Global { module: module.key, name: entry.key };
+            let edge = |entry: &DictEntry| heap.edge(label(entry), entry.value, entry.slot);
             let part = match name.as_deref() {
                 Some("__main__") => {
-                    let text = |entry: &Entry| objects.text(entry.key).unwrap_or_default();
+                    let text = |entry: &DictEntry| objects.text(entry.key).unwrap_or_default();
                     if entries.iter().any(|entry| text(entry) == SHELL) {
                         machinery.extend(
                             entries.extract_if(.., |entry| is_machinery(&text(entry))).filter_map(|entry| edge(&entry)),
@@ -384,7 +388,7 @@ fn globals(heap: &Heap<'_, impl Memory>, is_closed: &mut Vec<bool>) -> Vec<(u8, 
 
 /// Returns whether these are the globals of a module of the program: its file is not in a library
 /// folder.
-fn is_own(heap: &Heap<'_, impl Memory>, globals: &[Entry]) -> bool {
+fn is_own(heap: &Heap<'_, impl MemoryAccess>, globals: &[DictEntry]) -> bool {
     let objects = heap.objects();
     let file = globals.iter().find(|entry| objects.text(entry.key).as_deref() == Some("__file__"));
     let file = file.and_then(|entry| objects.text(entry.value));

@@ -1,7 +1,7 @@
 //! Reads Python strings from another process's memory.
 
 use super::layout::TextLayout;
-use crate::memory::{Memory, at};
+use crate::memory::{MemoryAccess, at};
 
 /// Maximum number of characters read: the length of the kernel's longest path.
 const MOST_LETTERS: u64 = 4096;
@@ -16,7 +16,7 @@ const STATE: u32 = 32;
 /// it is not stored in one piece (legacy strings of C extensions).
 ///
 /// Invalid characters, such as half a surrogate pair, are replaced.
-pub fn text(memory: &impl Memory, layout: TextLayout, address: u64) -> Option<String> {
+pub fn text(memory: &impl MemoryAccess, layout: TextLayout, address: u64) -> Option<String> {
     let length = memory.u64(at(address, LENGTH)?)?;
     let state = memory.u32(at(address, STATE)?)?;
     let (width, is_compact, is_ascii) = (state >> 2 & 7, state & 1 << 5 != 0, state & 1 << 6 != 0);

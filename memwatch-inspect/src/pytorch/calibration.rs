@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use memwatch_core::allocators::pytorch::{Family, Scope, Statistics};
+use memwatch_core::allocators::pytorch::{AllocatorStatistics, StatFamily, StatScope};
 
-use super::refusal::Refusal;
-use crate::memory::{Memory, at, heap_bytes};
+use super::refusal::ReadRefusal;
+use crate::memory::{MemoryAccess, at, heap_bytes};
 use crate::pass::Pass;
 
 /// Multiple of block sizes and addresses: `kMinBlockSize`, in bytes.
@@ -47,9 +47,9 @@ pub struct Calibration {
 }
 
 /// Information about the blocks before their layout is known.
-pub(super) struct Subject<'a> {
+pub(super) struct CalibrationInput<'a> {
     /// Statistics of the allocator.
-    pub(super) statistics: &'a Statistics,
+    pub(super) statistics: &'a AllocatorStatistics,
     /// Addresses of the active blocks.
     pub(super) active: &'a BTreeSet<u64>,
     /// Addresses of all blocks in the trees.
@@ -58,12 +58,12 @@ pub(super) struct Subject<'a> {
     pub(super) headers: &'a BTreeMap<u64, u64>,
 }
 
-type Rows = BTreeMap<u64, Vec<u64>>;
+type BlockRows = BTreeMap<u64, Vec<u64>>;
 
-impl Subject<'_> {
+impl CalibrationInput<'_> {
     /// Determines the layout; `None` if there is no block to learn it from.
-    pub(super) fn calibrate<M: Memory>(&self, pass: &Pass<'_, M>) -> Result<Option<Calibration>, Refusal> {
-        let unreadable = Refusal::NotRecognized("its blocks cannot be read");
+    pub(super) fn calibrate<M: MemoryAccess>(&self, pass: &Pass<'_, M>) -> Result<Option<Calibration>, ReadRefusal> {
+        let unreadable = ReadRefusal::NotRecognized("its blocks cannot be read");
         let blocks: BTreeSet<u64> = self.active.union(self.free).copied().collect();
         if blocks.is_empty() {
             return Ok(None);
@@ -72,31 +72,31 @@ impl Subject<'_> {
         let words = widths.collect::<Option<Vec<_>>>().and_then(|widths| widths.into_iter().min());
         let words = words.unwrap_or(UNSAID_WORDS);
         let rows = blocks.iter().map(|block| Some((*block, pass.words(at(*block, 0)?, words)?)));
-        let rows: Rows = rows.collect::<Option<_>>().ok_or(unreadable)?;
-        let pool = self.pool(&rows, words).ok_or(Refusal::NotRecognized("the pool of a block is not found"))?;
+        let rows: BlockRows = rows.collect::<Option<_>>().ok_or(unreadable)?;
+        let pool = self.pool(&rows, words).ok_or(ReadRefusal::NotRecognized("the pool of a block is not found"))?;
         let layout = linked(&rows, words, pool).or_else(|| declared(&rows, words, pool));
         let mut layout =
-            layout.ok_or(Refusal::NotRecognized("address, size and neighbours of a block are not found"))?;
+            layout.ok_or(ReadRefusal::NotRecognized("address, size and neighbours of a block are not found"))?;
         if let Some(requested) = self.requested(&rows, &layout) {
             layout.requested = requested;
         }
         let flags = (0..words).filter(|word| *word > 1 && !layout.names(*word));
         let flags = flags.into_iter().find(|word| self.is_flags(&rows, &layout, *word));
-        layout.flags = flags.ok_or(Refusal::NotRecognized("whether a block is allocated is not found"))?;
+        layout.flags = flags.ok_or(ReadRefusal::NotRecognized("whether a block is allocated is not found"))?;
         Ok(Some(Calibration { block: layout }))
     }
 
     /// Returns the only word that is a pool's address in all blocks. The header of a pool's first
     /// tree is at offset 8 or 16.
-    fn pool(&self, rows: &Rows, words: usize) -> Option<usize> {
+    fn pool(&self, rows: &BlockRows, words: usize) -> Option<usize> {
         let is_pool = |pool: u64| [8, 16].iter().any(|front| self.headers.contains_key(&pool.wrapping_add(*front)));
         let mut found = (0..words).filter(|word| rows.values().all(|row| is_pool(row[*word])));
         found.next().filter(|_| found.next().is_none())
     }
 
     /// Returns the word whose sum over the active blocks equals the allocator's requested bytes.
-    fn requested(&self, rows: &Rows, layout: &BlockLayout) -> Option<usize> {
-        let total = u64::try_from(self.statistics.get(Family::RequestedBytes, Scope::All).current).ok()?;
+    fn requested(&self, rows: &BlockRows, layout: &BlockLayout) -> Option<usize> {
+        let total = u64::try_from(self.statistics.get(StatFamily::RequestedBytes, StatScope::All).current).ok()?;
         let sum = |word: usize| {
             let active = self.active.iter().map(|block| rows.get(block));
             active.into_iter().try_fold(0u64, |sum, row| {
@@ -111,8 +111,8 @@ impl Subject<'_> {
     /// Returns whether this word begins with two flags, where count and bytes of the blocks with
     /// the first flag equal the allocated ones, and the bytes with the second equal the reserved
     /// ones.
-    fn is_flags(&self, rows: &Rows, layout: &BlockLayout, word: usize) -> bool {
-        let current = |family| u64::try_from(self.statistics.get(family, Scope::All).current).ok();
+    fn is_flags(&self, rows: &BlockRows, layout: &BlockLayout, word: usize) -> bool {
+        let current = |family| u64::try_from(self.statistics.get(family, StatScope::All).current).ok();
         let (mut count, mut allocated, mut mapped) = (0, 0u64, 0u64);
         for row in rows.values() {
             let [is_allocated, is_mapped, ..] = row[word].to_le_bytes();
@@ -123,9 +123,9 @@ impl Subject<'_> {
             allocated = allocated.saturating_add(u64::from(is_allocated) * row[layout.size]);
             mapped = mapped.saturating_add(u64::from(is_mapped) * row[layout.size]);
         }
-        Some(count) == current(Family::Allocation)
-            && Some(allocated) == current(Family::AllocatedBytes)
-            && Some(mapped) == current(Family::ReservedBytes)
+        Some(count) == current(StatFamily::Allocation)
+            && Some(allocated) == current(StatFamily::AllocatedBytes)
+            && Some(mapped) == current(StatFamily::ReservedBytes)
     }
 }
 
@@ -169,17 +169,17 @@ impl BlockLayout {
 }
 
 /// Returns the words of a block by the size of its glibc heap chunk; `None` if that is impossible.
-fn block_words<M: Memory>(pass: &Pass<'_, M>, block: u64) -> Option<usize> {
+fn block_words<M: MemoryAccess>(pass: &Pass<'_, M>, block: u64) -> Option<usize> {
     heap_words(pass, block).filter(|words| BLOCK_WORDS.contains(words))
 }
 
 /// Returns the words of the glibc heap chunk at an address.
-pub(super) fn heap_words<M: Memory>(pass: &Pass<'_, M>, address: u64) -> Option<usize> {
+pub(super) fn heap_words<M: MemoryAccess>(pass: &Pass<'_, M>, address: u64) -> Option<usize> {
     usize::try_from(heap_bytes(pass, address)? / 8).ok()
 }
 
 /// Finds the layout by neighbours: the next block begins where this one ends, and links back.
-fn linked(rows: &Rows, words: usize, pool: usize) -> Option<BlockLayout> {
+fn linked(rows: &BlockRows, words: usize, pool: usize) -> Option<BlockLayout> {
     let is_size = |word: usize| {
         rows.values().all(|row| row[word].is_multiple_of(ROUNDING) && (1..BELIEVABLE).contains(&row[word]))
     };
@@ -216,7 +216,7 @@ fn linked(rows: &Rows, words: usize, pool: usize) -> Option<BlockLayout> {
     None
 }
 
-fn is_next(rows: &Rows, address: usize, size: usize, next: usize) -> bool {
+fn is_next(rows: &BlockRows, address: usize, size: usize, next: usize) -> bool {
     let follows = |row: &Vec<u64>| {
         let end = row[address].checked_add(row[size]);
         row[next] == 0 || rows.get(&row[next]).is_some_and(|next| Some(next[address]) == end)
@@ -226,7 +226,7 @@ fn is_next(rows: &Rows, address: usize, size: usize, next: usize) -> bool {
 
 /// Returns the layout by the order of declaration around `pool` (2.1 to 2.15), if no block has a
 /// neighbour to learn it from.
-fn declared(rows: &Rows, words: usize, pool: usize) -> Option<BlockLayout> {
+fn declared(rows: &BlockRows, words: usize, pool: usize) -> Option<BlockLayout> {
     let layout = BlockLayout { words, ..BlockLayout::declared_around(pool.max(2)) };
     let is_alone = |row: &Vec<u64>| {
         let [size, address] = [row[layout.size], row[layout.address]];

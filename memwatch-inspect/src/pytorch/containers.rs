@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::refusal::Contradiction;
-use crate::memory::{Memory, at};
+use super::refusal::ReadContradiction;
+use crate::memory::{MemoryAccess, at};
 use crate::pass::Pass;
 
 /// Words of a tree header: {colour, root, first, last, count} (`std::_Rb_tree_header`,
@@ -17,7 +17,7 @@ const GREATEST_DEPTH: usize = 64;
 const NODE_VALUE: usize = 4;
 
 /// Returns the element count if these words, read at an address, are a tree header.
-pub(super) fn tree_at<M: Memory>(pass: &Pass<'_, M>, address: u64, words: &[u64]) -> Option<u64> {
+pub(super) fn tree_at<M: MemoryAccess>(pass: &Pass<'_, M>, address: u64, words: &[u64]) -> Option<u64> {
     let [colour, root, first, last, count] = *words.first_chunk::<HEADER_WORDS>()?;
     if colour & 0xffff_ffff != 0 {
         return None;
@@ -32,17 +32,17 @@ pub(super) fn tree_at<M: Memory>(pass: &Pass<'_, M>, address: u64, words: &[u64]
 }
 
 /// Returns the values of the tree with this header, in order.
-pub(super) fn tree<M: Memory>(pass: &Pass<'_, M>, header: u64) -> Result<Vec<u64>, Contradiction> {
-    let words = pass.words(header, HEADER_WORDS).ok_or(Contradiction::Tree)?;
+pub(super) fn tree<M: MemoryAccess>(pass: &Pass<'_, M>, header: u64) -> Result<Vec<u64>, ReadContradiction> {
+    let words = pass.words(header, HEADER_WORDS).ok_or(ReadContradiction::Tree)?;
     let (mut node, count) = (words[1], words[4]);
     let (mut values, mut above) = (Vec::new(), Vec::new());
     while node != 0 || !above.is_empty() {
         while node != 0 {
-            let words = at(node, 0).and_then(|node| pass.words(node, NODE_VALUE + 1)).ok_or(Contradiction::Tree)?;
+            let words = at(node, 0).and_then(|node| pass.words(node, NODE_VALUE + 1)).ok_or(ReadContradiction::Tree)?;
             node = words[2];
             above.push(words);
             if above.len() > GREATEST_DEPTH {
-                return Err(Contradiction::Tree);
+                return Err(ReadContradiction::Tree);
             }
         }
         if let Some(words) = above.pop() {
@@ -50,10 +50,10 @@ pub(super) fn tree<M: Memory>(pass: &Pass<'_, M>, header: u64) -> Result<Vec<u64
             node = words[3];
         }
         if values.len() as u64 > count {
-            return Err(Contradiction::Tree);
+            return Err(ReadContradiction::Tree);
         }
     }
-    if values.len() as u64 == count { Ok(values) } else { Err(Contradiction::Tree) }
+    if values.len() as u64 == count { Ok(values) } else { Err(ReadContradiction::Tree) }
 }
 
 /// Header of a flat hash table: {entries, slots - 1, {shift, most lookups, load factor}, count}
@@ -89,7 +89,7 @@ impl HashTable {
     }
 
     /// Returns the addresses in the current entries, sorted.
-    pub(super) fn addresses<M: Memory>(&self, pass: &Pass<'_, M>) -> Option<Vec<u64>> {
+    pub(super) fn addresses<M: MemoryAccess>(&self, pass: &Pass<'_, M>) -> Option<Vec<u64>> {
         let mut found: Vec<u64> =
             self.entries(pass, 2)?.into_iter().filter_map(|value| value.first().copied()).collect();
         found.sort_unstable();
@@ -99,14 +99,14 @@ impl HashTable {
 
     /// Returns the values of the entries, without the first word, which has the distance from the
     /// entry's slot. `entry_words` is the size of an entry.
-    pub(super) fn values<M: Memory>(&self, pass: &Pass<'_, M>, entry_words: usize) -> Option<Vec<Vec<u64>>> {
+    pub(super) fn values<M: MemoryAccess>(&self, pass: &Pass<'_, M>, entry_words: usize) -> Option<Vec<Vec<u64>>> {
         if self.count == 0 {
             return Some(Vec::new());
         }
         self.entries(pass, entry_words).filter(|values| values.len() as u64 == self.count)
     }
 
-    fn entries<M: Memory>(&self, pass: &Pass<'_, M>, entry_words: usize) -> Option<Vec<Vec<u64>>> {
+    fn entries<M: MemoryAccess>(&self, pass: &Pass<'_, M>, entry_words: usize) -> Option<Vec<Vec<u64>>> {
         // The last entry is only an end marker.
         let entries = usize::try_from(self.slots + self.most_lookups - 1).ok()?;
         let words = pass.words(at(self.entries, 0)?, entries.checked_mul(entry_words)?)?;
@@ -117,7 +117,7 @@ impl HashTable {
 
 /// Returns the tree headers among these words, which begin at `address`: element counts by header
 /// address.
-pub(super) fn trees_in<M: Memory>(pass: &Pass<'_, M>, address: u64, words: &[u64]) -> BTreeMap<u64, u64> {
+pub(super) fn trees_in<M: MemoryAccess>(pass: &Pass<'_, M>, address: u64, words: &[u64]) -> BTreeMap<u64, u64> {
     let place = |(index, words): (usize, &[u64])| {
         let header = address.wrapping_add(8 * index as u64);
         Some((header, tree_at(pass, header, words)?))

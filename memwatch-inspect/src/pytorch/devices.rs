@@ -1,12 +1,12 @@
 //! Finds the allocator of each device, and checks its state.
 
 use memwatch_common::tensor::{STATISTICS_OFFSET_BYTES, STATISTICS_WORDS};
-use memwatch_core::allocators::pytorch::{Statistics, statistics_of};
+use memwatch_core::allocators::pytorch::{AllocatorStatistics, statistics_of};
 
 use super::calibration::heap_words;
 use super::containers::{HashTable, trees_in};
-use super::refusal::Refusal;
-use crate::memory::{Memory, at, words_of};
+use super::refusal::ReadRefusal;
+use crate::memory::{MemoryAccess, at, words_of};
 use crate::pass::Pass;
 
 /// Bytes at the beginning of the allocator that are searched for the vector of devices.
@@ -28,7 +28,7 @@ const LEAST_TREES: usize = 2;
 
 /// Finds the devices' allocators: a `std::vector<std::unique_ptr<DeviceCachingAllocator>>` in the
 /// object.
-pub(super) fn find<M: Memory>(pass: &Pass<'_, M>, object: u64) -> Result<Vec<u64>, Refusal> {
+pub(super) fn find<M: MemoryAccess>(pass: &Pass<'_, M>, object: u64) -> Result<Vec<u64>, ReadRefusal> {
     let mut words = Vec::new();
     while words.len() * 8 < OBJECT_BYTES {
         let Some(piece) = pass.words(object.wrapping_add(8 * words.len() as u64), PIECE_WORDS) else { break };
@@ -41,9 +41,9 @@ pub(super) fn find<M: Memory>(pass: &Pass<'_, M>, object: u64) -> Result<Vec<u64
         are_at_rest.then_some(devices)
     });
     found.ok_or_else(|| match (are_at_work, has_granted_nothing(&words)) {
-        (true, _) => Refusal::Busy,
-        (false, true) => Refusal::NotInitialized,
-        (false, false) => Refusal::NotRecognized("the vector of devices is not found"),
+        (true, _) => ReadRefusal::Busy,
+        (false, true) => ReadRefusal::NotInitialized,
+        (false, false) => ReadRefusal::NotRecognized("the vector of devices is not found"),
     })
 }
 
@@ -57,7 +57,7 @@ fn has_granted_nothing(words: &[u64]) -> bool {
 
 /// Returns the devices in a vector, and whether the statistics of all are consistent; `None` if it
 /// is another vector, or none.
-fn devices<M: Memory>(pass: &Pass<'_, M>, begin: u64, end: u64, room: u64) -> Option<(Vec<u64>, bool)> {
+fn devices<M: MemoryAccess>(pass: &Pass<'_, M>, begin: u64, end: u64, room: u64) -> Option<(Vec<u64>, bool)> {
     let is_vector = begin != 0
         && [begin, end, room].iter().all(|word| word.is_multiple_of(8))
         && begin < end
@@ -74,7 +74,7 @@ fn devices<M: Memory>(pass: &Pass<'_, M>, begin: u64, end: u64, room: u64) -> Op
 
 /// Returns whether the statistics of a device's allocator are consistent, as they are while it is
 /// idle; `None` if it is no allocator.
-fn is_at_rest<M: Memory>(pass: &Pass<'_, M>, device: u64) -> Option<bool> {
+fn is_at_rest<M: MemoryAccess>(pass: &Pass<'_, M>, device: u64) -> Option<bool> {
     let device = at(device, 0).filter(|device| device.is_multiple_of(8))?;
     let words = pass.words(device, STATISTICS_WORD + STATISTICS_WORDS)?;
     let statistics = words.get(STATISTICS_WORD..).and_then(|words| words.first_chunk::<STATISTICS_WORDS>())?;
@@ -85,7 +85,7 @@ fn is_at_rest<M: Memory>(pass: &Pass<'_, M>, device: u64) -> Option<bool> {
 
 /// Returns the words of a device's allocator: up to the end of its heap chunk, or to the next
 /// allocator, which may follow directly.
-pub(super) fn words<M: Memory>(pass: &Pass<'_, M>, device: u64, all: &[u64]) -> Option<Vec<u64>> {
+pub(super) fn words<M: MemoryAccess>(pass: &Pass<'_, M>, device: u64, all: &[u64]) -> Option<Vec<u64>> {
     let most = DEVICE_BYTES / 8;
     let by_heap = heap_words(pass, device).filter(|words| (LEAST_WORDS..most).contains(words)).unwrap_or(most);
     let next = all.iter().filter(|other| **other > device).min();
@@ -95,27 +95,27 @@ pub(super) fn words<M: Memory>(pass: &Pass<'_, M>, device: u64, all: &[u64]) -> 
 
 /// State of an allocator between two operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Moment {
+pub(super) struct AllocatorMoment {
     /// Words from the start of its `DeviceStats`.
     pub(super) words: Box<[u64; STATISTICS_WORDS]>,
     /// Statistics decoded from the words.
-    pub(super) statistics: Statistics,
+    pub(super) statistics: AllocatorStatistics,
 }
 
-impl Moment {
+impl AllocatorMoment {
     /// Reads the current state. An allocator counts every operation, and performs it with its mutex
     /// locked.
-    pub(super) fn read(memory: &impl Memory, device: u64) -> Result<Self, Refusal> {
-        let gone = Refusal::Unreadable("an allocator");
+    pub(super) fn read(memory: &impl MemoryAccess, device: u64) -> Result<Self, ReadRefusal> {
+        let gone = ReadRefusal::Unreadable("an allocator");
         let bytes = memory.array::<{ 8 * (STATISTICS_WORD + STATISTICS_WORDS) }>(device).ok_or(gone)?;
         let words = words_of(&bytes);
         // The first word of `std::recursive_mutex` is 0 while it is unlocked (glibc's
         // `__pthread_mutex_s`).
         if words[0] & 0xffff_ffff != 0 {
-            return Err(Refusal::Busy);
+            return Err(ReadRefusal::Busy);
         }
         let words: &[u64; STATISTICS_WORDS] = words[STATISTICS_WORD..].first_chunk().expect("so many were read");
-        let statistics = statistics_of(words).ok_or(Refusal::Busy)?;
+        let statistics = statistics_of(words).ok_or(ReadRefusal::Busy)?;
         Ok(Self { words: Box::new(*words), statistics })
     }
 }

@@ -18,13 +18,13 @@ mod tests;
 use memwatch_core::input::books::{DeviceBooks, DeviceNumbers, MovingDevice};
 use memwatch_core::words::Ordinal;
 
-use crate::memory::Memory;
+use crate::memory::MemoryAccess;
 use crate::pass::Pass;
 use crate::rtti;
 
 pub use calibration::{BlockLayout, Calibration};
-use devices::Moment;
-pub use refusal::{Contradiction, Refusal};
+use devices::AllocatorMoment;
+pub use refusal::{ReadContradiction, ReadRefusal};
 pub use standing::standing;
 
 /// `c10::cuda::CUDACachingAllocator::allocator`, exported by `libc10_cuda.so`: the address of the
@@ -40,7 +40,7 @@ pub const MOST_BYTES: u64 = 1 << 30;
 
 /// Result of a reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct AllocatorReading {
     /// State of the devices that the process has used, with the process's device numbers.
     pub devices: Vec<DeviceBooks>,
     /// Layout of this build, proven by this reading; `None` if no allocator had a block to learn it
@@ -56,14 +56,19 @@ pub struct Found {
 ///
 /// # Errors
 /// There is no such allocator, the data is contradictory, or the allocator was running:
-/// [`Refusal::is_passing`] tells whether to try again.
-pub fn read(memory: &impl Memory, symbol: u64, known: Option<Calibration>) -> Result<Found, Refusal> {
+/// [`ReadRefusal::is_passing`] tells whether to try again.
+pub fn read(
+    memory: &impl MemoryAccess,
+    symbol: u64,
+    known: Option<Calibration>,
+) -> Result<AllocatorReading, ReadRefusal> {
     let addresses = allocators(memory, symbol)?;
-    let moments = || addresses.iter().map(|address| Moment::read(memory, *address)).collect::<Result<Vec<_>, _>>();
+    let moments =
+        || addresses.iter().map(|address| AllocatorMoment::read(memory, *address)).collect::<Result<Vec<_>, _>>();
     let before = moments()?;
     // Everything read from here on belongs to that moment, if it is unchanged at the end.
     let pass = Pass::new(memory, MOST_BYTES);
-    let mut calibration = reading::Known { layout: known, searches: 0 };
+    let mut calibration = reading::KnownLayout { layout: known, searches: 0 };
     let mut devices = Vec::new();
     for ((ordinal, address), moment) in (0..).map(Ordinal).zip(&addresses).zip(&before) {
         let read = reading::device(&pass, (ordinal, *address, &addresses), moment, &mut calibration);
@@ -71,9 +76,9 @@ pub fn read(memory: &impl Memory, symbol: u64, known: Option<Calibration>) -> Re
         devices.extend(read?);
     }
     if moments()? != before {
-        return Err(Refusal::Busy);
+        return Err(ReadRefusal::Busy);
     }
-    Ok(Found { devices, calibration: calibration.layout, searches: calibration.searches })
+    Ok(AllocatorReading { devices, calibration: calibration.layout, searches: calibration.searches })
 }
 
 /// Returns the addresses of all devices' allocators, by device. They stay valid while the process
@@ -81,11 +86,11 @@ pub fn read(memory: &impl Memory, symbol: u64, known: Option<Calibration>) -> Re
 ///
 /// # Errors
 /// There is no such allocator, or nothing that could be one.
-pub fn device_allocators(memory: &impl Memory, symbol: u64) -> Result<Vec<u64>, Refusal> {
+pub fn device_allocators(memory: &impl MemoryAccess, symbol: u64) -> Result<Vec<u64>, ReadRefusal> {
     // In the middle of an operation, an allocator does not satisfy the invariants.
     let mut found = allocators(memory, symbol);
     for _ in 1..numbers::TRIES {
-        if !found.as_ref().is_err_and(Refusal::is_passing) {
+        if !found.as_ref().is_err_and(ReadRefusal::is_passing) {
             break;
         }
         found = allocators(memory, symbol);
@@ -98,7 +103,7 @@ pub fn device_allocators(memory: &impl Memory, symbol: u64) -> Result<Vec<u64>, 
 ///
 /// # Errors
 /// An allocator is missing, or its statistics are inconsistent in all attempts.
-pub fn read_numbers(memory: &impl Memory, allocators: &[u64]) -> Result<Vec<DeviceNumbers>, Refusal> {
+pub fn read_numbers(memory: &impl MemoryAccess, allocators: &[u64]) -> Result<Vec<DeviceNumbers>, ReadRefusal> {
     let devices = (0..).map(Ordinal).zip(allocators);
     let read = devices.map(|(ordinal, allocator)| numbers::device(memory, ordinal, *allocator));
     let all = read.collect::<Result<Vec<_>, _>>()?;
@@ -111,10 +116,10 @@ pub fn read_numbers(memory: &impl Memory, allocators: &[u64]) -> Result<Vec<Devi
 /// # Errors
 /// There is no such allocator, or nothing that could be one.
 pub fn read_moving(
-    memory: &impl Memory,
+    memory: &impl MemoryAccess,
     symbol: u64,
     known: Option<Calibration>,
-) -> Result<Vec<MovingDevice>, Refusal> {
+) -> Result<Vec<MovingDevice>, ReadRefusal> {
     let addresses = allocators(memory, symbol)?;
     let pass = Pass::new(memory, MOST_BYTES);
     let found: Vec<_> = (0..)
@@ -126,23 +131,23 @@ pub fn read_moving(
 }
 
 /// Refuses an incomplete reading, after a limit was reached.
-fn check<M: Memory>(pass: &Pass<'_, M>) -> Result<(), Refusal> {
+fn check<M: MemoryAccess>(pass: &Pass<'_, M>) -> Result<(), ReadRefusal> {
     if pass.is_late() {
-        return Err(Refusal::TooSlow);
+        return Err(ReadRefusal::TooSlow);
     }
-    if pass.is_exhausted() { Err(Refusal::TooLarge) } else { Ok(()) }
+    if pass.is_exhausted() { Err(ReadRefusal::TooLarge) } else { Ok(()) }
 }
 
 /// Returns the allocators of the process's devices, by device.
-fn allocators(memory: &impl Memory, symbol: u64) -> Result<Vec<u64>, Refusal> {
+fn allocators(memory: &impl MemoryAccess, symbol: u64) -> Result<Vec<u64>, ReadRefusal> {
     let pass = Pass::new(memory, MOST_BYTES);
-    let object = pass.u64(symbol).ok_or(Refusal::Unreadable("the allocator's address"))?;
+    let object = pass.u64(symbol).ok_or(ReadRefusal::Unreadable("the allocator's address"))?;
     if object == 0 {
-        return Err(Refusal::NotInitialized);
+        return Err(ReadRefusal::NotInitialized);
     }
-    let class = rtti::class_of(&pass, object).ok_or(Refusal::NotRecognized("the allocator's class"))?;
+    let class = rtti::class_of(&pass, object).ok_or(ReadRefusal::NotRecognized("the allocator's class"))?;
     if class != NATIVE {
-        return Err(Refusal::Other(rtti::readable(&class).into()));
+        return Err(ReadRefusal::Other(rtti::readable(&class).into()));
     }
     devices::find(&pass, object)
 }

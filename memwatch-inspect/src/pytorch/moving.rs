@@ -12,7 +12,7 @@ use super::calibration::{BELIEVABLE, BlockLayout, Calibration, ROUNDING};
 use super::containers::{HEADER_WORDS, HashTable, tree_at};
 use super::devices::{self, STATISTICS_WORD};
 use super::reading::{FRONT_WORDS, MOST_ACTIVE_SLOTS};
-use crate::memory::{Memory, at};
+use crate::memory::{MemoryAccess, at};
 use crate::pass::Pass;
 
 /// Words of a block that are searched for its pool.
@@ -20,7 +20,7 @@ const POOL_WORDS: std::ops::Range<usize> = 5..16;
 
 /// Returns the blocks in a device's set of active blocks; `None` if the set is not found, or most
 /// of its members are not blocks.
-pub(super) fn active<M: Memory>(
+pub(super) fn active<M: MemoryAccess>(
     pass: &Pass<'_, M>,
     (ordinal, address, all): (Ordinal, u64, &[u64]),
     known: Option<Calibration>,
@@ -33,7 +33,11 @@ pub(super) fn active<M: Memory>(
     Some(MovingDevice { ordinal, allocated_bytes, reserved_bytes, blocks })
 }
 
-fn blocks<M: Memory>(pass: &Pass<'_, M>, table: &HashTable, known: Option<Calibration>) -> Option<Vec<BookBlock>> {
+fn blocks<M: MemoryAccess>(
+    pass: &Pass<'_, M>,
+    table: &HashTable,
+    known: Option<Calibration>,
+) -> Option<Vec<BookBlock>> {
     let addresses = table.addresses(pass)?;
     let read = |layout: BlockLayout| {
         let blocks = addresses.iter().filter_map(|address| block(pass, *address, &layout));
@@ -46,7 +50,7 @@ fn blocks<M: Memory>(pass: &Pass<'_, M>, table: &HashTable, known: Option<Calibr
 
 /// Determines the layout by the pool's position in most of the blocks. The other fields are
 /// declared around it in a fixed order.
-fn layout<M: Memory>(pass: &Pass<'_, M>, addresses: &[u64]) -> Option<BlockLayout> {
+fn layout<M: MemoryAccess>(pass: &Pass<'_, M>, addresses: &[u64]) -> Option<BlockLayout> {
     let rows: Vec<Vec<u64>> =
         addresses.iter().take(256).filter_map(|address| pass.words(at(*address, 0)?, POOL_WORDS.end)).collect();
     let is_pool = |pool: u64| {
@@ -59,7 +63,7 @@ fn layout<M: Memory>(pass: &Pass<'_, M>, addresses: &[u64]) -> Option<BlockLayou
     Some(BlockLayout::declared_around(pool))
 }
 
-fn block<M: Memory>(pass: &Pass<'_, M>, address: u64, layout: &BlockLayout) -> Option<BookBlock> {
+fn block<M: MemoryAccess>(pass: &Pass<'_, M>, address: u64, layout: &BlockLayout) -> Option<BookBlock> {
     let words = pass.words(address, layout.words)?;
     let [is_allocated, is_mapped, ..] = words[layout.flags].to_le_bytes();
     let block = BookBlock {

@@ -8,16 +8,20 @@ use memwatch_core::allocators::pytorch::statistics_of;
 use memwatch_core::input::books::DeviceNumbers;
 use memwatch_core::words::Ordinal;
 
-use super::refusal::Refusal;
-use crate::memory::{Memory, words_of};
+use super::refusal::ReadRefusal;
+use crate::memory::{MemoryAccess, words_of};
 
 /// Maximum number of attempts. An operation of the allocator takes about a microsecond, during
 /// which a reading is inconsistent.
 pub(super) const TRIES: usize = 64;
 
 /// Reads the statistics of one device.
-pub(super) fn device(memory: &impl Memory, ordinal: Ordinal, allocator: u64) -> Result<DeviceNumbers, Refusal> {
-    let gone = || Refusal::Unreadable("an allocator");
+pub(super) fn device(
+    memory: &impl MemoryAccess,
+    ordinal: Ordinal,
+    allocator: u64,
+) -> Result<DeviceNumbers, ReadRefusal> {
+    let gone = || ReadRefusal::Unreadable("an allocator");
     let address = allocator.checked_add(STATISTICS_OFFSET_BYTES).ok_or_else(gone)?;
     for _ in 0..TRIES {
         let bytes = memory.array::<{ 8 * STATISTICS_WORDS }>(address).ok_or_else(gone)?;
@@ -27,7 +31,7 @@ pub(super) fn device(memory: &impl Memory, ordinal: Ordinal, allocator: u64) -> 
             return Ok(DeviceNumbers { ordinal, allocator, words });
         }
     }
-    Err(Refusal::Busy)
+    Err(ReadRefusal::Busy)
 }
 
 /// Returns whether the device was ever used.
@@ -56,7 +60,7 @@ mod tests {
         }
     }
 
-    impl Memory for Busy {
+    impl MemoryAccess for Busy {
         fn fill(&self, address: u64, into: &mut [u8]) -> bool {
             let mut words = self.words.clone();
             if self.readings.get() > 0 {
@@ -78,8 +82,8 @@ mod tests {
         let read = |readings| device(&Busy::new(readings), Ordinal(1), 0x1000);
         let whole = DeviceNumbers { ordinal: Ordinal(1), allocator: 0x1000, words: Busy::new(0).words };
         assert_eq!((read(0), read(5)), (Ok(whole.clone()), Ok(whole)));
-        assert_eq!(read(TRIES), Err(Refusal::Busy));
-        assert_eq!(device(&Busy::new(0), Ordinal(0), u64::MAX), Err(Refusal::Unreadable("an allocator")));
+        assert_eq!(read(TRIES), Err(ReadRefusal::Busy));
+        assert_eq!(device(&Busy::new(0), Ordinal(0), u64::MAX), Err(ReadRefusal::Unreadable("an allocator")));
     }
 
     #[test]

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use memwatch_core::allocators::pytorch::{Family, Scope, Statistics};
+use memwatch_core::allocators::pytorch::{AllocatorStatistics, StatFamily, StatScope};
 use memwatch_core::input::books::{BookBlock, BookSegment, BookState, DeviceBooks};
 use memwatch_core::words::Ordinal;
 
-use super::calibration::{BlockLayout, Calibration, Subject, heap_words};
+use super::calibration::{BlockLayout, Calibration, CalibrationInput, heap_words};
 use super::containers::{HEADER_WORDS, HashTable, tree, tree_at, trees_in};
-use super::devices::{self, Moment};
-use super::refusal::{Contradiction, Refusal};
-use crate::memory::{Memory, at};
+use super::devices::{self, AllocatorMoment};
+use super::refusal::{ReadContradiction, ReadRefusal};
+use crate::memory::{MemoryAccess, at};
 use crate::pass::Pass;
 
 /// Words before the tables and trees: the mutex, and the statistics of 2.1.
@@ -34,7 +34,7 @@ const MOST_SETS: u64 = 6;
 const EXPANDABLE_WORDS: usize = 16;
 
 /// Knowledge about this build.
-pub(super) struct Known {
+pub(super) struct KnownLayout {
     pub(super) layout: Option<Calibration>,
     /// Number of searches for a layout.
     pub(super) searches: u32,
@@ -42,7 +42,7 @@ pub(super) struct Known {
 
 /// A block with its links, decoded.
 #[derive(Clone, Copy, Debug)]
-struct Row {
+struct DecodedBlock {
     block: BookBlock,
     stream: u64,
     pool: u64,
@@ -54,16 +54,16 @@ struct Row {
 
 /// Reads the state of a device, `all` being the allocators of all devices; `None` if the process
 /// has never used the device.
-pub(super) fn device<M: Memory>(
+pub(super) fn device<M: MemoryAccess>(
     pass: &Pass<'_, M>,
     (ordinal, address, all): (Ordinal, u64, &[u64]),
-    moment: &Moment,
-    calibration: &mut Known,
-) -> Result<Option<DeviceBooks>, Refusal> {
-    if moment.statistics == Statistics::default() {
+    moment: &AllocatorMoment,
+    calibration: &mut KnownLayout,
+) -> Result<Option<DeviceBooks>, ReadRefusal> {
+    if moment.statistics == AllocatorStatistics::default() {
         return Ok(None);
     }
-    let device = Device::read(pass, (address, all), &moment.statistics)?;
+    let device = DeviceContainers::read(pass, (address, all), &moment.statistics)?;
     let segments = match calibration.layout {
         Some(known) => device.segments(&known.block).or_else(|_stale| device.calibrated(calibration)),
         None => device.calibrated(calibration),
@@ -72,9 +72,9 @@ pub(super) fn device<M: Memory>(
 }
 
 /// Containers of a device's allocator.
-struct Device<'p, 'm, M> {
+struct DeviceContainers<'p, 'm, M> {
     pass: &'p Pass<'m, M>,
-    statistics: &'p Statistics,
+    statistics: &'p AllocatorStatistics,
     /// Element counts by header address of all trees, including those of private pools.
     headers: BTreeMap<u64, u64>,
     /// Ids of private pools by address.
@@ -87,9 +87,13 @@ struct Device<'p, 'm, M> {
     listed: BTreeSet<u64>,
 }
 
-impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
-    fn read(pass: &'p Pass<'m, M>, (address, all): (u64, &[u64]), statistics: &'p Statistics) -> Result<Self, Refusal> {
-        let words = devices::words(pass, address, all).ok_or(Refusal::Unreadable("an allocator"))?;
+impl<'p, 'm, M: MemoryAccess> DeviceContainers<'p, 'm, M> {
+    fn read(
+        pass: &'p Pass<'m, M>,
+        (address, all): (u64, &[u64]),
+        statistics: &'p AllocatorStatistics,
+    ) -> Result<Self, ReadRefusal> {
+        let words = devices::words(pass, address, all).ok_or(ReadRefusal::Unreadable("an allocator"))?;
         let mut headers = trees_in(pass, address, &words);
         let pools = private_pools(pass, &words);
         let private_pools: BTreeMap<_, _> = pools.iter().copied().collect();
@@ -99,29 +103,29 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
         }
         let active = active_blocks(pass, &words, statistics)?;
         if headers.values().fold(0, |sum: u64, count| sum.saturating_add(*count)) > MOST_FREE {
-            return Err(Refusal::TooLarge);
+            return Err(ReadRefusal::TooLarge);
         }
         let mut free = BTreeSet::new();
         for header in headers.keys() {
-            free.extend(tree(pass, *header).map_err(Refusal::Contradiction)?);
+            free.extend(tree(pass, *header).map_err(ReadRefusal::Contradiction)?);
         }
         let listed = vectors(pass, &words);
         Ok(Self { pass, statistics, headers, private_pools, idle_pools, active, free, listed })
     }
 
     /// Returns the segments by a newly determined layout, and stores it if the result is valid.
-    fn calibrated(&self, calibration: &mut Known) -> Result<Vec<BookSegment>, Refusal> {
+    fn calibrated(&self, calibration: &mut KnownLayout) -> Result<Vec<BookSegment>, ReadRefusal> {
         calibration.searches += 1;
         let Self { statistics, active, free, headers, .. } = self;
-        let found = Subject { statistics, active, free, headers }.calibrate(self.pass)?;
+        let found = CalibrationInput { statistics, active, free, headers }.calibrate(self.pass)?;
         let Some(found) = found else { return self.check(&[], &[]).map(|()| Vec::new()) };
         let segments = self.segments(&found.block)?;
         calibration.layout = Some(found);
         Ok(segments)
     }
 
-    fn segments(&self, layout: &BlockLayout) -> Result<Vec<BookSegment>, Refusal> {
-        let chains = chains(&self.rows(layout)?).map_err(Refusal::Contradiction)?;
+    fn segments(&self, layout: &BlockLayout) -> Result<Vec<BookSegment>, ReadRefusal> {
+        let chains = chains(&self.rows(layout)?).map_err(ReadRefusal::Contradiction)?;
         let mut pools = BTreeMap::new();
         let mut segments = Vec::new();
         for chain in &chains {
@@ -129,7 +133,7 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
                 let Some(first) = part.first().filter(|first| first.is_mapped) else { continue };
                 let pool = match pools.get(&first.pool) {
                     Some(pool) => *pool,
-                    None => self.pool(first.pool).ok_or(Refusal::Contradiction(Contradiction::Pool))?,
+                    None => self.pool(first.pool).ok_or(ReadRefusal::Contradiction(ReadContradiction::Pool))?,
                 };
                 pools.insert(first.pool, pool);
                 segments.push(BookSegment {
@@ -144,14 +148,14 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
                 });
             }
         }
-        let rows: Vec<Row> = chains.into_iter().flatten().collect();
+        let rows: Vec<DecodedBlock> = chains.into_iter().flatten().collect();
         segments.sort_by_key(|segment| segment.address);
         self.check(&rows, &segments)?;
         Ok(segments)
     }
 
     /// Reads all blocks: the known ones and their neighbours.
-    fn rows(&self, layout: &BlockLayout) -> Result<BTreeMap<u64, Row>, Refusal> {
+    fn rows(&self, layout: &BlockLayout) -> Result<BTreeMap<u64, DecodedBlock>, ReadRefusal> {
         let mut rows = BTreeMap::new();
         let mut left: Vec<u64> = self.active.union(&self.free).copied().collect();
         while let Some(block) = left.pop() {
@@ -159,15 +163,15 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
                 continue;
             }
             let words = at(block, 0).and_then(|block| self.pass.words(block, layout.words));
-            let words = words.ok_or(Refusal::Contradiction(Contradiction::Links))?;
-            let row = self.row(layout, block, &words).ok_or(Refusal::Contradiction(Contradiction::Flags))?;
+            let words = words.ok_or(ReadRefusal::Contradiction(ReadContradiction::Links))?;
+            let row = self.row(layout, block, &words).ok_or(ReadRefusal::Contradiction(ReadContradiction::Flags))?;
             left.extend([row.previous, row.next].into_iter().filter(|neighbour| *neighbour != 0));
             rows.insert(block, row);
         }
         Ok(rows)
     }
 
-    fn row(&self, layout: &BlockLayout, block: u64, words: &[u64]) -> Option<Row> {
+    fn row(&self, layout: &BlockLayout, block: u64, words: &[u64]) -> Option<DecodedBlock> {
         let word = |index: usize| words.get(index).copied();
         let [is_allocated, is_mapped, ..] = word(layout.flags)?.to_le_bytes();
         if is_allocated > is_mapped || is_mapped > 1 {
@@ -189,7 +193,7 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
         };
         let behind = words.get(layout.next + 1..).unwrap_or_default();
         let mut pointers = behind.iter().filter(|pointer| pointer.is_multiple_of(8));
-        Some(Row {
+        Some(DecodedBlock {
             block: BookBlock { address, bytes: word(layout.size)?, requested_bytes: word(layout.requested)?, state },
             stream: word(1)?,
             pool: word(layout.pool)?,
@@ -208,27 +212,27 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
     }
 
     /// Checks the segments and blocks against the allocator's totals.
-    fn check(&self, rows: &[Row], segments: &[BookSegment]) -> Result<(), Refusal> {
+    fn check(&self, rows: &[DecodedBlock], segments: &[BookSegment]) -> Result<(), ReadRefusal> {
         let overlaps = |[before, after]: &[BookSegment; 2]| before.address.saturating_add(before.bytes) > after.address;
         if segments.array_windows::<2>().any(overlaps) {
-            return Err(Refusal::Contradiction(Contradiction::Overlap));
+            return Err(ReadRefusal::Contradiction(ReadContradiction::Overlap));
         }
-        let sum = |of: &dyn Fn(&Row) -> u64| rows.iter().map(of).fold(0, u64::saturating_add);
-        let is_allocated = |row: &Row| u64::from(row.block.state == BookState::ActiveAllocated);
-        let is_active = |row: &Row| u64::from(row.block.state != BookState::Inactive);
+        let sum = |of: &dyn Fn(&DecodedBlock) -> u64| rows.iter().map(of).fold(0, u64::saturating_add);
+        let is_allocated = |row: &DecodedBlock| u64::from(row.block.state == BookState::ActiveAllocated);
+        let is_active = |row: &DecodedBlock| u64::from(row.block.state != BookState::Inactive);
         let sums = [
-            ("allocated blocks", Family::Allocation, sum(&is_allocated)),
-            ("active blocks", Family::Active, sum(&is_active)),
-            ("allocated bytes", Family::AllocatedBytes, sum(&|row| is_allocated(row) * row.block.bytes)),
-            ("active bytes", Family::ActiveBytes, sum(&|row| is_active(row) * row.block.bytes)),
-            ("requested bytes", Family::RequestedBytes, sum(&|row| is_active(row) * row.block.requested_bytes)),
-            ("reserved bytes", Family::ReservedBytes, sum(&|row| u64::from(row.is_mapped) * row.block.bytes)),
+            ("allocated blocks", StatFamily::Allocation, sum(&is_allocated)),
+            ("active blocks", StatFamily::Active, sum(&is_active)),
+            ("allocated bytes", StatFamily::AllocatedBytes, sum(&|row| is_allocated(row) * row.block.bytes)),
+            ("active bytes", StatFamily::ActiveBytes, sum(&|row| is_active(row) * row.block.bytes)),
+            ("requested bytes", StatFamily::RequestedBytes, sum(&|row| is_active(row) * row.block.requested_bytes)),
+            ("reserved bytes", StatFamily::ReservedBytes, sum(&|row| u64::from(row.is_mapped) * row.block.bytes)),
         ];
         for (what, family, read) in sums {
-            let counted = self.statistics.get(family, Scope::All).current;
-            let counted = u64::try_from(counted).map_err(|_negative| Refusal::Busy)?;
+            let counted = self.statistics.get(family, StatScope::All).current;
+            let counted = u64::try_from(counted).map_err(|_negative| ReadRefusal::Busy)?;
             if read != counted {
-                return Err(Refusal::Contradiction(Contradiction::Sum { what, read, counted }));
+                return Err(ReadRefusal::Contradiction(ReadContradiction::Sum { what, read, counted }));
             }
         }
         Ok(())
@@ -236,20 +240,20 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
 }
 
 /// Links the blocks of each piece of driver memory in order.
-fn chains(rows: &BTreeMap<u64, Row>) -> Result<Vec<Vec<Row>>, Contradiction> {
+fn chains(rows: &BTreeMap<u64, DecodedBlock>) -> Result<Vec<Vec<DecodedBlock>>, ReadContradiction> {
     let mut chains = Vec::new();
     let mut count = 0;
     for (first, row) in rows.iter().filter(|(_, row)| row.previous == 0) {
         let mut chain = vec![*row];
         let (mut block, mut row) = (*first, row);
         while row.next != 0 {
-            let next = rows.get(&row.next).filter(|next| next.previous == block).ok_or(Contradiction::Links)?;
+            let next = rows.get(&row.next).filter(|next| next.previous == block).ok_or(ReadContradiction::Links)?;
             if row.block.address.checked_add(row.block.bytes) != Some(next.block.address) {
-                return Err(Contradiction::Gaps);
+                return Err(ReadContradiction::Gaps);
             }
             // Guards against cycles: no block is in two chains.
             if chain.len() > rows.len() {
-                return Err(Contradiction::Links);
+                return Err(ReadContradiction::Links);
             }
             (block, row) = (row.next, next);
             chain.push(*row);
@@ -257,17 +261,17 @@ fn chains(rows: &BTreeMap<u64, Row>) -> Result<Vec<Vec<Row>>, Contradiction> {
         count += chain.len();
         chains.push(chain);
     }
-    if count == rows.len() { Ok(chains) } else { Err(Contradiction::Links) }
+    if count == rows.len() { Ok(chains) } else { Err(ReadContradiction::Links) }
 }
 
 /// Returns the active blocks, from the only set of the size that the allocator counts.
-fn active_blocks<M: Memory>(
+fn active_blocks<M: MemoryAccess>(
     pass: &Pass<'_, M>,
     words: &[u64],
-    statistics: &Statistics,
-) -> Result<BTreeSet<u64>, Refusal> {
-    let count = u64::try_from(statistics.get(Family::Active, Scope::All).current);
-    let count = count.map_err(|_negative| Refusal::Busy)?;
+    statistics: &AllocatorStatistics,
+) -> Result<BTreeSet<u64>, ReadRefusal> {
+    let count = u64::try_from(statistics.get(StatFamily::Active, StatScope::All).current);
+    let count = count.map_err(|_negative| ReadRefusal::Busy)?;
     if count == 0 {
         return Ok(BTreeSet::new());
     }
@@ -277,12 +281,12 @@ fn active_blocks<M: Memory>(
         let are_blocks = blocks.iter().all(|block| block.is_multiple_of(8) && at(*block, 0).is_some());
         (are_blocks && blocks.len() as u64 == count).then_some(blocks)
     });
-    found.ok_or(Refusal::Contradiction(Contradiction::ActiveSet))
+    found.ok_or(ReadRefusal::Contradiction(ReadContradiction::ActiveSet))
 }
 
 /// Returns whether a pool is the small one, and the address of its private pool, 0 for none. Both
 /// follow the pool's sets, of which there are one to three depending on the version.
-fn small_and_owner<M: Memory>(pass: &Pass<'_, M>, pool: u64) -> Option<(bool, u64)> {
+fn small_and_owner<M: MemoryAccess>(pass: &Pass<'_, M>, pool: u64) -> Option<(bool, u64)> {
     let set = |index: u64| at(pool, 8).map(|first| first + SET_BYTES * index);
     let sets = (0..MOST_SETS).take_while(|index| {
         let words = set(*index).and_then(|set| Some((set, pass.words(set, HEADER_WORDS)?)));
@@ -303,7 +307,7 @@ fn idle_pools(pools: &[(u64, (u64, u64))]) -> BTreeSet<(u64, u64)> {
 
 /// Returns the private pools with their ids, from the tables of pools by id. A pool begins with its
 /// id. Before 2.7 it does not, and is recognised by the owner of its trees.
-fn private_pools<M: Memory>(pass: &Pass<'_, M>, words: &[u64]) -> Vec<(u64, (u64, u64))> {
+fn private_pools<M: MemoryAccess>(pass: &Pass<'_, M>, words: &[u64]) -> Vec<(u64, (u64, u64))> {
     let is_owner = |pool: u64| {
         let first = trees_of_pool(pass, pool).into_keys().next();
         let owner = first.and_then(|header| small_and_owner(pass, header.checked_sub(8)?));
@@ -323,7 +327,7 @@ fn private_pools<M: Memory>(pass: &Pass<'_, M>, words: &[u64]) -> Vec<(u64, (u64
 
 /// Returns the words in all vectors of pointers among an allocator's words: {begin, end, end of
 /// capacity}.
-fn vectors<M: Memory>(pass: &Pass<'_, M>, words: &[u64]) -> BTreeSet<u64> {
+fn vectors<M: MemoryAccess>(pass: &Pass<'_, M>, words: &[u64]) -> BTreeSet<u64> {
     let items = |[begin, end, room]: &[u64; 3]| {
         let is_vector = [begin, end, room].iter().all(|word| word.is_multiple_of(8))
             && begin < end
@@ -335,7 +339,7 @@ fn vectors<M: Memory>(pass: &Pass<'_, M>, words: &[u64]) -> BTreeSet<u64> {
     words.array_windows::<3>().filter_map(items).flatten().collect()
 }
 
-fn trees_of_pool<M: Memory>(pass: &Pass<'_, M>, pool: u64) -> BTreeMap<u64, u64> {
+fn trees_of_pool<M: MemoryAccess>(pass: &Pass<'_, M>, pool: u64) -> BTreeMap<u64, u64> {
     let words = heap_words(pass, pool).filter(|words| *words <= MOST_POOL_WORDS).unwrap_or(POOL_WORDS);
     let words = pass.words(pool, words).unwrap_or_default();
     trees_in(pass, pool, &words)

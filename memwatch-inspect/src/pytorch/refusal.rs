@@ -2,7 +2,7 @@
 
 /// Reason why the allocator state of a process cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum ReadRefusal {
     /// The process has PyTorch but no allocator yet.
     #[error("CUDA is not initialized in it: it holds nothing")]
     NotInitialized,
@@ -20,7 +20,7 @@ pub enum Refusal {
     Busy,
     /// The data is contradictory.
     #[error("what was read contradicts itself: {0}")]
-    Contradiction(Contradiction),
+    Contradiction(ReadContradiction),
     /// The time budget was spent.
     #[error("its books were not read in the time that a reading may take")]
     TooSlow,
@@ -29,7 +29,7 @@ pub enum Refusal {
     TooLarge,
 }
 
-impl Refusal {
+impl ReadRefusal {
     /// Returns whether another attempt may succeed because the allocator was running.
     pub const fn is_passing(&self) -> bool {
         matches!(self, Self::Busy | Self::Contradiction(_) | Self::NotRecognized(_))
@@ -38,7 +38,7 @@ impl Refusal {
 
 /// A contradiction in a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Contradiction {
+pub enum ReadContradiction {
     /// The set of active blocks has another size than it counts.
     #[error("the set of active blocks has not as many as it counts")]
     ActiveSet,

@@ -26,7 +26,7 @@ pub fn standing(readings: &[MovingBooks]) -> Option<MovingBooks> {
 
 /// Observations of a block: its state, the number of readings that contain it, the last of them,
 /// and whether it was equal in all.
-struct Seen<'b> {
+struct SeenBlock<'b> {
     block: &'b BookBlock,
     times: usize,
     last: usize,
@@ -38,16 +38,17 @@ fn device(readings: &[MovingBooks], ordinal: Ordinal) -> Option<MovingDevice> {
     let found: Vec<&MovingDevice> =
         readings.iter().filter_map(|books| books.devices.iter().find(|device| device.ordinal == ordinal)).collect();
     let newest = found.last()?;
-    let mut seen = HashMap::<u64, Seen<'_>, FixedState>::default();
+    let mut seen = HashMap::<u64, SeenBlock<'_>, FixedState>::default();
     for (reading, device) in found.iter().enumerate() {
         for block in &device.blocks {
-            let known = seen.entry(block.address).or_insert(Seen { block, times: 0, last: reading, is_same: true });
+            let known =
+                seen.entry(block.address).or_insert(SeenBlock { block, times: 0, last: reading, is_same: true });
             known.is_same &= known.block == block;
             known.times += 1;
             known.last = reading;
         }
     }
-    let stands = |known: &Seen<'_>| {
+    let stands = |known: &SeenBlock<'_>| {
         known.is_same && known.times + MISSED >= found.len().max(MISSED + 1) && known.last + 1 + MISSED >= found.len()
     };
     let mut blocks: Vec<BookBlock> = seen.values().filter(|known| stands(known)).map(|known| *known.block).collect();

@@ -3,17 +3,17 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{Refusal, read};
-use crate::memory::{Memory, words_of};
+use super::{ReadRefusal, read};
+use crate::memory::{MemoryAccess, words_of};
 
 /// Address of the image.
 const BASE: u64 = 0x5000_0000;
 
 /// Bytes from [`BASE`] on.
 #[derive(Debug)]
-struct Image(Vec<u8>);
+struct RandomImage(Vec<u8>);
 
-impl Memory for Image {
+impl MemoryAccess for RandomImage {
     fn fill(&self, address: u64, into: &mut [u8]) -> bool {
         let start = address.checked_sub(BASE).and_then(|start| usize::try_from(start).ok());
         let part = start.and_then(|start| self.0.get(start..start.checked_add(into.len())?));
@@ -25,7 +25,7 @@ impl Memory for Image {
 }
 
 /// Returns words most of which are addresses in the image, as in a real process.
-fn images() -> impl Strategy<Value = Image> {
+fn images() -> impl Strategy<Value = RandomImage> {
     let word = prop_oneof![
         4 => (0..1024u64).prop_map(|word| BASE + 8 * word),
         2 => 0..64u64,
@@ -34,12 +34,12 @@ fn images() -> impl Strategy<Value = Image> {
         1 => (1..9u64).prop_map(|count| count * 512),
         1 => any::<u64>(),
     ];
-    vec(word, 1024).prop_map(|words| Image(words.into_iter().flat_map(u64::to_le_bytes).collect()))
+    vec(word, 1024).prop_map(|words| RandomImage(words.into_iter().flat_map(u64::to_le_bytes).collect()))
 }
 
 /// Writes a class's name, its type, its table and an object of it, one after another from this word
 /// on. Returns the object's address.
-fn put_object(image: &mut Image, word: usize, class: &str) -> u64 {
+fn put_object(image: &mut RandomImage, word: usize, class: &str) -> u64 {
     let at = |word: usize| BASE + 8 * word as u64;
     let mut words = vec![0, at(word + 8), at(word), 0, 0, at(word + 3)];
     words.resize(8, 0);
@@ -48,7 +48,7 @@ fn put_object(image: &mut Image, word: usize, class: &str) -> u64 {
     at(word + 5)
 }
 
-fn put_word(image: &mut Image, word: usize, value: u64) {
+fn put_word(image: &mut RandomImage, word: usize, value: u64) {
     image.0[8 * word..8 * word + 8].copy_from_slice(&value.to_le_bytes());
 }
 
@@ -65,8 +65,8 @@ proptest! {
     }
 }
 
-fn zeros() -> Image {
-    Image(vec![0; 8 * 4096])
+fn zeros() -> RandomImage {
+    RandomImage(vec![0; 8 * 4096])
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn an_allocator_of_another_class_is_refused_by_its_name() {
     let refused = read(&image, BASE, None).expect_err("it keeps other books");
     assert_eq!(
         refused,
-        Refusal::Other("c10::cuda::CUDACachingAllocator::CudaMallocAsync::CudaMallocAsyncAllocator".into())
+        ReadRefusal::Other("c10::cuda::CUDACachingAllocator::CudaMallocAsync::CudaMallocAsyncAllocator".into())
     );
     assert!(!refused.is_passing(), "another try is of no use");
     assert!(refused.to_string().contains("CudaMallocAsyncAllocator"), "{refused}");
@@ -86,8 +86,8 @@ fn an_allocator_of_another_class_is_refused_by_its_name() {
 
 #[test]
 fn before_cuda_is_initialized_there_is_no_allocator() {
-    assert_eq!(read(&zeros(), BASE, None), Err(Refusal::NotInitialized));
-    assert_eq!(read(&zeros(), BASE - 8, None), Err(Refusal::Unreadable("the allocator's address")));
+    assert_eq!(read(&zeros(), BASE, None), Err(ReadRefusal::NotInitialized));
+    assert_eq!(read(&zeros(), BASE - 8, None), Err(ReadRefusal::Unreadable("the allocator's address")));
 }
 
 #[test]
@@ -100,11 +100,11 @@ fn an_allocator_whose_tables_are_all_empty_has_no_device_yet() {
     for (place, word) in table.into_iter().chain(table).enumerate() {
         put_word(&mut image, 100 + place, word);
     }
-    assert_eq!(read(&image, BASE, None), Err(Refusal::NotInitialized));
+    assert_eq!(read(&image, BASE, None), Err(ReadRefusal::NotInitialized));
     // One block in a table without a device: the layout is a different one.
     put_word(&mut image, 101, 3);
     put_word(&mut image, 103, 1);
-    assert!(matches!(read(&image, BASE, None), Err(Refusal::NotRecognized(_))));
+    assert!(matches!(read(&image, BASE, None), Err(ReadRefusal::NotRecognized(_))));
 }
 
 #[test]
@@ -113,5 +113,5 @@ fn an_object_that_is_laid_out_in_no_known_way_is_refused() {
     let object = put_object(&mut image, 64, super::NATIVE);
     put_word(&mut image, 0, object);
     assert_eq!(words_of(&image.0[..8]), [object]);
-    assert!(matches!(read(&image, BASE, None), Err(Refusal::NotRecognized(_))));
+    assert!(matches!(read(&image, BASE, None), Err(ReadRefusal::NotRecognized(_))));
 }

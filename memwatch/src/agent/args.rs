@@ -10,7 +10,7 @@ use super::push::args::Otlp;
 /// The agent of this machine.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "Agent")]
-pub(crate) struct Agent {
+pub(crate) struct AgentArgs {
     /// Socket that memwatch commands connect to
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub(crate) socket: PathBuf,
@@ -29,7 +29,7 @@ pub(crate) struct Agent {
     #[command(flatten)]
     pub(crate) otlp: Otlp,
     #[command(flatten)]
-    pub(crate) left: Left,
+    pub(crate) left: SurvivalArgs,
     /// Run without NVML, on a machine that has none: /readyz does not wait for it
     #[arg(long, conflicts_with = "nvml_lib")]
     pub(crate) no_nvml: bool,
@@ -82,7 +82,7 @@ impl Transport {
 
 /// What an agent leaves.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
-pub(crate) struct Left {
+pub(crate) struct SurvivalArgs {
     /// Leave the probes, and what is known, for the agent that is started next; without it nothing stays at the end
     #[arg(long)]
     pub(crate) keep: bool,
@@ -110,7 +110,7 @@ fn process_metrics(text: &str) -> Result<ProcessMetrics, String> {
     }
 }
 
-impl Checked for Agent {
+impl Checked for AgentArgs {
     fn check(&self) -> Result<(), String> {
         self.otlp.check()?;
         self.transport.check(self.listen)

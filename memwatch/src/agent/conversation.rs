@@ -17,7 +17,7 @@ use super::credentials::Peer;
 use super::publish::{Published, SnapshotSource};
 use super::socket::AccessPolicy;
 use super::web::access::PageAccess;
-use crate::client::protocol::{self, Answer, Inbox, PROTOCOL, Request, SnapshotMessage, Welcome};
+use crate::client::protocol::{self, AgentAnswer, AgentRequest, Inbox, PROTOCOL, SnapshotMessage, Welcome};
 use crate::sources::login_users::login_user;
 
 /// Time limits of a client's steps.
@@ -54,13 +54,13 @@ pub(super) struct Reception {
     /// The time limits.
     pub(super) timeouts: Timeouts,
     /// Cache of the last answers.
-    pub(super) writer: Arc<Writer>,
+    pub(super) writer: Arc<FrameCache>,
     /// Access to the page.
     pub(super) page: Arc<PageAccess>,
 }
 
 /// Why a connection ends, other than by the client closing it.
-enum End {
+enum ConnectionEnd {
     /// The client was refused, with this sentence as the reason.
     Refusal(String),
     /// The client took too long.
@@ -69,7 +69,7 @@ enum End {
     Disconnected,
 }
 
-impl From<io::Error> for End {
+impl From<io::Error> for ConnectionEnd {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::InvalidData => Self::Refusal(format!("not understood: {error}")),
@@ -97,35 +97,37 @@ impl Reception {
     async fn receive(self, stream: UnixStream) {
         let end = match Peer::of(&stream) {
             Ok(peer) => self.admit(&stream, &peer).await,
-            Err(error) => Err(End::Refusal(format!("the kernel does not say who you are: {error}"))),
+            Err(error) => Err(ConnectionEnd::Refusal(format!("the kernel does not say who you are: {error}"))),
         };
         match end {
-            Ok(()) | Err(End::Disconnected) => {}
-            Err(End::TimedOut) => self.access.time_out(),
-            Err(End::Refusal(why)) => {
+            Ok(()) | Err(ConnectionEnd::Disconnected) => {}
+            Err(ConnectionEnd::TimedOut) => self.access.time_out(),
+            Err(ConnectionEnd::Refusal(why)) => {
                 self.access.refuse();
-                if let Ok(frame) = protocol::frame(&Answer::Refused { why: Cow::Owned(why) }) {
+                if let Ok(frame) = protocol::frame(&AgentAnswer::Refused { why: Cow::Owned(why) }) {
                     let _ = timeout(self.timeouts.answer, protocol::send(&stream, &frame)).await;
                 }
             }
         }
     }
 
-    async fn admit(&self, stream: &UnixStream, peer: &Peer) -> Result<(), End> {
+    async fn admit(&self, stream: &UnixStream, peer: &Peer) -> Result<(), ConnectionEnd> {
         let viewer = peer.viewer(self.group);
         let is_user = viewer != Viewer::Everything;
-        let _ticket = self.access.enter(login_user(peer.uid), is_user).map_err(|why| End::Refusal(why.to_owned()))?;
+        let _ticket =
+            self.access.enter(login_user(peer.uid), is_user).map_err(|why| ConnectionEnd::Refusal(why.to_owned()))?;
         let mut inbox = Inbox::new(protocol::REQUEST_BYTES);
-        let hello = timeout(self.timeouts.hello, inbox.receive(stream)).await.map_err(|_elapsed| End::TimedOut)??;
+        let hello =
+            timeout(self.timeouts.hello, inbox.receive(stream)).await.map_err(|_elapsed| ConnectionEnd::TimedOut)??;
         let Some(hello) = hello else { return Ok(()) };
         greet(&hello)?;
         let program = env!("CARGO_PKG_VERSION").to_owned();
-        let welcome = protocol::frame(&Answer::Welcome(Welcome { protocol: PROTOCOL, program, viewer }))?;
+        let welcome = protocol::frame(&AgentAnswer::Welcome(Welcome { protocol: PROTOCOL, program, viewer }))?;
         self.send(stream, &welcome).await?;
         self.converse(stream, inbox, viewer).await
     }
 
-    async fn converse(&self, stream: &UnixStream, mut inbox: Inbox, viewer: Viewer) -> Result<(), End> {
+    async fn converse(&self, stream: &UnixStream, mut inbox: Inbox, viewer: Viewer) -> Result<(), ConnectionEnd> {
         let mut follow: Option<Interval> = None;
         let mut idle_until = Instant::now() + self.timeouts.idle;
         loop {
@@ -133,91 +135,93 @@ impl Reception {
                 frame = inbox.receive(stream) => match frame? {
                     None => return Ok(()),
                     Some(frame) => match understand(&frame)? {
-                        Request::Snapshot => self.report(stream, viewer).await?,
-                        Request::Follow { every_ms } => follow = Some(pace(every_ms)),
-                        Request::ResetPeaks { tgid } => self.reset_peaks(stream, Tgid(tgid), viewer).await?,
-                        Request::History => self.history(stream, viewer).await?,
-                        Request::Outlook => self.outlook(stream, viewer).await?,
-                        Request::Page => self.page(stream, viewer).await?,
-                        Request::Hello { .. } => return Err(End::Refusal("not understood: a second hello".to_owned())),
+                        AgentRequest::Snapshot => self.report(stream, viewer).await?,
+                        AgentRequest::Follow { every_ms } => follow = Some(pace(every_ms)),
+                        AgentRequest::ResetPeaks { tgid } => self.reset_peaks(stream, Tgid(tgid), viewer).await?,
+                        AgentRequest::History => self.history(stream, viewer).await?,
+                        AgentRequest::Outlook => self.outlook(stream, viewer).await?,
+                        AgentRequest::Page => self.page(stream, viewer).await?,
+                        AgentRequest::Hello { .. } => return Err(ConnectionEnd::Refusal("not understood: a second hello".to_owned())),
                     },
                 },
                 () = next(&mut follow) => self.report(stream, viewer).await?,
-                () = sleep_until(idle_until), if follow.is_none() => return Err(End::TimedOut),
+                () = sleep_until(idle_until), if follow.is_none() => return Err(ConnectionEnd::TimedOut),
             }
             idle_until = Instant::now() + self.timeouts.idle;
         }
     }
 
     /// Sends a snapshot restricted to the processes that this client may see.
-    async fn report(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), End> {
+    async fn report(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), ConnectionEnd> {
         let earliest = Instant::now() + CLOSEST;
-        let published = self.source.latest().await.ok_or(End::Disconnected)?;
+        let published = self.source.latest().await.ok_or(ConnectionEnd::Disconnected)?;
         let frame = self.writer.write(published, viewer).await?;
         self.send(stream, &frame).await?;
         sleep_until(earliest).await;
         Ok(())
     }
 
-    async fn reset_peaks(&self, stream: &UnixStream, tgid: Tgid, viewer: Viewer) -> Result<(), End> {
+    async fn reset_peaks(&self, stream: &UnixStream, tgid: Tgid, viewer: Viewer) -> Result<(), ConnectionEnd> {
         let earliest = Instant::now() + CLOSEST;
-        if !self.source.reset_peaks(tgid, viewer).await.ok_or(End::Disconnected)? {
-            return Err(End::Refusal(format!("process {} is none that you get to see", tgid.0)));
+        if !self.source.reset_peaks(tgid, viewer).await.ok_or(ConnectionEnd::Disconnected)? {
+            return Err(ConnectionEnd::Refusal(format!("process {} is none that you get to see", tgid.0)));
         }
-        self.send(stream, &protocol::frame(&Answer::PeaksReset)?).await?;
+        self.send(stream, &protocol::frame(&AgentAnswer::PeaksReset)?).await?;
         sleep_until(earliest).await;
         Ok(())
     }
 
-    async fn history(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), End> {
+    async fn history(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), ConnectionEnd> {
         if viewer != Viewer::Everything {
-            return Err(End::Refusal("its history has everybody's processes".to_owned()));
+            return Err(ConnectionEnd::Refusal("its history has everybody's processes".to_owned()));
         }
         let earliest = Instant::now() + CLOSEST;
-        let kept = self.source.history().await.ok_or(End::Disconnected)?;
-        self.send(stream, &protocol::frame(&Answer::History(kept))?).await?;
+        let kept = self.source.history().await.ok_or(ConnectionEnd::Disconnected)?;
+        self.send(stream, &protocol::frame(&AgentAnswer::History(kept))?).await?;
         sleep_until(earliest).await;
         Ok(())
     }
 
-    async fn outlook(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), End> {
+    async fn outlook(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), ConnectionEnd> {
         let earliest = Instant::now() + CLOSEST;
         let (outlook, published) = (self.source.outlook().await, self.source.latest().await);
-        let (Some(outlook), Some(published)) = (outlook, published) else { return Err(End::Disconnected) };
+        let (Some(outlook), Some(published)) = (outlook, published) else { return Err(ConnectionEnd::Disconnected) };
         let message = outlook.observed_by(viewer, &published.snapshot);
-        self.send(stream, &protocol::frame(&Answer::Outlook(message))?).await?;
+        self.send(stream, &protocol::frame(&AgentAnswer::Outlook(message))?).await?;
         sleep_until(earliest).await;
         Ok(())
     }
 
-    async fn page(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), End> {
+    async fn page(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), ConnectionEnd> {
         let earliest = Instant::now() + CLOSEST;
-        self.send(stream, &protocol::frame(&Answer::Page(self.page.link(viewer)))?).await?;
+        self.send(stream, &protocol::frame(&AgentAnswer::Page(self.page.link(viewer)))?).await?;
         sleep_until(earliest).await;
         Ok(())
     }
 
-    async fn send(&self, stream: &UnixStream, frame: &[u8]) -> Result<(), End> {
-        Ok(timeout(self.timeouts.answer, protocol::send(stream, frame)).await.map_err(|_elapsed| End::TimedOut)??)
+    async fn send(&self, stream: &UnixStream, frame: &[u8]) -> Result<(), ConnectionEnd> {
+        Ok(timeout(self.timeouts.answer, protocol::send(stream, frame))
+            .await
+            .map_err(|_elapsed| ConnectionEnd::TimedOut)??)
     }
 }
 
-fn greet(frame: &[u8]) -> Result<(), End> {
+fn greet(frame: &[u8]) -> Result<(), ConnectionEnd> {
     match understand(frame)? {
-        Request::Hello { protocol, .. } if protocol.major == PROTOCOL.major => Ok(()),
-        Request::Hello { protocol, program } => Err(End::Refusal(format!(
+        AgentRequest::Hello { protocol, .. } if protocol.major == PROTOCOL.major => Ok(()),
+        AgentRequest::Hello { protocol, program } => Err(ConnectionEnd::Refusal(format!(
             "this agent is memwatch {} and speaks protocol {}, memwatch {} speaks {}: use the same version of both",
             env!("CARGO_PKG_VERSION"),
             PROTOCOL.major,
             program.escape_debug(),
             protocol.major,
         ))),
-        _ => Err(End::Refusal("not understood: no hello".to_owned())),
+        _ => Err(ConnectionEnd::Refusal("not understood: no hello".to_owned())),
     }
 }
 
-fn understand(frame: &[u8]) -> Result<Request, End> {
-    serde_json::from_slice(frame).map_err(|error| End::Refusal(format!("not understood: {error}")))
+fn understand(frame: &[u8]) -> Result<AgentRequest, ConnectionEnd> {
+    serde_json::from_slice(frame).map_err(|error| ConnectionEnd::Refusal(format!("not understood: {error}")))
 }
 
 fn pace(every_ms: u64) -> Interval {
@@ -241,22 +245,22 @@ async fn next(follow: &mut Option<Interval>) {
 ///
 /// Encodes one snapshot at a time, and only once for all clients with the same view.
 #[derive(Default)]
-pub(super) struct Writer {
-    written: Mutex<Written>,
+pub(super) struct FrameCache {
+    written: Mutex<CachedFrames>,
 }
 
 #[derive(Default)]
-struct Written {
+struct CachedFrames {
     snapshot: u64,
     frames: BTreeMap<Viewer, Arc<[u8]>>,
 }
 
-impl Writer {
+impl FrameCache {
     async fn write(&self, published: Arc<Published>, viewer: Viewer) -> io::Result<Arc<[u8]>> {
         let mut written = self.written.lock().await;
         let snapshot = published.agent.snapshots_total;
         if written.snapshot != snapshot {
-            *written = Written { snapshot, ..Written::default() };
+            *written = CachedFrames { snapshot, ..CachedFrames::default() };
         }
         if let Some(frame) = written.frames.get(&viewer) {
             return Ok(Arc::clone(frame));
@@ -275,7 +279,7 @@ fn reported(published: &Published, viewer: Viewer) -> io::Result<Vec<u8>> {
     };
     let boottime_to_unix_ns = published.boottime_to_unix_ns;
     let contradictions = published.agent.contradictions.iter().sum();
-    protocol::frame(&Answer::Snapshot(SnapshotMessage { snapshot, boottime_to_unix_ns, contradictions }))
+    protocol::frame(&AgentAnswer::Snapshot(SnapshotMessage { snapshot, boottime_to_unix_ns, contradictions }))
 }
 
 #[cfg(test)]

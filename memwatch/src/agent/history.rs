@@ -11,11 +11,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use memwatch_core::recording::{Reader, Stopped};
+use memwatch_core::recording::{RecordingReader, Stopped};
 
 use super::directory::OwnDirectory;
 use super::trail::{Trail, past};
-use crate::agent::args::Agent;
+use crate::agent::args::AgentArgs;
 use crate::client::protocol::HistoryFiles;
 use crate::own_folder::unless_absent;
 use crate::sources::clock;
@@ -46,7 +46,7 @@ pub(crate) struct HistoryState {
 }
 
 /// History of the current session.
-pub(crate) struct History {
+pub(crate) struct AgentHistory {
     directory: PathBuf,
     options: TapeOptions,
     state: HistoryState,
@@ -56,13 +56,13 @@ pub(crate) struct History {
     failed: Option<Tape>,
 }
 
-impl History {
+impl AgentHistory {
     /// Prepares the directory. A missing directory is created for root and this group, which needs
     /// privileges that are dropped later.
     ///
     /// # Errors
     /// The directory is unusable or unsafe.
-    pub(crate) fn prepare(agent: &Agent, group: Option<u32>) -> anyhow::Result<Option<Self>> {
+    pub(crate) fn prepare(agent: &AgentArgs, group: Option<u32>) -> anyhow::Result<Option<Self>> {
         let Some(directory) = &agent.history else { return Ok(None) };
         let name = directory.display();
         if directory.exists() && !directory.is_dir() {
@@ -241,7 +241,7 @@ fn is_empty(path: &Path) -> bool {
     if file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0) {
         return true;
     }
-    Reader::open(BufReader::new(file)).is_ok_and(|mut reader| matches!(reader.next_part(), Ok(None)))
+    RecordingReader::open(BufReader::new(file)).is_ok_and(|mut reader| matches!(reader.next_part(), Ok(None)))
 }
 
 #[cfg(test)]
@@ -253,16 +253,16 @@ mod tests {
     use memwatch_core::recording::{Encoder, FORMAT_WITH_KEYFRAMES, Front};
 
     use super::*;
-    use crate::cli::{Args, Command};
+    use crate::cli::{Command, MemwatchArgs};
 
-    fn prepared(directory: &Path) -> anyhow::Result<History> {
+    fn prepared(directory: &Path) -> anyhow::Result<AgentHistory> {
         prepared_for(directory, None)
     }
 
-    fn prepared_for(directory: &Path, group: Option<u32>) -> anyhow::Result<History> {
+    fn prepared_for(directory: &Path, group: Option<u32>) -> anyhow::Result<AgentHistory> {
         let words = ["memwatch", "agent", "--history", directory.to_str().expect("a plain path")];
-        let Some(Command::Agent(agent)) = Args::from_words(words).expect("it is one").command else { panic!() };
-        History::prepare(&agent, group).map(|history| history.expect("one is wanted"))
+        let Some(Command::Agent(agent)) = MemwatchArgs::from_words(words).expect("it is one").command else { panic!() };
+        AgentHistory::prepare(&agent, group).map(|history| history.expect("one is wanted"))
     }
 
     fn recording(inputs: u64) -> Vec<u8> {
@@ -302,11 +302,11 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let mut history = prepared(directory.path()).expect("it is ours");
         let file = directory.path().join(FILE);
-        let restart = |history: &History, content: &str| {
+        let restart = |history: &AgentHistory, content: &str| {
             fs::write(&file, content).expect("it is ours");
             history.make_room().expect("it is ours");
         };
-        let all = |history: &History| {
+        let all = |history: &AgentHistory| {
             let kept = history.kept();
             let files = kept.previous.into_iter().chain(kept.older);
             files.map(|file| fs::read_to_string(file).expect("it is kept")).collect::<Vec<_>>()

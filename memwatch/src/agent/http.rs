@@ -32,12 +32,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
 
-use self::connections::{Connection, Connections, Places};
+use self::connections::{ConnectionLimits, Connections, HttpConnection};
 use self::tls::Certificate;
-use super::metrics::{Form, Metrics, accept};
+use super::metrics::{ExpositionFormat, Metrics, accept};
 use super::publish::{Published, SnapshotSource};
 use super::web::access::PageAccess;
-use super::web::{self, IsServed, Page};
+use super::web::{self, IsServed, WebPage};
 use crate::printable::printable;
 use crate::watch::session::has_reading;
 
@@ -94,10 +94,12 @@ impl Serving {
 
 /// Serves until the agent exits.
 pub(crate) async fn serve(listener: TcpListener, (source, page): (SnapshotSource, Arc<PageAccess>), serving: Serving) {
-    let shown = Page::new(Arc::clone(&page), source.clone());
-    let writer = Arc::new(Mutex::new(Writer::new(serving.processes)));
-    let routes = routes(Arc::new(Server { source, writer, needs_nvml: serving.needs_nvml })).merge(web::routes(shown));
-    let connections = Connections::new(Places { all: CONNECTIONS, scrapes: SCRAPES, pages: PAGES, streams: STREAMS });
+    let shown = WebPage::new(Arc::clone(&page), source.clone());
+    let writer = Arc::new(Mutex::new(MetricsCache::new(serving.processes)));
+    let routes =
+        routes(Arc::new(HttpState { source, writer, needs_nvml: serving.needs_nvml })).merge(web::routes(shown));
+    let connections =
+        Connections::new(ConnectionLimits { all: CONNECTIONS, scrapes: SCRAPES, pages: PAGES, streams: STREAMS });
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -117,7 +119,7 @@ pub(crate) async fn serve(listener: TcpListener, (source, page): (SnapshotSource
 async fn converse(
     stream: TcpStream,
     routes: Router,
-    (connection, is_served): (Arc<Connection>, IsServed),
+    (connection, is_served): (Arc<HttpConnection>, IsServed),
     serving: Serving,
 ) {
     // With TLS, the certificate determines the valid host names.
@@ -153,7 +155,7 @@ async fn converse(
     }
 }
 
-fn routes(server: Arc<Server>) -> Router {
+fn routes(server: Arc<HttpState>) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
@@ -162,13 +164,13 @@ fn routes(server: Arc<Server>) -> Router {
 }
 
 /// State shared by all requests.
-struct Server {
+struct HttpState {
     source: SnapshotSource,
-    writer: Arc<Mutex<Writer>>,
+    writer: Arc<Mutex<MetricsCache>>,
     needs_nvml: bool,
 }
 
-impl Server {
+impl HttpState {
     /// Requests a snapshot. Fails if the session does not answer.
     async fn latest(&self) -> Result<Arc<Published>, Unable> {
         let answer = timeout(TIMEOUT, self.source.latest()).await.unwrap_or_default();
@@ -180,8 +182,8 @@ impl Server {
 type Unable = (StatusCode, Cow<'static, str>);
 
 async fn metrics(
-    State(server): State<Arc<Server>>,
-    Extension(connection): Extension<Arc<Connection>>,
+    State(server): State<Arc<HttpState>>,
+    Extension(connection): Extension<Arc<HttpConnection>>,
     headers: HeaderMap,
 ) -> Result<Response, Unable> {
     if timeout(TIMEOUT, connection.answer_scrape()).await.is_err() {
@@ -204,8 +206,8 @@ async fn metrics(
 
 /// Liveness: whether the session answers. If not, the agent should be restarted.
 async fn healthz(
-    State(server): State<Arc<Server>>,
-    Extension(connection): Extension<Arc<Connection>>,
+    State(server): State<Arc<HttpState>>,
+    Extension(connection): Extension<Arc<HttpConnection>>,
 ) -> Result<&'static str, Unable> {
     connection.answer();
     server.latest().await.map(|_| "ok\n")
@@ -213,8 +215,8 @@ async fn healthz(
 
 /// Readiness: whether the numbers are complete, with probes attached and NVML available.
 async fn readyz(
-    State(server): State<Arc<Server>>,
-    Extension(connection): Extension<Arc<Connection>>,
+    State(server): State<Arc<HttpState>>,
+    Extension(connection): Extension<Arc<HttpConnection>>,
 ) -> Result<&'static str, Unable> {
     connection.answer();
     let published = server.latest().await?;
@@ -237,19 +239,19 @@ fn lacking(snapshot: &Snapshot, needs_nvml: bool) -> Option<String> {
 }
 
 /// Formats snapshots as metrics, and caches the text of the last snapshot in each format.
-struct Writer {
+struct MetricsCache {
     metrics: Metrics,
     /// Time of the snapshot.
     time_ns: u64,
-    written: BTreeMap<Form, Bytes>,
+    written: BTreeMap<ExpositionFormat, Bytes>,
 }
 
-impl Writer {
+impl MetricsCache {
     fn new(processes: usize) -> Self {
         Self { metrics: Metrics::new(processes), time_ns: 0, written: BTreeMap::new() }
     }
 
-    fn text(&mut self, published: &Published, form: Form) -> Bytes {
+    fn text(&mut self, published: &Published, form: ExpositionFormat) -> Bytes {
         if self.time_ns != published.snapshot.time_ns {
             self.time_ns = published.snapshot.time_ns;
             self.written.clear();
@@ -258,7 +260,7 @@ impl Writer {
     }
 }
 
-fn write(metrics: &mut Metrics, published: &Published, form: Form) -> Bytes {
+fn write(metrics: &mut Metrics, published: &Published, form: ExpositionFormat) -> Bytes {
     let driver_version = super::driver_version();
     Bytes::from(metrics.text(&published.facts(&driver_version), form))
 }

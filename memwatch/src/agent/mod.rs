@@ -32,21 +32,21 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::conversation::{Reception, TIMEOUT};
-use self::history::History;
+use self::history::AgentHistory;
 use self::http::Serving;
 use self::http::tls::Certificate;
 use self::memory::Trim;
 use self::notify::Notifier;
 use self::privileges::Capabilities;
-use self::publish::{AgentState, Publisher, Question, Requests, SnapshotSource};
+use self::publish::{AgentState, Publisher, PublisherRequest, PublisherRequests, SnapshotSource};
 use self::push::receiver::Receiver;
 use self::push::{Pusher, Pushes};
 use self::socket::{AccessPolicy, CONNECTION_LIMIT, OpenSocket};
 use self::web::access::{Exposure, PageAccess};
-use crate::agent::args::{Agent, Insecure};
+use crate::agent::args::{AgentArgs, Insecure};
 use crate::backends::readings::DeviceLibrary;
-use crate::exit::{Exit, Failure};
-use crate::options::Common;
+use crate::exit::{Exit, ExitFailure};
+use crate::options::CommonArgs;
 use crate::sources::kernel::load;
 use crate::watch::priority::{Beginning, begin_before_all};
 use crate::watch::session::{Session, SessionOptions};
@@ -68,7 +68,7 @@ const COUNTERS: Duration = Duration::from_secs(5);
 ///
 /// Steps that need more privileges than the session come first. The extra privileges are then
 /// dropped, before a second thread exists.
-pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
+pub(crate) fn run(agent: &AgentArgs, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     if agent.left.uninstall {
         return survival::uninstall(agent);
     }
@@ -83,13 +83,13 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     let certificate = certificate(agent)?;
     let page = PageAccess::new(address, exposure(agent));
     let group = credentials::group_number(credentials::GROUP);
-    let socket = OpenSocket::open(&agent.socket, group).map_err(|error| Failure::from_socket(error, &agent.socket))?;
-    let mut history = History::prepare(agent, group)?;
+    let socket = open_socket(agent, group)?;
+    let mut history = AgentHistory::prepare(agent, group)?;
     options.survival = survival::prepare(agent, options.classic_uprobes);
     let lacking = restrict(agent, &options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     let ended = runtime.block_on(async {
-        let signals = Signals::listen().map_err(anyhow::Error::from)?;
+        let signals = AgentSignals::listen().map_err(anyhow::Error::from)?;
         let mut session = Session::open(&options)?;
         survival::report(&session);
         if let Some(history) = &mut history {
@@ -118,16 +118,20 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         notifier.ready();
         eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
         let keeps = agent.left.keep;
-        let publisher = Publisher::after(history.as_ref().and_then(History::earlier));
+        let publisher = Publisher::after(history.as_ref().and_then(AgentHistory::earlier));
         let agent = Loop { session, history, publisher, notifier, access, pushes, beginning, trim: Trim::default() };
-        // In a task: waking the future of `block_on` would make tokio write to and read from its
-        // own pipe fifty times a second.
+        // In a task: to wake the future of `block_on` tokio writes to its own pipe each time.
         tokio::spawn(agent.live(requests, signals, keeps)).await.map_err(anyhow::Error::from)?;
         Ok(Exit::Ok)
     });
     // A thread may still be working for a client that gets no answer.
     runtime.shutdown_background();
     ended
+}
+
+/// Opens the socket for clients.
+fn open_socket(agent: &AgentArgs, group: Option<u32>) -> Result<OpenSocket, ExitFailure> {
+    OpenSocket::open(&agent.socket, group).map_err(|error| ExitFailure::from_socket(error, &agent.socket))
 }
 
 /// Applies the resource settings of this process.
@@ -137,7 +141,7 @@ fn take_room() {
 }
 
 /// Returns the options of the machine-wide session.
-fn options(agent: &Agent, common: &Common) -> SessionOptions {
+fn options(agent: &AgentArgs, common: &CommonArgs) -> SessionOptions {
     let mut options = crate::watch::subject::everybody(common);
     options.rests_without_processes = true;
     options.counters_every = Some(COUNTERS);
@@ -148,7 +152,7 @@ fn options(agent: &Agent, common: &Common) -> SessionOptions {
 }
 
 /// Binds the HTTP address, if one is configured.
-fn bind(agent: &Agent) -> anyhow::Result<Option<TcpListener>> {
+fn bind(agent: &AgentArgs) -> anyhow::Result<Option<TcpListener>> {
     let bind = |address| TcpListener::bind(address).with_context(|| format!("HTTP cannot be served on {address}"));
     agent.listen.map(bind).transpose()
 }
@@ -157,7 +161,7 @@ fn bind(agent: &Agent) -> anyhow::Result<Option<TcpListener>> {
 fn serve_http(
     listener: TcpListener,
     (source, page): (SnapshotSource, Arc<PageAccess>),
-    agent: &Agent,
+    agent: &AgentArgs,
     certificate: Option<Arc<Certificate>>,
 ) -> anyhow::Result<()> {
     listener.set_nonblocking(true)?;
@@ -171,14 +175,14 @@ fn serve_http(
 }
 
 /// Loads the TLS certificate, if one is configured.
-fn certificate(agent: &Agent) -> Result<Option<Arc<Certificate>>, Failure> {
+fn certificate(agent: &AgentArgs) -> Result<Option<Arc<Certificate>>, ExitFailure> {
     let files = agent.transport.files();
     let certificate = files.map(|(certificate, key)| Certificate::load(certificate, key)).transpose();
-    certificate.map_err(|why| Failure::new(Exit::Error, why))
+    certificate.map_err(|why| ExitFailure::new(Exit::Error, why))
 }
 
 /// Returns how the page may be reached.
-fn exposure(agent: &Agent) -> Exposure {
+fn exposure(agent: &AgentArgs) -> Exposure {
     match (agent.transport.files(), agent.transport.insecure) {
         (Some(_), _) => Exposure::Encrypted,
         (None, Some(Insecure::Page)) => Exposure::Readable,
@@ -188,8 +192,8 @@ fn exposure(agent: &Agent) -> Exposure {
 
 /// Creates the metrics push, if configured. Its files are read before the privilege to read them is
 /// dropped.
-fn pusher(agent: &Agent) -> Result<Option<Pusher>, Failure> {
-    let receiver = Receiver::named(&agent.otlp).map_err(|why| Failure::new(Exit::Error, why))?;
+fn pusher(agent: &AgentArgs) -> Result<Option<Pusher>, ExitFailure> {
+    let receiver = Receiver::named(&agent.otlp).map_err(|why| ExitFailure::new(Exit::Error, why))?;
     let every = agent.otlp.otlp_interval;
     Ok(receiver.map(|receiver| Pusher::new(receiver, every, agent.process_metrics.0)))
 }
@@ -208,7 +212,7 @@ fn driver_version() -> String {
 
 /// Makes all file systems read-only except the agent's output directories. A service manager with
 /// private mounts has already done so.
-fn confine(agent: &Agent) {
+fn confine(agent: &AgentArgs) {
     let socket = survival::socket_of(agent);
     let folders = [socket.parent().map(Path::to_owned), agent.history.clone(), Some(agent.left.bpffs.clone())];
     let writable: Vec<_> = folders.into_iter().flatten().filter_map(|folder| folder.canonicalize().ok()).collect();
@@ -220,7 +224,7 @@ fn confine(agent: &Agent) {
 
 /// Drops privileges that the session does not need. Returns a sentence about needed privileges that
 /// are missing.
-fn restrict(agent: &Agent, options: &SessionOptions) -> Result<Option<String>, Failure> {
+fn restrict(agent: &AgentArgs, options: &SessionOptions) -> Result<Option<String>, ExitFailure> {
     confine(agent);
     let needed = Capabilities::needed(load::takes_sys_admin(options.classic_uprobes));
     let lacking = privileges::keep_only(needed).context("privileges cannot be given up")?;
@@ -230,7 +234,7 @@ fn restrict(agent: &Agent, options: &SessionOptions) -> Result<Option<String>, F
 /// The task that owns the session.
 struct Loop {
     session: Session,
-    history: Option<History>,
+    history: Option<AgentHistory>,
     publisher: Publisher,
     notifier: Notifier,
     access: Arc<AccessPolicy>,
@@ -242,7 +246,7 @@ struct Loop {
 
 impl Loop {
     /// Runs until the agent is stopped, then leaves or removes the state for the next agent.
-    async fn live(mut self, requests: Requests, signals: Signals, keeps: bool) {
+    async fn live(mut self, requests: PublisherRequests, signals: AgentSignals, keeps: bool) {
         self.turn(requests, signals).await;
         self.notifier.stopping();
         if let Some(history) = &self.history {
@@ -254,7 +258,7 @@ impl Loop {
     /// Handles records, readings, libraries and requests until a signal arrives.
     ///
     /// Watchdog messages are sent only here, so that a hung loop sends none.
-    async fn turn(&mut self, mut requests: Requests, mut signals: Signals) {
+    async fn turn(&mut self, mut requests: PublisherRequests, mut signals: AgentSignals) {
         let mut ticks = interval(self.notifier.longest_pause().map_or(TICK, |pause| pause.min(TICK)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -291,28 +295,28 @@ impl Loop {
 
 impl Loop {
     /// Answers a request. The client may have left by now.
-    fn answer(&mut self, question: Question) {
+    fn answer(&mut self, question: PublisherRequest) {
         let Self { session, history, publisher, access, pushes, .. } = self;
         let state = AgentState {
-            history: history.as_ref().map(History::state),
+            history: history.as_ref().map(AgentHistory::state),
             survives: session.survives(),
             pushes: pushes.as_deref().map(Pushes::state),
             ..access.state()
         };
         match question {
-            Question::Latest(reply) => {
+            PublisherRequest::Latest(reply) => {
                 let _ = reply.send(publisher.fresh(session, state));
             }
-            Question::History(reply) => {
-                let _ = reply.send(history.as_ref().map(History::kept));
+            PublisherRequest::History(reply) => {
+                let _ = reply.send(history.as_ref().map(AgentHistory::kept));
             }
-            Question::Outlook(reply) => {
+            PublisherRequest::Outlook(reply) => {
                 let _ = reply.send(publisher.outlook(session));
             }
-            Question::Trail(reply) => {
+            PublisherRequest::Trail(reply) => {
                 let _ = reply.send(publisher.trail());
             }
-            Question::ResetPeaks(tgid, viewer, reply) => {
+            PublisherRequest::ResetPeaks(tgid, viewer, reply) => {
                 let now = publisher.fresh(session, state);
                 let _ = reply.send(Publisher::reset_peaks(session, &now, (tgid, viewer)));
             }
@@ -332,7 +336,7 @@ fn status((processes, gpus): (usize, usize), clients: u64) -> String {
     )
 }
 
-impl Failure {
+impl ExitFailure {
     /// Failure to create the socket.
     fn from_socket(error: anyhow::Error, path: &Path) -> Self {
         let denied = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
@@ -347,13 +351,13 @@ impl Failure {
 
 /// Signals of the agent. SIGINT and SIGTERM end it. SIGHUP is ignored: there is no configuration to
 /// reload, and closing a terminal does not end the agent.
-struct Signals {
+struct AgentSignals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Signal,
 }
 
-impl Signals {
+impl AgentSignals {
     fn listen() -> std::io::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,

@@ -81,7 +81,7 @@ pub(crate) fn cost_of(lacking: Capabilities) -> Option<String> {
 
 /// `struct __user_cap_header_struct` of capget(2).
 #[repr(C)]
-struct Header {
+struct CapabilityHeader {
     version: u32,
     tid: i32,
 }
@@ -89,17 +89,17 @@ struct Header {
 /// `struct __user_cap_data_struct`, of which version 3 has two.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Half {
+struct CapabilityHalf {
     effective: u32,
     permitted: u32,
     inheritable: u32,
 }
 
 /// Header for the calling thread, which has pid 0 here.
-static OWN: Header = Header { version: VERSION_3, tid: 0 };
+static OWN: CapabilityHeader = CapabilityHeader { version: VERSION_3, tid: 0 };
 
 fn permitted() -> io::Result<Capabilities> {
-    let mut halves = [Half::default(); 2];
+    let mut halves = [CapabilityHalf::default(); 2];
     // SAFETY: header and data have the layout of version 3, and live until the call returns.
     let status = unsafe { libc::syscall(libc::SYS_capget, &raw const OWN, halves.as_mut_ptr()) };
     check(status)?;
@@ -110,7 +110,7 @@ fn permitted() -> io::Result<Capabilities> {
 fn set(capabilities: Capabilities) -> io::Result<()> {
     let half = |shift: u32| {
         let bits = u32::try_from(capabilities.0 >> shift & u64::from(u32::MAX)).expect("32 bits were masked out");
-        Half { effective: bits, permitted: bits, inheritable: 0 }
+        CapabilityHalf { effective: bits, permitted: bits, inheritable: 0 }
     };
     let halves = [half(0), half(32)];
     // SAFETY: header and data have the layout of version 3, and live until the call returns.

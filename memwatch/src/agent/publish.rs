@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::history::HistoryState;
 use super::metrics::own_use::OwnUse;
-use super::metrics::{Facts, PushState};
+use super::metrics::{MetricsInput, PushState};
 use super::trail::Trail;
 use crate::client::protocol::{HistoryFiles, OutlookMessage};
 use crate::render::tui::WARNED_BYTES_PER_MINUTE;
@@ -42,8 +42,8 @@ pub(crate) struct Published {
 impl Published {
     /// Returns the input of the metrics: the snapshot, the driver's version and the agent's
     /// resource use.
-    pub(crate) fn facts<'a>(&'a self, driver_version: &'a str) -> Facts<'a> {
-        Facts {
+    pub(crate) fn facts<'a>(&'a self, driver_version: &'a str) -> MetricsInput<'a> {
+        MetricsInput {
             snapshot: &self.snapshot,
             boottime_to_unix_ns: self.boottime_to_unix_ns,
             collect_ns: Some(self.agent.last_snapshot_ns),
@@ -88,12 +88,12 @@ pub(crate) struct AgentState {
 /// Handle to request snapshots; cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct SnapshotSource {
-    requests: mpsc::Sender<Question>,
+    requests: mpsc::Sender<PublisherRequest>,
 }
 
 /// Request to the task that owns the session.
 #[derive(Debug)]
-pub(crate) enum Question {
+pub(crate) enum PublisherRequest {
     /// Request a snapshot.
     Latest(oneshot::Sender<Arc<Published>>),
     /// Request the paths of the history, if enabled.
@@ -108,11 +108,11 @@ pub(crate) enum Question {
 }
 
 /// Receiver of requests, for the task that owns the session.
-pub(crate) type Requests = mpsc::Receiver<Question>;
+pub(crate) type PublisherRequests = mpsc::Receiver<PublisherRequest>;
 
 impl SnapshotSource {
     /// Creates a source and the receiver of its requests.
-    pub(crate) fn new() -> (Self, Requests) {
+    pub(crate) fn new() -> (Self, PublisherRequests) {
         let (requests, receiver) = mpsc::channel(WAITING);
         (Self { requests }, receiver)
     }
@@ -120,7 +120,7 @@ impl SnapshotSource {
     /// Returns a snapshot no older than 100 ms; `None` while the agent stops.
     pub(crate) async fn latest(&self) -> Option<Arc<Published>> {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(Question::Latest(reply)).await.ok()?;
+        self.requests.send(PublisherRequest::Latest(reply)).await.ok()?;
         answer.await.ok()
     }
 
@@ -128,21 +128,21 @@ impl SnapshotSource {
     /// agent stops.
     pub(crate) async fn history(&self) -> Option<Option<HistoryFiles>> {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(Question::History(reply)).await.ok()?;
+        self.requests.send(PublisherRequest::History(reply)).await.ok()?;
         answer.await.ok()
     }
 
     /// Returns growth and forecast, at most a second old; `None` while the agent stops.
     pub(crate) async fn outlook(&self) -> Option<Arc<OutlookMessage>> {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(Question::Outlook(reply)).await.ok()?;
+        self.requests.send(PublisherRequest::Outlook(reply)).await.ok()?;
         answer.await.ok()
     }
 
     /// Returns the GPU memory since the agent's start; `None` while the agent stops.
     pub(crate) async fn trail(&self) -> Option<Trail> {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(Question::Trail(reply)).await.ok()?;
+        self.requests.send(PublisherRequest::Trail(reply)).await.ok()?;
         answer.await.ok()
     }
 
@@ -150,7 +150,7 @@ impl SnapshotSource {
     /// while the agent stops.
     pub(crate) async fn reset_peaks(&self, tgid: Tgid, viewer: Viewer) -> Option<bool> {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(Question::ResetPeaks(tgid, viewer, reply)).await.ok()?;
+        self.requests.send(PublisherRequest::ResetPeaks(tgid, viewer, reply)).await.ok()?;
         answer.await.ok()
     }
 }

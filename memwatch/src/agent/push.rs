@@ -20,7 +20,7 @@ use prost::Message as _;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use self::receiver::Receiver;
-use super::metrics::otlp::Series;
+use super::metrics::otlp::CounterStates;
 use super::metrics::otlp::requests::{Reporter, requests};
 use super::metrics::{Metrics, PushState};
 use super::publish::{Published, SnapshotSource};
@@ -69,7 +69,7 @@ pub(super) struct Pusher {
     receiver: Receiver,
     every: Duration,
     pushes: Arc<Pushes>,
-    writer: Arc<Mutex<Writer>>,
+    writer: Arc<Mutex<PushEncoder>>,
 }
 
 impl Pusher {
@@ -81,7 +81,7 @@ impl Pusher {
             eprintln!("memwatch: {ATTRIBUTES_VARIABLE} is not used: {why}");
             reporter
         });
-        let writer = Writer { metrics: Metrics::new(processes), series: Series::default(), reporter };
+        let writer = PushEncoder { metrics: Metrics::new(processes), series: CounterStates::default(), reporter };
         Self { receiver, every, pushes: Arc::default(), writer: Arc::new(Mutex::new(writer)) }
     }
 
@@ -131,13 +131,13 @@ impl Pusher {
 }
 
 /// Formats the metrics of snapshots, in time order.
-struct Writer {
+struct PushEncoder {
     metrics: Metrics,
-    series: Series,
+    series: CounterStates,
     reporter: Reporter,
 }
 
-impl Writer {
+impl PushEncoder {
     /// Returns the bodies of the requests, compressed with gzip.
     fn bodies(&mut self, published: &Published) -> Vec<Bytes> {
         let driver_version = super::driver_version();

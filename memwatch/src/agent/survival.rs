@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
-use super::args::Agent;
-use crate::exit::{Exit, Failure};
+use super::args::AgentArgs;
+use crate::exit::{Exit, ExitFailure};
 use crate::options::DEFAULT_SOCKET;
 use crate::sources::kernel::load::{self, chain};
 use crate::sources::kernel::pins::{self, PinPlace};
@@ -17,7 +17,7 @@ use crate::watch::session::survival::SurvivalPlace;
 
 /// Returns where the session keeps state that outlives this process. If that is impossible, prints
 /// the reason.
-pub(super) fn prepare(agent: &Agent, classic_uprobes: bool) -> Option<SurvivalPlace> {
+pub(super) fn prepare(agent: &AgentArgs, classic_uprobes: bool) -> Option<SurvivalPlace> {
     let socket = socket_of(agent);
     let why = if load::takes_sys_admin(classic_uprobes) {
         "its probes are classic uprobes, which cannot be pinned".to_owned()
@@ -53,7 +53,7 @@ pub(super) fn end(session: &mut Session, keeps: bool) {
 }
 
 /// Runs `memwatch agent --uninstall`.
-pub(super) fn uninstall(agent: &Agent) -> Result<Exit, Failure> {
+pub(super) fn uninstall(agent: &AgentArgs) -> Result<Exit, ExitFailure> {
     let (bpffs, socket) = (&agent.left.bpffs, socket_of(agent));
     // An explicit socket selects the agent on that socket.
     let is_one = socket != Path::new(DEFAULT_SOCKET);
@@ -73,7 +73,7 @@ pub(super) fn uninstall(agent: &Agent) -> Result<Exit, Failure> {
 }
 
 /// Returns the absolute path of the socket, so that it does not depend on the current directory.
-pub(super) fn socket_of(agent: &Agent) -> PathBuf {
+pub(super) fn socket_of(agent: &AgentArgs) -> PathBuf {
     std::path::absolute(&agent.socket).unwrap_or_else(|_| agent.socket.clone())
 }
 

@@ -23,13 +23,13 @@ const GAP_NS: i64 = 1_000_000;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trail {
     gpus: Vec<GpuUuid>,
-    looks: Vec<Look>,
+    looks: Vec<GpuMemoryPoint>,
     /// Minimum interval of samples, nanoseconds.
     step_ns: u64,
 }
 
 #[derive(Clone, Debug)]
-struct Look {
+struct GpuMemoryPoint {
     /// `CLOCK_BOOTTIME`, nanoseconds; negative before the machine's start.
     time_ns: i64,
     /// For each GPU in the order of `gpus`: bytes used according to NVML, and bytes granted by the
@@ -72,7 +72,7 @@ impl Trail {
         earlier.looks.retain(|look| look.time_ns < begun_ns);
         if let Some(last) = earlier.looks.last() {
             let time_ns = last.time_ns.saturating_add(GAP_NS).min(begun_ns);
-            earlier.looks.push(Look { time_ns, bytes: Vec::new() });
+            earlier.looks.push(GpuMemoryPoint { time_ns, bytes: Vec::new() });
         }
         earlier.step_ns = own.step_ns;
         *self = earlier;
@@ -95,7 +95,7 @@ impl Trail {
                 bytes.push(own);
             }
         }
-        self.looks.push(Look { time_ns, bytes });
+        self.looks.push(GpuMemoryPoint { time_ns, bytes });
         if self.looks.len() >= LOOKS {
             let first_ns = self.looks.first().map_or(0, |look| look.time_ns);
             self.step_ns = 2 * time_ns.abs_diff(first_ns) / LOOKS as u64;
@@ -110,7 +110,7 @@ impl Trail {
     /// Returns the series as JSON.
     pub(crate) fn json(&self, boottime_to_unix_ns: i128) -> TrailJson<'_> {
         #[expect(clippy::cast_precision_loss, reason = "a double holds the seconds since 1970 to a microsecond")]
-        let seconds = |look: &Look| (i128::from(look.time_ns) + boottime_to_unix_ns) as f64 / 1e9;
+        let seconds = |look: &GpuMemoryPoint| (i128::from(look.time_ns) + boottime_to_unix_ns) as f64 / 1e9;
         let line = |gpu: usize, which: usize| {
             self.looks.iter().map(|look| look.bytes.get(gpu).and_then(|bytes| bytes[which])).collect()
         };

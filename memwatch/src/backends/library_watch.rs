@@ -23,15 +23,15 @@ use memwatch_core::input::LibraryCoverage;
 
 use crate::sources::clock;
 use crate::sources::kernel::attach::{LibraryProbes, attach};
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::LibraryScan;
-use crate::sources::library::limits::Owner;
-use crate::sources::library_look::{Lookers, Looking, NewFile, Order, Subject, new_files, owner_of};
-use crate::sources::library_sweep::{Among, Listed, Sweep, Sweeper};
+use crate::sources::library::limits::FileOwner;
+use crate::sources::library_look::{LibraryQuery, LibraryRequest, Lookers, Looking, NewFile, new_files, owner_of};
+use crate::sources::library_sweep::{Among, ProcessListing, Sweep, Sweeper};
 use crate::sources::mappings::{MappedInode, MappingRecords, NewMapping};
-use crate::sources::owner_queues::Asking;
+use crate::sources::owner_queues::OwnerQueries;
 use files::{Files, Met};
 use left_out::LeftOutFiles;
 use loaders::Loaders;
@@ -84,7 +84,7 @@ pub(crate) struct LibraryWatch {
     /// Mapping records that have been fetched but not handled.
     mapped: Vec<NewMapping>,
     /// Processes with a pending scan.
-    pending: BTreeMap<u32, Pending>,
+    pending: BTreeMap<u32, PendingScan>,
     loaders: Loaders,
     /// Probes on the kernel-driver requests of the driver's other libraries, kept for the whole
     /// session.
@@ -99,13 +99,13 @@ pub(crate) struct LibraryWatch {
     /// Processes that are polled until they map a library.
     expected: BTreeMap<u32, Expectation>,
     /// Pending and cached answers of whether a process maps a library.
-    mappings: Asking<bool>,
+    mappings: OwnerQueries<bool>,
 }
 
 /// A process with a pending scan.
 #[derive(Default)]
-struct Pending {
-    owner: Option<Owner>,
+struct PendingScan {
+    owner: Option<FileOwner>,
     /// Mapping records that caused the scan.
     mappings: Vec<NewMapping>,
     /// Mapping records that arrived after the scan was queued.
@@ -149,7 +149,7 @@ impl LibraryWatch {
             proofs: Proofs::default(),
             wanted: BTreeMap::new(),
             expected: BTreeMap::new(),
-            mappings: Asking::new("mappings"),
+            mappings: OwnerQueries::new("mappings"),
         })
     }
 
@@ -186,7 +186,7 @@ impl LibraryWatch {
 
     /// Probes the files in the host's usual directories and those the user named, before any
     /// process maps them.
-    pub(crate) fn attach_host(&mut self, kernel: &mut Kernel) {
+    pub(crate) fn attach_host(&mut self, kernel: &mut KernelHalf) {
         let found = self.scan.scan_host();
         for NewFile { file, plan } in
             new_files(&found, &self.files.identities(), (self.version, (self.scan.probes(), When::Always)))
@@ -197,13 +197,14 @@ impl LibraryWatch {
             self.files.insert(met);
         }
         self.note_left_out(&found);
-        self.order(Subject::Requesters(None));
+        self.order(LibraryQuery::Requesters(None));
     }
 
     /// Probes the files that these processes map, and those their loaders may find. Waits for the
     /// scans, up to the limits above.
-    pub(crate) fn attach_processes(&mut self, kernel: &mut Kernel, tgids: &BTreeSet<u32>) {
-        let Listed { begun_ns, of_owners } = Listed::now(Among::Processes(tgids.iter().copied().collect()));
+    pub(crate) fn attach_processes(&mut self, kernel: &mut KernelHalf, tgids: &BTreeSet<u32>) {
+        let ProcessListing { begun_ns, of_owners } =
+            ProcessListing::now(Among::Processes(tgids.iter().copied().collect()));
         let parts = of_owners.len();
         for (owner, tgids) in of_owners {
             for tgid in &tgids {
@@ -211,25 +212,25 @@ impl LibraryWatch {
                     expectation.last_look = Some(Instant::now());
                 }
             }
-            self.order(Subject::Part(begun_ns, owner, tgids));
+            self.order(LibraryQuery::Part(begun_ns, owner, tgids));
         }
         self.wait_for(kernel, (parts, MACHINE_WAIT), |looking| looking == Looking::Part(begun_ns));
         for &tgid in tgids {
-            self.order(Subject::Loader(tgid));
+            self.order(LibraryQuery::Loader(tgid));
         }
         self.wait_for(kernel, (tgids.len(), LOADERS_WAIT), |looking| matches!(looking, Looking::Loader(_)));
     }
 
     /// Probes the files that the loader of a program may find, before memwatch starts the program.
-    pub(crate) fn attach_program(&mut self, kernel: &mut Kernel, program: &Path) {
+    pub(crate) fn attach_program(&mut self, kernel: &mut KernelHalf, program: &Path) {
         let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-        self.order(Subject::Program(on_path(program), path.into_encoded_bytes()));
+        self.order(LibraryQuery::Program(on_path(program), path.into_encoded_bytes()));
         self.wait_for(kernel, (1, LOADERS_WAIT), |looking| looking == Looking::Program);
     }
 
     fn wait_for(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut KernelHalf,
         (mut answers, longest): (usize, Duration),
         is_one: impl Fn(Looking) -> bool,
     ) {
@@ -252,8 +253,8 @@ impl LibraryWatch {
             if let Some(expectation) = self.expected.get_mut(&tgid) {
                 expectation.last_look = Some(Instant::now());
             }
-            self.pending.insert(tgid, Pending::default());
-            self.order(Subject::Mapped(tgid));
+            self.pending.insert(tgid, PendingScan::default());
+            self.order(LibraryQuery::Mapped(tgid));
         }
         self.order_loaders();
     }
@@ -320,9 +321,9 @@ impl LibraryWatch {
             self.refuse(mapping.inode);
             return;
         }
-        let pending = Pending { owner: Some(owner), mappings: vec![mapping], again: Vec::new() };
+        let pending = PendingScan { owner: Some(owner), mappings: vec![mapping], again: Vec::new() };
         self.pending.insert(mapping.tgid, pending);
-        self.order(Subject::Mapped(mapping.tgid));
+        self.order(LibraryQuery::Mapped(mapping.tgid));
     }
 
     /// Refuses a file beyond the limit. Some counted files may be unused: a sweep removes those and
@@ -334,17 +335,17 @@ impl LibraryWatch {
         }
     }
 
-    fn order(&self, subject: Subject) {
+    fn order(&self, subject: LibraryQuery) {
         let known = match &subject {
-            Subject::Loader(tgid) => self.files.known_to(owner_of(*tgid)),
+            LibraryQuery::Loader(tgid) => self.files.known_to(owner_of(*tgid)),
             _ => self.files.identities(),
         };
-        self.lookers.order(Order { subject, known });
+        self.lookers.order(LibraryRequest { subject, known });
     }
 
     fn order_loaders(&mut self) {
         if let Some(tgid) = self.loaders.next(owner_of) {
-            self.order(Subject::Loader(tgid));
+            self.order(LibraryQuery::Loader(tgid));
         }
     }
 
@@ -396,7 +397,7 @@ impl LibraryWatch {
 
     /// Probes the new files of the completed scans. Returns the processes that had mapped one
     /// before.
-    pub(crate) fn attach_looked(&mut self, kernel: &mut Kernel) -> Vec<Latecomer> {
+    pub(crate) fn attach_looked(&mut self, kernel: &mut KernelHalf) -> Vec<Latecomer> {
         let mut late = Vec::new();
         while let Some(looked) = self.lookers.take() {
             late.extend(self.take_in_look(kernel, looked));
@@ -433,7 +434,7 @@ impl LibraryWatch {
             }
             Entry::Vacant(wanted) => {
                 wanted.insert(None);
-                self.order(Subject::Functions(tgid, when));
+                self.order(LibraryQuery::Functions(tgid, when));
                 None
             }
         }

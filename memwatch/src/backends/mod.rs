@@ -14,7 +14,7 @@ use memwatch_core::input::DeviceReading;
 use self::cuda::Cuda;
 use self::library_watch::LibraryWatch;
 use self::readings::{DeviceLibrary, Readings};
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 use crate::sources::library::LibraryScan;
 
 /// A GPU driver: its library files, probed functions, device readings and error names.
@@ -44,7 +44,7 @@ pub(crate) trait Backend: Sync {
 /// only to processes that need them.
 pub(crate) trait ProbesOnDemand: Send {
     /// Attaches the probes to processes that need them now, and detaches them from all others.
-    fn update(&mut self, kernel: &mut Kernel, libraries: &mut LibraryWatch, pipeline: &Pipeline);
+    fn update(&mut self, kernel: &mut KernelHalf, libraries: &mut LibraryWatch, pipeline: &Pipeline);
 
     /// Returns when there is work that no record announces.
     fn due(&self, now: Instant) -> Option<Instant>;

@@ -26,19 +26,19 @@ pub(crate) enum DeviceLibrary {
 /// Readings of all devices. The reading thread ends when this is dropped.
 pub(crate) struct Readings {
     readings: mpsc::Receiver<DeviceReading>,
-    pace: Arc<Pace>,
+    pace: Arc<ReadingPace>,
 }
 
 /// Rate at which the devices are read, shared with the reading thread.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct ReadingPace {
     rests: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Readings {
     /// Creates the receiver of readings from a thread that keeps this pace.
-    pub(crate) const fn new(readings: mpsc::Receiver<DeviceReading>, pace: Arc<Pace>) -> Self {
+    pub(crate) const fn new(readings: mpsc::Receiver<DeviceReading>, pace: Arc<ReadingPace>) -> Self {
         Self { readings, pace }
     }
 
@@ -57,7 +57,7 @@ impl Readings {
     }
 }
 
-impl Pace {
+impl ReadingPace {
     /// Waits for `least`, and up to [`AT_REST`] while the session is idle.
     pub(crate) fn wait(&self, least: Duration) {
         std::thread::sleep(least);
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn who_rests_is_waited_for_until_he_no_longer_does() {
-        let pace = Arc::<Pace>::default();
+        let pace = Arc::<ReadingPace>::default();
         let (_sender, receiver) = mpsc::channel(1);
         let readings = Readings::new(receiver, Arc::clone(&pace));
         pace.wait(Duration::ZERO);

@@ -1,9 +1,9 @@
 //! `memwatch help advanced`: rarely used options. `cli::help` generates the text from the
 //! definition.
 
-use crate::cli::Args;
-use crate::exit::{Exit, Failure};
-use crate::options::{Checked, Common};
+use crate::cli::MemwatchArgs;
+use crate::exit::{Exit, ExitFailure};
+use crate::options::{Checked, CommonArgs};
 
 /// It takes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
@@ -20,8 +20,8 @@ impl Checked for Advanced {}
     clippy::unnecessary_wraps,
     reason = "all rows of the table of commands are alike"
 )]
-pub(crate) fn run(_args: &Advanced, _common: &Common) -> Result<Exit, Failure> {
-    let mut definition = Args::definition();
+pub(crate) fn run(_args: &Advanced, _common: &CommonArgs) -> Result<Exit, ExitFailure> {
+    let mut definition = MemwatchArgs::definition();
     let page = definition.find_subcommand_mut("advanced").map(|page| page.render_help().to_string());
     print!("{}", page.unwrap_or_default());
     Ok(Exit::Ok)

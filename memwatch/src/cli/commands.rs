@@ -16,7 +16,7 @@ commands! {
         /// Find what holds PyTorch memory: lines, modules or phases
         Where(places::args::Where) => awaited places::run;
         /// Name what a PyTorch process holds: parameters, gradients, caches
-        Holdings(holdings::args::Names) => awaited holdings::run;
+        Holdings(holdings::args::HoldingsArgs) => awaited holdings::run;
         /// Explain all that NVML charges a process: context, code, libraries
         Explain(explain::args::Explain) => awaited explain::run;
         /// Print what memory_stats() of PyTorch or JAX has, from outside
@@ -36,9 +36,9 @@ commands! {
     }
     Record {
         /// Start a program, watch it from its first allocation, summarize
-        Run(run::args::Run) => awaited run::run_command;
+        Run(run::args::RunArgs) => awaited run::run_command;
         /// Record to a file, for --in of other commands
-        Record(record::args::Record) => awaited record::record;
+        Record(record::args::RecordArgs) => awaited record::record;
         /// Summarize a recording
         Report(report::args::Replayed) => awaited report::report;
         /// Compare two recordings by line, module and phase
@@ -46,7 +46,7 @@ commands! {
     }
     Show {
         /// Memory over time as numbers: average, peak, percentiles
-        Profile(profile::args::Profile) => awaited profile::run;
+        Profile(profile::args::ProfileArgs) => awaited profile::run;
         /// Memory over time as a table, chart or Perfetto trace
         Timeline(timeline::args::Timeline) => awaited timeline::run;
         /// Draw a flame graph of the Python stacks that hold memory
@@ -54,13 +54,13 @@ commands! {
         /// Write a snapshot for pytorch.org/memory_viz, from outside
         Snapshot(snapshot::args::Pickle) => awaited snapshot::snapshot;
         /// Write the stacks for pprof, speedscope, csv, parquet and more
-        Export(export::args::Export) => awaited export::export;
+        Export(export::args::ExportArgs) => awaited export::export;
     }
     Machine {
         /// Watch the whole machine and serve memwatch and Prometheus
-        Agent(agent::args::Agent) => direct agent::run;
+        Agent(agent::args::AgentArgs) => direct agent::run;
         /// List workloads, nodes or GPUs of many machines, from a Prometheus
-        Fleet(fleet::args::Fleet) => awaited fleet::run;
+        Fleet(fleet::args::FleetArgs) => awaited fleet::run;
         /// Open the agent's page in a browser, or print its link
         Web(web::args::Web) => awaited web::run;
         /// Check what works on this machine, and how to fix the rest
@@ -81,7 +81,7 @@ commands! {
         Sites(places::args::Sites) => awaited places::lines;
         /// The former name of `where --by phase`
         #[command(hide = true)]
-        Stages(places::args::Places) => awaited places::phases;
+        Stages(places::args::PlacesArgs) => awaited places::phases;
         /// The former name of `where --by module`
         #[command(hide = true)]
         Layers(places::args::Layers) => awaited places::modules;

@@ -5,9 +5,9 @@ use std::io;
 
 use clap_complete::Shell;
 
-use crate::cli::Args;
-use crate::exit::{Exit, Failure};
-use crate::options::{Checked, Common};
+use crate::cli::MemwatchArgs;
+use crate::exit::{Exit, ExitFailure};
+use crate::options::{Checked, CommonArgs};
 use crate::render::output::unless_closed;
 
 /// Which shell.
@@ -36,9 +36,9 @@ fn shell(text: &str) -> Result<Shell, String> {
 /// # Errors
 /// If writing fails.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "all rows of the table of commands are alike")]
-pub(crate) fn run(args: &Completions, _common: &Common) -> Result<Exit, Failure> {
+pub(crate) fn run(args: &Completions, _common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Args::definition(), "memwatch", &mut script);
+    clap_complete::generate(args.shell, &mut MemwatchArgs::definition(), "memwatch", &mut script);
     unless_closed(io::Write::write_all(&mut io::stdout().lock(), &script))?;
     Ok(Exit::Ok)
 }

@@ -26,7 +26,7 @@ const KEYS: [(&str, Option<&str>); 5] =
 
 /// One line: the default for an option.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Setting {
+pub(crate) struct ConfigSetting {
     key: &'static str,
     values: Vec<String>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Setting {
 ///
 /// # Errors
 /// If a line is not understood, or a file cannot be read. The error names file, line and key.
-pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<Setting>, String> {
+pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<ConfigSetting>, String> {
     let mut settings = Vec::new();
     for path in [Some(PathBuf::from(MACHINE)), of_user(variable)].into_iter().flatten() {
         match read_text(&path, MOST_BYTES) {
@@ -56,8 +56,8 @@ fn of_user(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
 }
 
 /// Applies the settings as defaults of their options.
-pub(crate) fn applied(mut definition: Command, settings: &[Setting]) -> Command {
-    for Setting { key, values } in settings {
+pub(crate) fn applied(mut definition: Command, settings: &[ConfigSetting]) -> Command {
+    for ConfigSetting { key, values } in settings {
         // clap requires `'static` defaults, and the definition lives as long as the program.
         let values: Vec<&'static str> = values.iter().map(|value| &*value.clone().leak()).collect();
         let with = |argument: clap::Arg| argument.default_values(values.clone());
@@ -70,7 +70,7 @@ pub(crate) fn applied(mut definition: Command, settings: &[Setting]) -> Command 
     definition
 }
 
-fn parse(path: &Path, text: &str) -> Result<Vec<Setting>, String> {
+fn parse(path: &Path, text: &str) -> Result<Vec<ConfigSetting>, String> {
     let mut settings = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         let line = without_comment(line).trim();
@@ -87,7 +87,7 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Setting>, String> {
         };
         let values = values(value.trim())
             .ok_or_else(|| refused(&format!("{key}: a value is \"text\", true, false or [\"a\", \"b\"]")))?;
-        let setting = Setting { key, values };
+        let setting = ConfigSetting { key, values };
         check(&setting).map_err(|why| refused(&format!("{key}: {why}")))?;
         settings.push(setting);
     }
@@ -123,8 +123,8 @@ fn values(text: &str) -> Option<Vec<String>> {
 
 /// # Errors
 /// If the option does not accept the value, with the option's message.
-fn check(setting: &Setting) -> Result<(), String> {
-    let definition = applied(super::Args::definition(), std::slice::from_ref(setting));
+fn check(setting: &ConfigSetting) -> Result<(), String> {
+    let definition = applied(super::MemwatchArgs::definition(), std::slice::from_ref(setting));
     let owner = KEYS.iter().find(|(known, _)| *known == setting.key).and_then(|(_, owner)| *owner);
     let words = std::iter::once("memwatch").chain(owner);
     definition.try_get_matches_from(words).map(drop).map_err(|error| {
@@ -137,11 +137,11 @@ fn check(setting: &Setting) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Args, Command as Chosen};
+    use crate::cli::{Command as Chosen, MemwatchArgs};
     use crate::options::{ColorWhen, Units};
-    use crate::render::text::columns::Sort;
+    use crate::render::text::columns::ProcessSort;
 
-    fn settings(text: &str) -> Result<Vec<Setting>, String> {
+    fn settings(text: &str) -> Result<Vec<ConfigSetting>, String> {
         parse(Path::new("/etc/memwatch.toml"), text)
     }
 
@@ -149,14 +149,14 @@ mod tests {
     fn settings_are_defaults_and_a_typed_option_wins() {
         let text = "# looks\ncolor = \"never\"  # no colours\nascii = true\nsort = \"pid\"\ncolumns = [\"pid\", \"used\"]\nunits = \"si\"\n";
         let settings = settings(text).expect("it is understood");
-        let read = |line: &str| Args::from_words_with(line.split(' '), &settings).expect("it is understood");
+        let read = |line: &str| MemwatchArgs::from_words_with(line.split(' '), &settings).expect("it is understood");
         let args = read("memwatch ps --sort peak");
         assert_eq!((args.common.color, args.common.ascii), (ColorWhen::Never, true));
         assert_eq!(args.common.units, Units::Si);
         let Some(Chosen::Ps(ps)) = args.command else { panic!() };
-        assert_eq!((ps.sort, &ps.columns[..]), (Sort::Peak, &["pid", "used"][..]));
+        assert_eq!((ps.sort, &ps.columns[..]), (ProcessSort::Peak, &["pid", "used"][..]));
         let Some(Chosen::Ps(ps)) = read("memwatch ps --by user").command else { panic!() };
-        assert_eq!(ps.sort, Sort::Pid, "and that is no conflict with rows of owners");
+        assert_eq!(ps.sort, ProcessSort::Pid, "and that is no conflict with rows of owners");
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Runs the requested command or the live view.
 
 use crate::cli::table::awaited;
-use crate::cli::{Args, Command};
+use crate::cli::{Command, MemwatchArgs};
 use crate::commands::live::watch;
 use crate::commands::ps;
-use crate::exit::{Exit, Failure};
-use crate::options::Common;
+use crate::exit::{Exit, ExitFailure};
+use crate::options::CommonArgs;
 use crate::render::units;
 use crate::sources::library::check_named;
 
@@ -13,12 +13,12 @@ use crate::sources::library::check_named;
 ///
 /// # Errors
 /// If the command fails.
-pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
+pub(crate) fn run(args: &MemwatchArgs) -> Result<Exit, ExitFailure> {
     let common = &args.common;
     units::choose(common.units);
     let is_run = matches!(args.command, Some(Command::Run(_)));
     // Any other exit code could be the program's own.
-    let of_run = |failure| Failure { exit: Exit::Command(125), ..failure };
+    let of_run = |failure| ExitFailure { exit: Exit::Command(125), ..failure };
     if !matches!(args.command, Some(Command::Doctor(_))) {
         check_libraries(common).map_err(|failure| if is_run { of_run(failure) } else { failure })?;
     }
@@ -31,14 +31,14 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
 
 /// Rejects libraries named on the command line that cannot be loaded. Without them, a report would
 /// silently lack their data.
-fn check_libraries(common: &Common) -> Result<(), Failure> {
+fn check_libraries(common: &CommonArgs) -> Result<(), ExitFailure> {
     let nvml = "Leave it out, and memwatch takes the driver's own libnvidia-ml.so.1.";
     let cuda = "Leave it out, and memwatch finds the driver's own and the ones that programs have loaded.";
     let named = common.nvml_lib.iter().map(|path| ("--nvml-lib", path, nvml));
     let named = named.chain(common.libcuda.iter().map(|path| ("--libcuda", path, cuda)));
     for (option, path, advice) in named {
         check_named(path).map_err(|why| {
-            Failure::new(Exit::Error, format_args!("{option} {}: {why}", path.display())).advise(advice)
+            ExitFailure::new(Exit::Error, format_args!("{option} {}: {why}", path.display())).advise(advice)
         })?;
     }
     Ok(())

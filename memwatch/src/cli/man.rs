@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use clap::Command;
 use clap_mangen::Man as Page;
 
-use crate::cli::Args;
-use crate::exit::{Exit, Failure};
-use crate::options::{ADVANCED, Checked, Common};
+use crate::cli::MemwatchArgs;
+use crate::exit::{Exit, ExitFailure};
+use crate::options::{ADVANCED, Checked, CommonArgs};
 use crate::render::output::unless_closed;
 
 /// Where they go.
@@ -26,25 +26,25 @@ impl Checked for Man {}
 ///
 /// # Errors
 /// If writing fails.
-pub(crate) fn run(args: &Man, _common: &Common) -> Result<Exit, Failure> {
+pub(crate) fn run(args: &Man, _common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let Some(directory) = &args.directory else {
         unless_closed(io::Write::write_all(&mut io::stdout().lock(), &page(&definition())?))?;
         return Ok(Exit::Ok);
     };
     let written = fs::create_dir_all(directory).and_then(|()| clap_mangen::generate_to(definition(), directory));
-    written.map_err(|error| Failure::cannot_make(directory, &error))?;
+    written.map_err(|error| ExitFailure::cannot_make(directory, &error))?;
     Ok(Exit::Ok)
 }
 
 /// Returns the definition, including the options that the short help hides.
 fn definition() -> Command {
-    Args::definition().mut_args(|option| {
+    MemwatchArgs::definition().mut_args(|option| {
         let is_advanced = option.get_help_heading() == Some(ADVANCED);
         if is_advanced { option.hide(false) } else { option }
     })
 }
 
-fn page(command: &Command) -> Result<Vec<u8>, Failure> {
+fn page(command: &Command) -> Result<Vec<u8>, ExitFailure> {
     let mut text = Vec::new();
     Page::new(command.clone()).render(&mut text).map_err(anyhow::Error::from)?;
     Ok(text)

@@ -2,16 +2,16 @@
 
 use std::future::Future;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 
 /// A group of commands: its name, and the variant names of its commands.
-pub(crate) type Group = (&'static str, &'static [&'static str]);
+pub(crate) type CommandGroup = (&'static str, &'static [&'static str]);
 
 /// Runs an asynchronous command on a single-threaded runtime.
 ///
 /// # Errors
 /// If the command fails, or the runtime cannot be created.
-pub(crate) fn awaited(command: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
+pub(crate) fn awaited(command: impl Future<Output = Result<Exit, ExitFailure>>) -> Result<Exit, ExitFailure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     runtime.block_on(command)
 }
@@ -20,7 +20,7 @@ pub(crate) fn awaited(command: impl Future<Output = Result<Exit, Failure>>) -> R
 ///
 /// # Errors
 /// If the command failed.
-pub(crate) const fn direct(ended: Result<Exit, Failure>) -> Result<Exit, Failure> {
+pub(crate) const fn direct(ended: Result<Exit, ExitFailure>) -> Result<Exit, ExitFailure> {
     ended
 }
 
@@ -33,7 +33,7 @@ macro_rules! commands {
         pub(crate) enum Command { $($( $(#[$attribute])* $name($args), )*)* }
 
         /// All commands by group, in the order of the help.
-        pub(crate) const GROUPS: &[$crate::cli::table::Group] =
+        pub(crate) const GROUPS: &[$crate::cli::table::CommandGroup] =
             &[$( (stringify!($group), &[$( stringify!($name) ),*]) ),*];
 
         impl Command {
@@ -47,7 +47,7 @@ macro_rules! commands {
             ///
             /// # Errors
             /// If the command fails.
-            pub(crate) fn run(&self, common: &$crate::options::Common) -> Result<$crate::exit::Exit, $crate::exit::Failure> {
+            pub(crate) fn run(&self, common: &$crate::options::CommonArgs) -> Result<$crate::exit::Exit, $crate::exit::ExitFailure> {
                 match self { $($( Self::$name(args) => $crate::cli::table::$kind($run(args, common)), )*)* }
             }
         }

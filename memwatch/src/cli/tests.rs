@@ -6,24 +6,24 @@ use memwatch_core::words::Tgid;
 
 use crate::options::ColorWhen;
 
-fn args(line: &str) -> Args {
-    Args::from_words(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"))
+fn args(line: &str) -> MemwatchArgs {
+    MemwatchArgs::from_words(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"))
 }
 
 fn refusal(line: &str) -> String {
-    let error = Args::from_words(line.split(' ')).expect_err(line);
+    let error = MemwatchArgs::from_words(line.split(' ')).expect_err(line);
     assert_eq!(error.exit_code(), 2, "{line}");
     error.to_string()
 }
 
 /// Returns what clap prints instead of running, such as a help page.
 fn refused(line: &str) -> String {
-    Args::from_words(line.split(' ')).expect_err(line).to_string()
+    MemwatchArgs::from_words(line.split(' ')).expect_err(line).to_string()
 }
 
 #[test]
 fn the_definition_is_consistent() {
-    Args::definition().debug_assert();
+    MemwatchArgs::definition().debug_assert();
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn the_short_help_fits_a_screen_and_lists_every_command_by_group() {
         .map(|group| help.lines().position(|line| line == *group).unwrap_or_else(|| panic!("{group}: {help}")))
         .collect();
     assert!(groups.is_sorted(), "{help}");
-    let definition = Args::definition();
+    let definition = MemwatchArgs::definition();
     for command in definition.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help")
     {
         let is_listed =
@@ -48,7 +48,7 @@ fn the_short_help_fits_a_screen_and_lists_every_command_by_group() {
 
 #[test]
 fn each_option_that_the_short_help_names_exists() {
-    let definition = Args::definition();
+    let definition = MemwatchArgs::definition();
     let all: Vec<_> = std::iter::once(&definition)
         .chain(definition.get_subcommands())
         .flat_map(clap::Command::get_arguments)
@@ -120,7 +120,12 @@ fn there_is_a_completion_script_for_each_shell() {
         args(&format!("memwatch completions {shell}"));
         let mut script = Vec::new();
         let shell = clap::ValueEnum::from_str(shell, false).expect("it is a shell");
-        clap_complete::generate::<clap_complete::Shell, _>(shell, &mut Args::definition(), "memwatch", &mut script);
+        clap_complete::generate::<clap_complete::Shell, _>(
+            shell,
+            &mut MemwatchArgs::definition(),
+            "memwatch",
+            &mut script,
+        );
         let script = String::from_utf8(script).expect("it is text");
         assert!(script.contains("flamegraph"), "{script}");
     }
@@ -131,8 +136,8 @@ fn there_is_a_completion_script_for_each_shell() {
 fn no_words_mean_every_process_once_a_second() {
     let args = args("memwatch");
     assert!(args.command.is_none() && !args.once && !args.common.json);
-    assert_eq!(args.targets, Targets::default());
-    assert_eq!(args.pace, Pace { interval: Duration::from_secs(1), duration: None });
+    assert_eq!(args.targets, TargetArgs::default());
+    assert_eq!(args.pace, IntervalArgs { interval: Duration::from_secs(1), duration: None });
 }
 
 #[test]
@@ -265,7 +270,7 @@ fn the_hidden_options_serve_tests() {
     let common = args("memwatch --ring-bytes 64K --classic-uprobes --libcuda /a --libcuda /b").common;
     assert_eq!((common.ring_bytes, common.classic_uprobes), (Some(65_536), true));
     assert_eq!(common.libcuda, [PathBuf::from("/a"), PathBuf::from("/b")]);
-    let help = Args::definition().render_long_help().to_string();
+    let help = MemwatchArgs::definition().render_long_help().to_string();
     assert!(!help.contains("ring-bytes") && !help.contains("classic-uprobes"));
     assert!(!help.contains("--docker-socket"));
     let advanced = refused("memwatch help advanced");

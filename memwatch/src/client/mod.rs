@@ -13,8 +13,8 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use protocol::{
-    ANSWER_BYTES, Answer, HISTORY_SINCE_MINOR, HistoryFiles, Inbox, OUTLOOK_SINCE_MINOR, OutlookMessage,
-    PAGE_SINCE_MINOR, PEAKS_SINCE_MINOR, PROTOCOL, PageLink, Request, SnapshotMessage, Welcome,
+    ANSWER_BYTES, AgentAnswer, AgentRequest, HISTORY_SINCE_MINOR, HistoryFiles, Inbox, OUTLOOK_SINCE_MINOR,
+    OutlookMessage, PAGE_SINCE_MINOR, PEAKS_SINCE_MINOR, PROTOCOL, PageLink, SnapshotMessage, Welcome,
 };
 
 /// Timeout for the agent's welcome. The agent may be attaching its probes.
@@ -74,9 +74,9 @@ pub(crate) struct TimedSnapshot {
 
 /// Connection to an agent that has accepted this client.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct AgentClient {
     path: PathBuf,
-    connection: Option<Connection>,
+    connection: Option<AgentConnection>,
     viewer: Viewer,
     /// Time since which there is no connection.
     lost: Option<Instant>,
@@ -87,7 +87,7 @@ pub(crate) struct Client {
 }
 
 #[derive(Debug)]
-struct Connection {
+struct AgentConnection {
     stream: UnixStream,
     inbox: Inbox,
     /// Deadline of the pending snapshot request.
@@ -96,13 +96,13 @@ struct Connection {
     outlook_due: Option<Instant>,
 }
 
-impl Client {
+impl AgentClient {
     /// Connects to the agent that listens on `path`.
     ///
     /// # Errors
     /// If no agent is there, or it cannot be used.
     pub(crate) async fn meet(path: &Path) -> Result<Self, NoAgent> {
-        let (connection, welcome) = Connection::open(path).await?;
+        let (connection, welcome) = AgentConnection::open(path).await?;
         let (path, viewer) = (path.to_owned(), welcome.viewer);
         Ok(Self { path, connection: Some(connection), viewer, lost: None, gone: Duration::ZERO, outlook: None })
     }
@@ -137,10 +137,10 @@ impl Client {
     /// # Errors
     /// If the agent does not reset them.
     pub(crate) async fn reset_peaks(path: &Path, tgid: Tgid) -> Result<(), NoAgent> {
-        let (mut connection, welcome) = Connection::open(path).await?;
+        let (mut connection, welcome) = AgentConnection::open(path).await?;
         welcome.check(PEAKS_SINCE_MINOR, "resets no peaks")?;
-        match connection.ask(&Request::ResetPeaks { tgid: tgid.0 }).await? {
-            Answer::PeaksReset => Ok(()),
+        match connection.ask(&AgentRequest::ResetPeaks { tgid: tgid.0 }).await? {
+            AgentAnswer::PeaksReset => Ok(()),
             _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
         }
     }
@@ -151,13 +151,13 @@ impl Client {
     /// # Errors
     /// If the agent does not answer.
     pub(crate) async fn history(path: &Path) -> Result<(Option<HistoryFiles>, Viewer), NoAgent> {
-        let (mut connection, welcome) = Connection::open(path).await?;
+        let (mut connection, welcome) = AgentConnection::open(path).await?;
         welcome.check(HISTORY_SINCE_MINOR, "keeps no history")?;
         if welcome.viewer != Viewer::Everything {
             return Ok((None, welcome.viewer));
         }
-        match connection.ask(&Request::History).await? {
-            Answer::History(kept) => Ok((kept, welcome.viewer)),
+        match connection.ask(&AgentRequest::History).await? {
+            AgentAnswer::History(kept) => Ok((kept, welcome.viewer)),
             _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
         }
     }
@@ -168,10 +168,10 @@ impl Client {
     /// # Errors
     /// If the agent does not answer.
     pub(crate) async fn page(path: &Path) -> Result<(PageLink, Viewer), NoAgent> {
-        let (mut connection, welcome) = Connection::open(path).await?;
+        let (mut connection, welcome) = AgentConnection::open(path).await?;
         welcome.check(PAGE_SINCE_MINOR, "has no page")?;
-        match connection.ask(&Request::Page).await? {
-            Answer::Page(link) => Ok((link, welcome.viewer)),
+        match connection.ask(&AgentRequest::Page).await? {
+            AgentAnswer::Page(link) => Ok((link, welcome.viewer)),
             _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
         }
     }
@@ -189,7 +189,7 @@ impl Client {
                     Ok(seen) => return Ok(seen),
                     Err(why) => why,
                 },
-                None => match Connection::open(&self.path).await {
+                None => match AgentConnection::open(&self.path).await {
                     Ok((connection, welcome)) => {
                         (self.viewer, self.lost) = (welcome.viewer, None);
                         self.connection = Some(connection);
@@ -229,12 +229,12 @@ async fn connect(path: &Path) -> io::Result<UnixStream> {
     }
 }
 
-impl Connection {
+impl AgentConnection {
     async fn open(path: &Path) -> Result<(Self, Welcome), NoAgent> {
         let greet = async {
             let stream = connect(path).await?;
             let mut connection = Self { stream, inbox: Inbox::new(ANSWER_BYTES), asked: None, outlook_due: None };
-            let hello = Request::Hello { protocol: PROTOCOL, program: env!("CARGO_PKG_VERSION").to_owned() };
+            let hello = AgentRequest::Hello { protocol: PROTOCOL, program: env!("CARGO_PKG_VERSION").to_owned() };
             // An agent without room may have hung up already. Its answer is still in the socket.
             let _ = connection.say(&hello);
             let welcome = connection.answer().await?;
@@ -243,11 +243,11 @@ impl Connection {
         let silent = |_elapsed| NoAgent::Unusable(format!("it has not answered in {} s", WELCOME.as_secs()));
         let (mut connection, answer) = timeout(WELCOME, greet).await.map_err(silent)??;
         match answer {
-            Answer::Welcome(welcome) if welcome.protocol.major == PROTOCOL.major => {
+            AgentAnswer::Welcome(welcome) if welcome.protocol.major == PROTOCOL.major => {
                 connection.outlook_due = (welcome.protocol.minor >= OUTLOOK_SINCE_MINOR).then(Instant::now);
                 Ok((connection, welcome))
             }
-            Answer::Welcome(welcome) => Err(NoAgent::Unusable(format!(
+            AgentAnswer::Welcome(welcome) => Err(NoAgent::Unusable(format!(
                 "it is memwatch {} and speaks protocol {}, this is {} and speaks {}: use the same version of both",
                 welcome.program.escape_debug(),
                 welcome.protocol.major,
@@ -264,18 +264,18 @@ impl Connection {
             until
         } else {
             self.ask_outlook(outlook.is_some())?;
-            self.say(&Request::Snapshot)?;
+            self.say(&AgentRequest::Snapshot)?;
             *self.asked.insert(Instant::now() + ANSWER)
         };
         let silent = |_elapsed| NoAgent::Unusable(format!("it has not answered in {} s", ANSWER.as_secs()));
         loop {
             match timeout_at(until, self.answer()).await.map_err(silent)?? {
-                Answer::Outlook(fresh) => {
+                AgentAnswer::Outlook(fresh) => {
                     if let Some(outlook) = &mut outlook {
                         **outlook = fresh;
                     }
                 }
-                Answer::Snapshot(SnapshotMessage { snapshot, boottime_to_unix_ns, contradictions }) => {
+                AgentAnswer::Snapshot(SnapshotMessage { snapshot, boottime_to_unix_ns, contradictions }) => {
                     self.asked = None;
                     return Ok(TimedSnapshot { snapshot: snapshot.into_owned(), boottime_to_unix_ns, contradictions });
                 }
@@ -287,14 +287,14 @@ impl Connection {
     fn ask_outlook(&mut self, is_wanted: bool) -> Result<(), NoAgent> {
         let now = Instant::now();
         if is_wanted && self.outlook_due.is_some_and(|due| due <= now) {
-            self.say(&Request::Outlook)?;
+            self.say(&AgentRequest::Outlook)?;
             self.outlook_due = Some(now + OUTLOOK);
         }
         Ok(())
     }
 
     /// Sends a request and waits for the answer.
-    async fn ask(&mut self, request: &Request) -> Result<Answer<'static>, NoAgent> {
+    async fn ask(&mut self, request: &AgentRequest) -> Result<AgentAnswer<'static>, NoAgent> {
         self.say(request)?;
         let silent = |_elapsed| NoAgent::Unusable(format!("it has not answered in {} s", ANSWER.as_secs()));
         timeout(ANSWER, self.answer()).await.map_err(silent)?
@@ -302,7 +302,7 @@ impl Connection {
 
     /// Sends a request without waiting. A request fits into any socket's buffer unless the agent
     /// has stopped reading.
-    fn say(&self, request: &Request) -> Result<(), NoAgent> {
+    fn say(&self, request: &AgentRequest) -> Result<(), NoAgent> {
         let frame = protocol::frame(request)?;
         match self.stream.try_write(&frame) {
             Ok(length) if length == frame.len() => Ok(()),
@@ -311,14 +311,14 @@ impl Connection {
         }
     }
 
-    async fn answer(&mut self) -> Result<Answer<'static>, NoAgent> {
+    async fn answer(&mut self) -> Result<AgentAnswer<'static>, NoAgent> {
         let frame = self.inbox.receive(&self.stream).await?;
         let frame = frame.ok_or_else(|| NoAgent::from(io::Error::from(io::ErrorKind::UnexpectedEof)))?;
-        let answer: Answer<'static> = serde_json::from_slice(&frame).map_err(|error| {
+        let answer: AgentAnswer<'static> = serde_json::from_slice(&frame).map_err(|error| {
             NoAgent::Unusable(format!("its answer is not understood ({error}): use the same version of both"))
         })?;
         match answer {
-            Answer::Refused { why } => Err(NoAgent::Unusable(format!("it says: {}", why.escape_debug()))),
+            AgentAnswer::Refused { why } => Err(NoAgent::Unusable(format!("it says: {}", why.escape_debug()))),
             answer => Ok(answer),
         }
     }

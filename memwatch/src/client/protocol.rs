@@ -17,7 +17,7 @@ use tokio::net::UnixStream;
 
 /// Protocol version of this program. The major number changes when a side requires data that older
 /// versions do not send.
-pub(crate) const PROTOCOL: Version = Version { major: 2, minor: 4 };
+pub(crate) const PROTOCOL: ProtocolVersion = ProtocolVersion { major: 2, minor: 4 };
 
 /// First minor version in which an agent resets peaks.
 pub(crate) const PEAKS_SINCE_MINOR: u32 = 1;
@@ -45,7 +45,7 @@ const LENGTH_BYTES: usize = 4;
 
 /// A protocol version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Version {
+pub(crate) struct ProtocolVersion {
     /// Major number. Both sides must have the same.
     pub(crate) major: u32,
     /// Minor number. It grows with optional additions.
@@ -55,11 +55,11 @@ pub(crate) struct Version {
 /// A message from a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Request {
+pub(crate) enum AgentRequest {
     /// First message of a client.
     Hello {
         /// Protocol version of the client.
-        protocol: Version,
+        protocol: ProtocolVersion,
         /// Program version of the client.
         program: String,
     },
@@ -88,7 +88,7 @@ pub(crate) enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(clippy::large_enum_variant, reason = "one at a time, taken apart at once")]
-pub(crate) enum Answer<'a> {
+pub(crate) enum AgentAnswer<'a> {
     /// Answer to a hello.
     Welcome(Welcome),
     /// Snapshot, restricted to what the client may see.
@@ -112,7 +112,7 @@ pub(crate) enum Answer<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Welcome {
     /// Protocol version of the agent.
-    pub(crate) protocol: Version,
+    pub(crate) protocol: ProtocolVersion,
     /// Program version of the agent.
     pub(crate) program: String,
     /// Visibility that the agent grants the client.
@@ -302,8 +302,8 @@ mod tests {
             for boottime_to_unix_ns in [0, -5, 1_795_266_000_000_000_000, i128::from(u64::MAX)] {
                 let reported =
                     SnapshotMessage { snapshot: Cow::Borrowed(&snapshot), boottime_to_unix_ns, contradictions: 0 };
-                let frame = taken(&frame(&Answer::Snapshot(reported)).expect("it can be written"));
-                let Ok(Answer::Snapshot(reported)) = serde_json::from_slice(&frame) else { panic!("a snapshot") };
+                let frame = taken(&frame(&AgentAnswer::Snapshot(reported)).expect("it can be written"));
+                let Ok(AgentAnswer::Snapshot(reported)) = serde_json::from_slice(&frame) else { panic!("a snapshot") };
                 assert_eq!(
                     (reported.snapshot.into_owned(), reported.boottime_to_unix_ns),
                     (snapshot.clone(), boottime_to_unix_ns)
@@ -314,13 +314,16 @@ mod tests {
 
     #[test]
     fn the_first_words_are_the_same_in_every_version() {
-        let hello = Request::Hello { protocol: PROTOCOL, program: "0.1.0".to_owned() };
+        let hello = AgentRequest::Hello { protocol: PROTOCOL, program: "0.1.0".to_owned() };
         let text = r#"{"hello":{"protocol":{"major":2,"minor":4},"program":"0.1.0"}}"#;
         assert_eq!(taken(&frame(&hello).expect("it can be written")), text.as_bytes());
-        let refused = Answer::Refused { why: "no".into() };
+        let refused = AgentAnswer::Refused { why: "no".into() };
         assert_eq!(taken(&frame(&refused).expect("it can be written")), br#"{"refused":{"why":"no"}}"#);
         let later = r#"{"hello":{"protocol":{"major":7,"minor":3},"program":"9","colour":"red"}}"#;
-        assert!(matches!(serde_json::from_str(later), Ok(Request::Hello { protocol: Version { major: 7, .. }, .. })));
+        assert!(matches!(
+            serde_json::from_str(later),
+            Ok(AgentRequest::Hello { protocol: ProtocolVersion { major: 7, .. }, .. })
+        ));
     }
 
     #[test]
@@ -368,8 +371,8 @@ mod tests {
             inbox.put(&bytes);
             while let Ok(Some(frame)) = inbox.take() {
                 prop_assert!(frame.len() <= 64);
-                let _ = serde_json::from_slice::<Request>(&frame);
-                let _ = serde_json::from_slice::<Answer>(&frame);
+                let _ = serde_json::from_slice::<AgentRequest>(&frame);
+                let _ = serde_json::from_slice::<AgentAnswer>(&frame);
             }
         }
     }

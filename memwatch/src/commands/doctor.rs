@@ -20,7 +20,7 @@ mod trial;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-use check::{Barrier, Check, State, Topic};
+use check::{Barrier, Check, CheckState, Topic};
 use library::Libraries;
 use memwatch_core::attribution::price::Budget;
 use memwatch_core::words::Tgid;
@@ -28,8 +28,8 @@ use nvml::{NvmlReport, Traces};
 use prices::PriceReport;
 use privilege::Privilege;
 
-use crate::exit::{Exit, Failure};
-use crate::options::{Checked, Common, tensors, values};
+use crate::exit::{Exit, ExitFailure};
+use crate::options::{Checked, CommonArgs, tensors, values};
 use crate::render::output::use_color;
 use crate::sources::containers::RuntimeSockets;
 use crate::sources::kernel::site::KernelVersion;
@@ -87,10 +87,10 @@ impl Checked for Doctor {}
 ///
 /// # Errors
 /// A given process does not exist. Failed requirements are part of the report, not errors.
-pub(crate) fn command(args: &Doctor, common: &Common) -> Result<Exit, Failure> {
+pub(crate) fn command(args: &Doctor, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let is_gone = |tgid: &&Tgid| !Path::new("/proc").join(tgid.0.to_string()).exists();
     if let Some(gone) = args.tgids.iter().find(is_gone) {
-        return Err(Failure::no_process(gone.0));
+        return Err(ExitFailure::no_process(gone.0));
     }
     Ok(run(&DoctorOptions {
         json: common.json,
@@ -152,7 +152,7 @@ fn believe_trial(check: &mut Check) {
     let concerns_trial =
         matches!(check.topic, Topic::Kernel | Topic::Permission) && check.id != permission::PID_NAMESPACE;
     if concerns_trial && check.state.barrier().is_some() {
-        check.state = State::Degraded;
+        check.state = CheckState::Degraded;
         check.fact.push_str("; yet the trial run worked");
     }
 }
@@ -185,7 +185,7 @@ impl Diagnosis {
     }
 
     fn readiness(&self) -> String {
-        let limits = self.checks.iter().filter(|check| check.state == State::Degraded).count();
+        let limits = self.checks.iter().filter(|check| check.state == CheckState::Degraded).count();
         let limits = match limits {
             0 => String::new(),
             limits => format!(" ({} above)", check::count(limits, "limit")),

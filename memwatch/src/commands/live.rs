@@ -3,23 +3,23 @@
 use crate::client::TimedSnapshot;
 use crate::client::protocol::OutlookMessage;
 use crate::commands::run::write_logs;
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::export::mem_trace::MemTrace;
-use crate::options::{Common, Pace, Targets, Tensors};
-use crate::render::output::Output;
+use crate::options::{CommonArgs, IntervalArgs, TargetArgs, TensorArgs};
+use crate::render::output::ReportOutput;
 use crate::render::summary;
-use crate::render::tui::{Flow, Held, Outlooks, WARNED_BYTES_PER_MINUTE};
+use crate::render::tui::{Outlooks, ProcessObjects, ScreenFlow, WARNED_BYTES_PER_MINUTE};
 use crate::render::wall_clock::WallClock;
 use crate::watch::session::holdings;
-use crate::watch::signals::Signals;
+use crate::watch::signals::TerminationSignals;
 use crate::watch::signals::at;
-use crate::watch::source::{Rhythm, Source};
+use crate::watch::source::{ReportSource, Rhythm};
 use crate::watch::subject::Filter;
 use crate::watch::subject::filtered;
 use crate::watch::subject::session_options;
 use memwatch_core::Pipeline;
 use memwatch_core::features::holdings::KnownHoldings;
-use memwatch_core::features::holdings::view::By;
+use memwatch_core::features::holdings::view::HoldingGrouping;
 use tokio::time::Instant;
 
 /// Maximum number of names shown per process.
@@ -40,29 +40,29 @@ enum Stop {
 
 /// Runs the live view: `memwatch`, `memwatch --pid …`.
 pub(crate) async fn watch(
-    (targets, requested, pace): (&Targets, &Tensors, Pace),
-    common: &Common,
-) -> Result<Exit, Failure> {
+    (targets, requested, pace): (&TargetArgs, &TensorArgs, IntervalArgs),
+    common: &CommonArgs,
+) -> Result<Exit, ExitFailure> {
     let tensors = requested.request(!targets.selected.is_everybody());
     let mut options = session_options(targets, tensors, common);
     options.logs_tensors = requested.log.is_some();
-    options.is_screen = Output::is_screen(common);
+    options.is_screen = ReportOutput::is_screen(common);
     options.holdings_every = options.is_screen.then_some(holdings::ON_SCREEN);
     let mut source = if requested.is_asked_for() && common.agent.is_none() {
-        Source::own(&options)?
+        ReportSource::own(&options)?
     } else {
-        Source::open(&options, targets, common).await?
+        ReportSource::open(&options, targets, common).await?
     };
     source.persist();
     let filter = Filter::new(targets);
     for idle in source.idle_targets() {
         eprintln!("memwatch: {idle}; waiting for its first CUDA call");
     }
-    let mut output = Output::watch(common, options.targets.len() == 1)?;
+    let mut output = ReportOutput::watch(common, options.targets.len() == 1)?;
     match &mut source {
-        Source::Watch(session) if options.is_screen => session.pipeline_mut().watch_forecasts(&[]),
-        Source::Agent(agent) if options.is_screen => agent.want_outlook(),
-        Source::Watch(_) | Source::Agent(_) => {}
+        ReportSource::Watch(session) if options.is_screen => session.pipeline_mut().watch_forecasts(&[]),
+        ReportSource::Agent(agent) if options.is_screen => agent.want_outlook(),
+        ReportSource::Watch(_) | ReportSource::Agent(_) => {}
     }
     let mut trace = requested.log.as_deref().map(MemTrace::new);
     let stop = drive(&mut source, &mut output, (&filter, trace.as_mut()), pace).await?;
@@ -71,7 +71,7 @@ pub(crate) async fn watch(
         return Ok(Exit::Ok);
     }
     if let [idle, ..] = &source.idle_targets()[..] {
-        return Err(Failure::new(Exit::NoTarget, format_args!("{idle} in all this time")));
+        return Err(ExitFailure::new(Exit::NoTarget, format_args!("{idle} in all this time")));
     }
     let has_summary = stop == Stop::NobodyLeft && !common.json;
     if let Some(seen) = if has_summary { source.last_word().await } else { None } {
@@ -83,15 +83,15 @@ pub(crate) async fn watch(
 /// Main loop of the live view: handles snapshots, keys, signals and timers until one of them ends
 /// it.
 async fn drive(
-    source: &mut Source,
-    output: &mut Output,
+    source: &mut ReportSource,
+    output: &mut ReportOutput,
     (filter, mut trace): (&Filter, Option<&mut MemTrace>),
-    pace: Pace,
-) -> Result<Stop, Failure> {
+    pace: IntervalArgs,
+) -> Result<Stop, ExitFailure> {
     let mut rhythm = Rhythm::new(pace.interval);
     let deadline = pace.duration.map(|duration| Instant::now() + duration);
     let mut keys = output.keys();
-    let mut signals = Signals::listen()?;
+    let mut signals = TerminationSignals::listen()?;
     let stop = loop {
         tokio::select! {
             seen = source.next(&mut rhythm) => {
@@ -109,9 +109,9 @@ async fn drive(
             }
             Some(event) = keys.recv() => {
                 match output.key(event) {
-                    Flow::Continue => {}
-                    Flow::Quit => return Ok(Stop::Asked),
-                    Flow::ResetPeaks(tgid) => source.reset_peaks(tgid).await,
+                    ScreenFlow::Continue => {}
+                    ScreenFlow::Quit => return Ok(Stop::Asked),
+                    ScreenFlow::ResetPeaks(tgid) => source.reset_peaks(tgid).await,
                 }
             }
             _ = signals.any() => break Stop::Asked,
@@ -126,14 +126,14 @@ async fn drive(
 }
 
 /// Returns leaks, forecasts and live objects, if the pipeline runs in this process.
-fn outlooks(source: &Source) -> Outlooks {
+fn outlooks(source: &ReportSource) -> Outlooks {
     match source {
-        Source::Watch(session) => {
+        ReportSource::Watch(session) => {
             let pipeline = session.pipeline();
             let leaks = pipeline.leaks(WARNED_BYTES_PER_MINUTE);
             Outlooks { leaks, forecasts: pipeline.forecasts(), holdings: held(pipeline) }
         }
-        Source::Agent(agent) => {
+        ReportSource::Agent(agent) => {
             let OutlookMessage { leaks, forecasts } = agent.outlook();
             Outlooks { leaks, forecasts, holdings: Vec::new() }
         }
@@ -141,12 +141,14 @@ fn outlooks(source: &Source) -> Outlooks {
 }
 
 /// Returns the live objects of processes by name.
-fn held(pipeline: &Pipeline) -> Vec<Held> {
-    let known = pipeline.holdings(By::Name, NAMES).into_iter();
-    known.map(|KnownHoldings { tgid, observed_since_ns, view, .. }| Held { tgid, observed_since_ns, view }).collect()
+fn held(pipeline: &Pipeline) -> Vec<ProcessObjects> {
+    let known = pipeline.holdings(HoldingGrouping::Name, NAMES).into_iter();
+    known
+        .map(|KnownHoldings { tgid, observed_since_ns, view, .. }| ProcessObjects { tgid, observed_since_ns, view })
+        .collect()
 }
 
-pub(crate) fn show(seen: TimedSnapshot, output: &mut Output, filter: &Filter) -> Result<bool, Failure> {
+pub(crate) fn show(seen: TimedSnapshot, output: &mut ReportOutput, filter: &Filter) -> Result<bool, ExitFailure> {
     let boottime_to_unix_ns = seen.boottime_to_unix_ns;
     output.show(&filtered(seen.snapshot, filter)?, boottime_to_unix_ns)
 }

@@ -15,7 +15,7 @@ use crate::render::format::printable;
 use crate::render::wall_clock::WallClock;
 
 /// Values of one column, one per row.
-pub(crate) enum Values {
+pub(crate) enum ColumnValues {
     /// UTF-8 text.
     Text(Vec<Option<String>>),
     /// Integers.
@@ -26,7 +26,7 @@ pub(crate) enum Values {
     Time(Vec<Option<i64>>),
 }
 
-impl Values {
+impl ColumnValues {
     fn type_of(&self, name: &str) -> Result<TypePtr, ParquetError> {
         let (physical, logical) = match self {
             Self::Text(_) => (Physical::BYTE_ARRAY, Some(LogicalType::String)),
@@ -43,11 +43,11 @@ impl Values {
 ///
 /// # Errors
 /// If the Parquet writer fails, which is not expected.
-pub(crate) fn write(columns: &[(&str, Values)]) -> io::Result<Vec<u8>> {
+pub(crate) fn write(columns: &[(&str, ColumnValues)]) -> io::Result<Vec<u8>> {
     table(columns).map_err(io::Error::other)
 }
 
-fn table(columns: &[(&str, Values)]) -> Result<Vec<u8>, ParquetError> {
+fn table(columns: &[(&str, ColumnValues)]) -> Result<Vec<u8>, ParquetError> {
     let fields = columns.iter().map(|(name, values)| values.type_of(name)).collect::<Result<Vec<_>, _>>()?;
     let schema = Arc::new(Type::group_type_builder("memwatch").with_fields(fields).build()?);
     let mut bytes = Vec::new();
@@ -56,15 +56,15 @@ fn table(columns: &[(&str, Values)]) -> Result<Vec<u8>, ParquetError> {
     for (_, values) in columns {
         let Some(mut column) = group.next_column()? else { break };
         match values {
-            Values::Text(texts) => {
+            ColumnValues::Text(texts) => {
                 let (values, levels) = known(texts, |text| ByteArray::from(printable(text).as_ref()));
                 column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None)?;
             }
-            Values::Number(numbers) | Values::Time(numbers) => {
+            ColumnValues::Number(numbers) | ColumnValues::Time(numbers) => {
                 let (values, levels) = known(numbers, |number| *number);
                 column.typed::<Int64Type>().write_batch(&values, Some(&levels), None)?;
             }
-            Values::Real(numbers) => {
+            ColumnValues::Real(numbers) => {
                 let (values, levels) = known(numbers, |number| *number);
                 column.typed::<DoubleType>().write_batch(&values, Some(&levels), None)?;
             }
@@ -94,26 +94,29 @@ pub(crate) fn number(value: u64) -> Option<i64> {
 pub(crate) fn timeline(timeline: &TimelineView, clock: &WallClock) -> io::Result<Vec<u8>> {
     let rows = || timeline.tracks.iter().flat_map(|track| track.points.iter().map(move |point| (track, point)));
     write(&[
-        ("time", Values::Time(rows().map(|(_, point)| Some(clock.unix_ns(point.time_ns))).collect())),
-        ("pid", Values::Number(rows().map(|(track, _)| track.tgid.map(|tgid| i64::from(tgid.0))).collect())),
-        ("command", Values::Text(rows().map(|(track, _)| track.tgid.map(|_| track.command.clone())).collect())),
-        ("gpu_uuid", Values::Text(rows().map(|(track, _)| track.uuid.as_ref().map(ToString::to_string)).collect())),
-        ("measure", Values::Text(rows().map(|(track, _)| Some(track.measure.clone().into_owned())).collect())),
-        ("bytes", Values::Number(rows().map(|(_, point)| number(point.bytes)).collect())),
-        ("most_bytes", Values::Number(rows().map(|(_, point)| number(point.most_bytes)).collect())),
+        ("time", ColumnValues::Time(rows().map(|(_, point)| Some(clock.unix_ns(point.time_ns))).collect())),
+        ("pid", ColumnValues::Number(rows().map(|(track, _)| track.tgid.map(|tgid| i64::from(tgid.0))).collect())),
+        ("command", ColumnValues::Text(rows().map(|(track, _)| track.tgid.map(|_| track.command.clone())).collect())),
+        (
+            "gpu_uuid",
+            ColumnValues::Text(rows().map(|(track, _)| track.uuid.as_ref().map(ToString::to_string)).collect()),
+        ),
+        ("measure", ColumnValues::Text(rows().map(|(track, _)| Some(track.measure.clone().into_owned())).collect())),
+        ("bytes", ColumnValues::Number(rows().map(|(_, point)| number(point.bytes)).collect())),
+        ("most_bytes", ColumnValues::Number(rows().map(|(_, point)| number(point.most_bytes)).collect())),
     ])
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Values, write};
+    use super::{ColumnValues, write};
 
     #[test]
     fn a_table_begins_and_ends_as_parquet_and_takes_what_is_not_known() {
         let columns = [
-            ("name", Values::Text(vec![Some("a\u{1b}".to_owned()), None])),
-            ("bytes", Values::Number(vec![None, Some(7)])),
-            ("seconds", Values::Real(vec![Some(0.5), None])),
+            ("name", ColumnValues::Text(vec![Some("a\u{1b}".to_owned()), None])),
+            ("bytes", ColumnValues::Number(vec![None, Some(7)])),
+            ("seconds", ColumnValues::Real(vec![Some(0.5), None])),
         ];
         let bytes = write(&columns).expect("it can be written");
         assert!(bytes.starts_with(b"PAR1") && bytes.ends_with(b"PAR1"));

@@ -4,7 +4,7 @@
 use memwatch_core::features::timeline::view::{PointView, TimelineView, TrackView};
 use memwatch_core::snapshot::SiteView;
 
-use super::{Part, Profile};
+use super::{CallPathProfile, ProfilePart};
 use crate::render::format::printable;
 use crate::render::places;
 use crate::render::wall_clock::WallClock;
@@ -34,7 +34,7 @@ const COLUMNS: [&str; 17] = [
 const POINTS: [&str; 7] = ["time", "pid", "command", "gpu_uuid", "measure", "bytes", "most_bytes"];
 
 /// Writes the lines of code of all parts, in the order of `memwatch where`.
-pub(crate) fn write(profile: &Profile) -> String {
+pub(crate) fn write(profile: &CallPathProfile) -> String {
     let mut text = COLUMNS.join(",") + "\r\n";
     for part in &profile.parts {
         for site in &part.sites {
@@ -45,7 +45,7 @@ pub(crate) fn write(profile: &Profile) -> String {
     text
 }
 
-fn row(part: &Part, site: &SiteView) -> [String; COLUMNS.len()] {
+fn row(part: &ProfilePart, site: &SiteView) -> [String; COLUMNS.len()] {
     let words = |words: &Option<String>| words.as_deref().map_or_else(String::new, quoted);
     let seconds = |time_ns: Option<u64>| {
         time_ns

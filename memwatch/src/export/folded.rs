@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{Frame, Profile, Weight};
+use super::{CallPathProfile, ProfileFrame, ProfileWeight};
 
 /// Writes one weight of all parts. If there are several parts, each has its own outermost frame. A
 /// `;` in a name becomes `:`.
-pub(crate) fn write(profile: &Profile, weight: Weight) -> String {
+pub(crate) fn write(profile: &CallPathProfile, weight: ProfileWeight) -> String {
     let several = profile.parts.len() > 1;
     let mut lines: BTreeMap<String, u64> = BTreeMap::new();
     for part in &profile.parts {
@@ -27,7 +27,7 @@ pub(crate) fn write(profile: &Profile, weight: Weight) -> String {
 }
 
 /// `forward (net.py:12)`.
-fn label(frame: &Frame) -> String {
+fn label(frame: &ProfileFrame) -> String {
     match frame.place() {
         place if place.is_empty() => word(&frame.name),
         place => word(&format!("{} ({place})", frame.name)),

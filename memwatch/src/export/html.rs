@@ -6,7 +6,7 @@ use std::io;
 
 use serde::Serialize;
 
-use super::{EXPORTER, Frame, Part, Profile, Weight};
+use super::{CallPathProfile, EXPORTER, ProfileFrame, ProfilePart, ProfileWeight};
 use crate::printable::write_json;
 
 /// HTML template. The data replaces [`HOLE`].
@@ -15,9 +15,9 @@ const PAGE: &str = include_str!("flame.html");
 const HOLE: &str = "\"DATA\"";
 
 #[derive(Serialize)]
-struct Data<'a> {
+struct FlamePageData<'a> {
     exporter: &'static str,
-    weights: [WeightName; Weight::ALL.len()],
+    weights: [WeightName; ProfileWeight::ALL.len()],
     /// Index of the initial weight.
     weight: usize,
     parts: Vec<PartData>,
@@ -39,7 +39,7 @@ struct PartData {
 
 /// Frames, outermost first, by index, and the weights.
 #[derive(Serialize)]
-struct SampleData(Vec<usize>, [u64; Weight::ALL.len()]);
+struct SampleData(Vec<usize>, [u64; ProfileWeight::ALL.len()]);
 
 /// Name and location.
 #[derive(Serialize)]
@@ -49,9 +49,9 @@ struct FrameData<'a>(&'a str, String);
 ///
 /// # Errors
 /// If the serializer fails.
-pub(crate) fn write(profile: &Profile, weight: Weight) -> io::Result<Vec<u8>> {
-    let mut list: Vec<&Frame> = Vec::new();
-    let mut numbers: HashMap<&Frame, usize> = HashMap::new();
+pub(crate) fn write(profile: &CallPathProfile, weight: ProfileWeight) -> io::Result<Vec<u8>> {
+    let mut list: Vec<&ProfileFrame> = Vec::new();
+    let mut numbers: HashMap<&ProfileFrame, usize> = HashMap::new();
     let mut number = |frame| {
         *numbers.entry(frame).or_insert_with(|| {
             list.push(frame);
@@ -60,16 +60,17 @@ pub(crate) fn write(profile: &Profile, weight: Weight) -> io::Result<Vec<u8>> {
     };
     let mut parts = Vec::new();
     for part in &profile.parts {
-        let Part { samples, unplaced_bytes, .. } = part;
-        let samples = samples
-            .iter()
-            .map(|sample| SampleData(sample.frames.iter().map(&mut number).collect(), Weight::all_of(&sample.sum)));
+        let ProfilePart { samples, unplaced_bytes, .. } = part;
+        let samples = samples.iter().map(|sample| {
+            SampleData(sample.frames.iter().map(&mut number).collect(), ProfileWeight::all_of(&sample.sum))
+        });
         parts.push(PartData { name: part.name(), unplaced_bytes: *unplaced_bytes, samples: samples.collect() });
     }
-    let data = Data {
+    let data = FlamePageData {
         exporter: EXPORTER,
-        weights: Weight::ALL.map(|weight| WeightName { name: weight.name(), is_bytes: weight != Weight::Count }),
-        weight: Weight::ALL.iter().position(|one| *one == weight).unwrap_or(0),
+        weights: ProfileWeight::ALL
+            .map(|weight| WeightName { name: weight.name(), is_bytes: weight != ProfileWeight::Count }),
+        weight: ProfileWeight::ALL.iter().position(|one| *one == weight).unwrap_or(0),
         parts,
         frames: list.into_iter().map(|frame| FrameData(&frame.name, frame.place())).collect(),
     };

@@ -28,7 +28,7 @@ const EXPORTER: &str = concat!("memwatch ", env!("CARGO_PKG_VERSION"));
 
 /// Measure of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Weight {
+pub(crate) enum ProfileWeight {
     /// Bytes that were live at the end.
     InUse,
     /// Bytes that were live when the device's total was highest.
@@ -41,7 +41,7 @@ pub(crate) enum Weight {
     Leak,
 }
 
-impl Weight {
+impl ProfileWeight {
     /// Measures that formats with several weights contain, in the order of [`Self::all_of`].
     pub(crate) const ALL: [Self; 4] = [Self::InUse, Self::Peak, Self::Allocated, Self::Count];
 
@@ -80,7 +80,7 @@ impl Weight {
 
 /// File format of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum ProfileFormat {
     /// Folded stacks, one line per stack.
     Folded,
     /// JSON for speedscope.app.
@@ -113,9 +113,9 @@ pub(crate) enum ExportError {
 
 /// Memory by call path.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Profile {
+pub(crate) struct CallPathProfile {
     /// One entry per process and device.
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<ProfilePart>,
     /// Time of the snapshot in nanoseconds since 1970.
     unix_ns: i64,
     /// Time for which the first process had been traced, in nanoseconds.
@@ -124,7 +124,7 @@ pub(crate) struct Profile {
 
 /// One device of one process.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Part {
+pub(crate) struct ProfilePart {
     tgid: u32,
     program: String,
     gpu: String,
@@ -143,7 +143,7 @@ pub(crate) struct Part {
 pub(crate) struct Sample {
     /// Frames, outermost first. Never empty: a sample without a stack has one frame with the
     /// reason.
-    frames: Vec<Frame>,
+    frames: Vec<ProfileFrame>,
     /// Phase: `forward`, `backward (recomputed)`.
     stage: String,
     sum: SumView,
@@ -151,7 +151,7 @@ pub(crate) struct Sample {
 
 /// A frame. Its texts are [`printable`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Frame {
+struct ProfileFrame {
     /// Function, or a description if the frame is not a function.
     name: String,
     /// File; `None` if the frame is not a function.
@@ -159,7 +159,7 @@ struct Frame {
     line: Option<u32>,
 }
 
-impl Profile {
+impl CallPathProfile {
     /// Collects the call paths of all processes of a snapshot.
     pub(crate) fn new(
         snapshot: &Snapshot,
@@ -185,7 +185,7 @@ impl Profile {
     }
 
     /// Returns the total of a measure.
-    pub(crate) fn total(&self, weight: Weight) -> u64 {
+    pub(crate) fn total(&self, weight: ProfileWeight) -> u64 {
         self.parts.iter().fold(0, |total, part| total.saturating_add(weight.of(&part.total)))
     }
 
@@ -193,27 +193,27 @@ impl Profile {
     ///
     /// # Errors
     /// If the format does not support the profile or the weight.
-    pub(crate) fn write(&self, format: Format, weight: Weight) -> Result<Vec<u8>, ExportError> {
+    pub(crate) fn write(&self, format: ProfileFormat, weight: ProfileWeight) -> Result<Vec<u8>, ExportError> {
         match format {
-            Format::Folded => Ok(folded::write(self, weight).into_bytes()),
-            Format::Speedscope => Ok(speedscope::write(self, weight)?),
-            Format::Pprof => pprof::write(self, weight),
-            Format::Csv => Ok(csv::write(self).into_bytes()),
-            Format::Parquet => Ok(parquet::write(self)?),
-            Format::Svg => svg::write(self, weight),
-            Format::Html => Ok(html::write(self, weight)?),
+            ProfileFormat::Folded => Ok(folded::write(self, weight).into_bytes()),
+            ProfileFormat::Speedscope => Ok(speedscope::write(self, weight)?),
+            ProfileFormat::Pprof => pprof::write(self, weight),
+            ProfileFormat::Csv => Ok(csv::write(self).into_bytes()),
+            ProfileFormat::Parquet => Ok(parquet::write(self)?),
+            ProfileFormat::Svg => svg::write(self, weight),
+            ProfileFormat::Html => Ok(html::write(self, weight)?),
         }
     }
 }
 
-impl Part {
+impl ProfilePart {
     /// `PID 1234 python train.py, GPU 0`.
     fn name(&self) -> String {
         format!("PID {} {}, GPU {}", self.tgid, self.program, self.gpu)
     }
 }
 
-impl Frame {
+impl ProfileFrame {
     /// Creates a frame that is not a function.
     fn pseudo(name: impl Into<String>) -> Self {
         Self { name: name.into(), file: None, line: None }
@@ -258,8 +258,13 @@ pub(crate) fn leaking(
     call_paths.into_iter().map(only).collect()
 }
 
-fn part(snapshot: &Snapshot, process: &ProcessView, device: &DevicePlacesView, call_paths: &DeviceCallPaths) -> Part {
-    Part {
+fn part(
+    snapshot: &Snapshot,
+    process: &ProcessView,
+    device: &DevicePlacesView,
+    call_paths: &DeviceCallPaths,
+) -> ProfilePart {
+    ProfilePart {
         tgid: process.tgid.0,
         program: sentences::short_command(process),
         gpu: sentences::gpu_number(snapshot, call_paths.uuid.as_ref()),
@@ -272,19 +277,19 @@ fn part(snapshot: &Snapshot, process: &ProcessView, device: &DevicePlacesView, c
 }
 
 fn sample(call_path: &CallPathView) -> Sample {
-    let mut frames: Vec<Frame> = call_path.frames.iter().rev().map(frame).collect();
+    let mut frames: Vec<ProfileFrame> = call_path.frames.iter().rev().map(frame).collect();
     if call_path.frames.iter().all(|frame| frame.file.is_none()) {
-        frames = vec![Frame::pseudo(places::site(&call_path.site))];
+        frames = vec![ProfileFrame::pseudo(places::site(&call_path.site))];
     } else if call_path.truncated {
-        frames.insert(0, Frame::pseudo("(outer frames are missing)"));
+        frames.insert(0, ProfileFrame::pseudo("(outer frames are missing)"));
     }
     Sample { frames, stage: places::stage(&call_path.stage), sum: call_path.site.sum }
 }
 
-fn frame(view: &FrameView) -> Frame {
-    let Some(file) = &view.file else { return Frame::pseudo("(code not known)") };
+fn frame(view: &FrameView) -> ProfileFrame {
+    let Some(file) = &view.file else { return ProfileFrame::pseudo("(code not known)") };
     let function = view.function.as_deref().unwrap_or("(function not known)");
-    Frame { name: printable(function).into_owned(), file: Some(printable(file).into_owned()), line: view.line }
+    ProfileFrame { name: printable(function).into_owned(), file: Some(printable(file).into_owned()), line: view.line }
 }
 
 #[cfg(test)]

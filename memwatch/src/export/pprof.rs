@@ -11,10 +11,10 @@ use flate2::{Compression, GzBuilder};
 use memwatch_core::snapshot::SumView;
 use prost::Message as _;
 
-use super::{EXPORTER, ExportError, Frame, Part, Profile, Sample, Weight};
+use super::{CallPathProfile, EXPORTER, ExportError, ProfileFrame, ProfilePart, ProfileWeight, Sample};
 use crate::render::format::signed_bytes;
 
-/// `perftools.profiles.Profile`, limited to the fields in use.
+/// `perftools.profiles.CallPathProfile`, limited to the fields in use.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Proto {
     #[prost(message, repeated, tag = "1")]
@@ -22,11 +22,11 @@ pub(crate) struct Proto {
     #[prost(message, repeated, tag = "2")]
     pub(crate) sample: Vec<ProtoSample>,
     #[prost(message, repeated, tag = "3")]
-    pub(crate) mapping: Vec<Mapping>,
+    pub(crate) mapping: Vec<PprofMapping>,
     #[prost(message, repeated, tag = "4")]
-    pub(crate) location: Vec<Location>,
+    pub(crate) location: Vec<PprofLocation>,
     #[prost(message, repeated, tag = "5")]
-    pub(crate) function: Vec<Function>,
+    pub(crate) function: Vec<PprofFunction>,
     #[prost(string, repeated, tag = "6")]
     pub(crate) string_table: Vec<String>,
     #[prost(int64, tag = "9")]
@@ -60,22 +60,22 @@ pub(crate) struct ProtoSample {
     #[prost(int64, repeated, tag = "2")]
     pub(crate) value: Vec<i64>,
     #[prost(message, repeated, tag = "3")]
-    pub(crate) label: Vec<Label>,
+    pub(crate) label: Vec<PprofLabel>,
 }
 
-/// `perftools.profiles.Label` with a text.
+/// `perftools.profiles.PprofLabel` with a text.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
-pub(crate) struct Label {
+pub(crate) struct PprofLabel {
     #[prost(int64, tag = "1")]
     pub(crate) key: i64,
     #[prost(int64, tag = "2")]
     pub(crate) text: i64,
 }
 
-/// `perftools.profiles.Mapping`, one per process. The flags tell viewers that no symbols need to be
+/// `perftools.profiles.PprofMapping`, one per process. The flags tell viewers that no symbols need to be
 /// looked up.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
-pub(crate) struct Mapping {
+pub(crate) struct PprofMapping {
     #[prost(uint64, tag = "1")]
     pub(crate) id: u64,
     #[prost(int64, tag = "5")]
@@ -88,29 +88,29 @@ pub(crate) struct Mapping {
     pub(crate) has_line_numbers: bool,
 }
 
-/// `perftools.profiles.Location`: a line of a function in a process.
+/// `perftools.profiles.PprofLocation`: a line of a function in a process.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct Location {
+pub(crate) struct PprofLocation {
     #[prost(uint64, tag = "1")]
     pub(crate) id: u64,
     #[prost(uint64, tag = "2")]
     pub(crate) mapping_id: u64,
     #[prost(message, repeated, tag = "4")]
-    pub(crate) line: Vec<Line>,
+    pub(crate) line: Vec<PprofLine>,
 }
 
-/// `perftools.profiles.Line`.
+/// `perftools.profiles.PprofLine`.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
-pub(crate) struct Line {
+pub(crate) struct PprofLine {
     #[prost(uint64, tag = "1")]
     pub(crate) function_id: u64,
     #[prost(int64, tag = "2")]
     pub(crate) line: i64,
 }
 
-/// `perftools.profiles.Function`.
+/// `perftools.profiles.PprofFunction`.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
-pub(crate) struct Function {
+pub(crate) struct PprofFunction {
     #[prost(uint64, tag = "1")]
     pub(crate) id: u64,
     #[prost(int64, tag = "2")]
@@ -125,12 +125,12 @@ pub(crate) struct Function {
 ///
 /// # Errors
 /// If the weight is the peak, which heap profiles do not have.
-pub(crate) fn write(profile: &Profile, weight: Weight) -> Result<Vec<u8>, ExportError> {
+pub(crate) fn write(profile: &CallPathProfile, weight: ProfileWeight) -> Result<Vec<u8>, ExportError> {
     let first = match weight {
-        Weight::InUse | Weight::Leak => "inuse_space",
-        Weight::Allocated => "alloc_space",
-        Weight::Count => "alloc_objects",
-        Weight::Peak => return Err(ExportError::NoPeak),
+        ProfileWeight::InUse | ProfileWeight::Leak => "inuse_space",
+        ProfileWeight::Allocated => "alloc_space",
+        ProfileWeight::Count => "alloc_objects",
+        ProfileWeight::Peak => return Err(ExportError::NoPeak),
     };
     let proto = message(profile, first);
     // The gzip header has no name and no time, so that the same profile gives the same bytes.
@@ -139,7 +139,7 @@ pub(crate) fn write(profile: &Profile, weight: Weight) -> Result<Vec<u8>, Export
     Ok(packed.finish()?)
 }
 
-fn message(profile: &Profile, first: &'static str) -> Proto {
+fn message(profile: &CallPathProfile, first: &'static str) -> Proto {
     let mut tables = Tables::default();
     tables.text("");
     let heap =
@@ -178,10 +178,10 @@ fn message(profile: &Profile, first: &'static str) -> Proto {
 struct Tables {
     texts: Vec<String>,
     text_numbers: HashMap<String, i64>,
-    mapping: Vec<Mapping>,
-    location: Vec<Location>,
-    location_ids: HashMap<(u64, Frame), u64>,
-    function: Vec<Function>,
+    mapping: Vec<PprofMapping>,
+    location: Vec<PprofLocation>,
+    location_ids: HashMap<(u64, ProfileFrame), u64>,
+    function: Vec<PprofFunction>,
     function_ids: HashMap<(i64, i64), u64>,
 }
 
@@ -200,40 +200,41 @@ impl Tables {
         ValueType { kind: self.text(kind), unit: self.text(unit) }
     }
 
-    fn process(&mut self, id: u64, part: &Part) {
+    fn process(&mut self, id: u64, part: &ProfilePart) {
         let filename = self.text(&part.program);
-        let all_known = Mapping { id, filename, has_functions: true, has_filenames: true, has_line_numbers: true };
+        let all_known = PprofMapping { id, filename, has_functions: true, has_filenames: true, has_line_numbers: true };
         self.mapping.push(all_known);
     }
 
-    fn sample(&mut self, mapping_id: u64, part: &Part, sample: &Sample) -> ProtoSample {
+    fn sample(&mut self, mapping_id: u64, part: &ProfilePart, sample: &Sample) -> ProtoSample {
         let innermost_first = sample.frames.iter().rev();
         let location_id = innermost_first.map(|frame| self.location(mapping_id, frame)).collect();
         let tgid = part.tgid.to_string();
         let mut label = vec![("gpu", part.gpu.as_str()), ("pid", &tgid), ("stage", &sample.stage)];
         label.extend(part.uuid.as_deref().map(|uuid| ("gpu_uuid", uuid)));
-        let label = label.into_iter().map(|(key, text)| Label { key: self.text(key), text: self.text(text) }).collect();
+        let label =
+            label.into_iter().map(|(key, text)| PprofLabel { key: self.text(key), text: self.text(text) }).collect();
         ProtoSample { location_id, value: values(&sample.sum).to_vec(), label }
     }
 
-    fn location(&mut self, mapping_id: u64, frame: &Frame) -> u64 {
+    fn location(&mut self, mapping_id: u64, frame: &ProfileFrame) -> u64 {
         let key = (mapping_id, frame.clone());
         if let Some(id) = self.location_ids.get(&key) {
             return *id;
         }
-        let line = Line { function_id: self.function(frame), line: frame.line.map_or(0, i64::from) };
+        let line = PprofLine { function_id: self.function(frame), line: frame.line.map_or(0, i64::from) };
         let id = self.location.len() as u64 + 1;
-        self.location.push(Location { id, mapping_id, line: vec![line] });
+        self.location.push(PprofLocation { id, mapping_id, line: vec![line] });
         self.location_ids.insert(key, id);
         id
     }
 
-    fn function(&mut self, frame: &Frame) -> u64 {
+    fn function(&mut self, frame: &ProfileFrame) -> u64 {
         let (name, filename) = (self.text(&frame.name), self.text(frame.file.as_deref().unwrap_or_default()));
         let next = self.function.len() as u64 + 1;
         let id = *self.function_ids.entry((name, filename)).or_insert(next);
         if id == next {
-            self.function.push(Function { id, name, system_name: name, filename });
+            self.function.push(PprofFunction { id, name, system_name: name, filename });
         }
         id
     }

@@ -6,7 +6,7 @@ use std::io;
 
 use serde::Serialize;
 
-use super::{EXPORTER, Frame, Part, Profile, Weight};
+use super::{CallPathProfile, EXPORTER, ProfileFrame, ProfilePart, ProfileWeight};
 use crate::printable::write_json;
 
 #[derive(Serialize)]
@@ -17,12 +17,12 @@ struct File<'a> {
     name: String,
     #[serde(rename = "activeProfileIndex")]
     active: usize,
-    shared: Shared<'a>,
-    profiles: Vec<Sampled>,
+    shared: SharedFrames<'a>,
+    profiles: Vec<SpeedscopeProfile>,
 }
 
 #[derive(Serialize)]
-struct Shared<'a> {
+struct SharedFrames<'a> {
     frames: Vec<SharedFrame<'a>>,
 }
 
@@ -36,7 +36,7 @@ struct SharedFrame<'a> {
 }
 
 #[derive(Serialize)]
-struct Sampled {
+struct SpeedscopeProfile {
     #[serde(rename = "type")]
     kind: &'static str,
     name: String,
@@ -53,12 +53,12 @@ struct Sampled {
 ///
 /// # Errors
 /// If the serializer fails.
-pub(crate) fn write(profile: &Profile, weight: Weight) -> io::Result<Vec<u8>> {
-    let mut frames = Frames::default();
+pub(crate) fn write(profile: &CallPathProfile, weight: ProfileWeight) -> io::Result<Vec<u8>> {
+    let mut frames = FrameTable::default();
     let mut profiles = Vec::new();
     let mut active = 0;
     for (number, part) in profile.parts.iter().enumerate() {
-        for one in Weight::ALL {
+        for one in ProfileWeight::ALL {
             if number == 0 && one == weight {
                 active = profiles.len();
             }
@@ -68,9 +68,9 @@ pub(crate) fn write(profile: &Profile, weight: Weight) -> io::Result<Vec<u8>> {
     let file = File {
         schema: "https://www.speedscope.app/file-format-schema.json",
         exporter: EXPORTER,
-        name: profile.parts.first().map_or_else(String::new, Part::name),
+        name: profile.parts.first().map_or_else(String::new, ProfilePart::name),
         active,
-        shared: Shared { frames: frames.list },
+        shared: SharedFrames { frames: frames.list },
         profiles,
     };
     let mut bytes = Vec::new();
@@ -78,15 +78,15 @@ pub(crate) fn write(profile: &Profile, weight: Weight) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn sampled<'a>(part: &'a Part, weight: Weight, frames: &mut Frames<'a>) -> Sampled {
+fn sampled<'a>(part: &'a ProfilePart, weight: ProfileWeight, frames: &mut FrameTable<'a>) -> SpeedscopeProfile {
     let used = part.samples.iter().filter(|sample| weight.of(&sample.sum) > 0);
     let (samples, weights): (Vec<Vec<usize>>, Vec<u64>) = used
         .map(|sample| (sample.frames.iter().map(|frame| frames.index(frame)).collect(), weight.of(&sample.sum)))
         .unzip();
-    Sampled {
+    SpeedscopeProfile {
         kind: "sampled",
         name: format!("{}, {}", weight.name(), part.name()),
-        unit: if weight == Weight::Count { "none" } else { "bytes" },
+        unit: if weight == ProfileWeight::Count { "none" } else { "bytes" },
         start: 0,
         end: weights.iter().fold(0, |sum, weight| sum.saturating_add(*weight)),
         samples,
@@ -96,15 +96,15 @@ fn sampled<'a>(part: &'a Part, weight: Weight, frames: &mut Frames<'a>) -> Sampl
 
 /// Deduplicated frames.
 #[derive(Default)]
-struct Frames<'a> {
+struct FrameTable<'a> {
     list: Vec<SharedFrame<'a>>,
-    index: HashMap<&'a Frame, usize>,
+    index: HashMap<&'a ProfileFrame, usize>,
 }
 
-impl<'a> Frames<'a> {
-    fn index(&mut self, frame: &'a Frame) -> usize {
+impl<'a> FrameTable<'a> {
+    fn index(&mut self, frame: &'a ProfileFrame) -> usize {
         *self.index.entry(frame).or_insert_with(|| {
-            let Frame { name, file, line } = frame;
+            let ProfileFrame { name, file, line } = frame;
             self.list.push(SharedFrame { name, file: file.as_deref(), line: *line });
             self.list.len() - 1
         })

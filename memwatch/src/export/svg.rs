@@ -3,13 +3,13 @@
 use inferno::flamegraph::color::{BasicPalette, Palette};
 use inferno::flamegraph::{Options, TextTruncateDirection, from_lines};
 
-use super::{EXPORTER, ExportError, Profile, Weight, folded};
+use super::{CallPathProfile, EXPORTER, ExportError, ProfileWeight, folded};
 
 /// Writes one weight of all parts. The same profile always gives the same picture.
 ///
 /// # Errors
 /// If the graph would be empty.
-pub(crate) fn write(profile: &Profile, weight: Weight) -> Result<Vec<u8>, ExportError> {
+pub(crate) fn write(profile: &CallPathProfile, weight: ProfileWeight) -> Result<Vec<u8>, ExportError> {
     let stacks = folded::write(profile, weight);
     if stacks.is_empty() {
         return Err(ExportError::Empty(weight.name()));
@@ -21,7 +21,7 @@ pub(crate) fn write(profile: &Profile, weight: Weight) -> Result<Vec<u8>, Export
     let mut options = Options::default();
     options.title = title;
     options.subtitle = Some(format!("GPU memory: {}", weight.amount(profile.total(weight))));
-    options.count_name = if weight == Weight::Count { "allocations".into() } else { "bytes".into() };
+    options.count_name = if weight == ProfileWeight::Count { "allocations".into() } else { "bytes".into() };
     options.name_type = "Frame:".into();
     options.notes = EXPORTER.into();
     options.colors = Palette::Basic(BasicPalette::Mem);

@@ -22,9 +22,9 @@ const VERSION: &str = "brain.Event:2";
 const CHECKSUM: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 const MASK: u32 = 0xa282_ead8;
 
-/// `tensorflow.Event`, limited to the fields in use.
+/// `tensorflow.TensorBoardEvent`, limited to the fields in use.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Event {
+struct TensorBoardEvent {
     /// Seconds since 1970.
     #[prost(double, tag = "1")]
     wall_time: f64,
@@ -33,19 +33,19 @@ struct Event {
     #[prost(string, optional, tag = "3")]
     file_version: Option<String>,
     #[prost(message, optional, tag = "5")]
-    summary: Option<Summary>,
+    summary: Option<TensorBoardSummary>,
 }
 
-/// `tensorflow.Summary`.
+/// `tensorflow.TensorBoardSummary`.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Summary {
+struct TensorBoardSummary {
     #[prost(message, repeated, tag = "1")]
-    value: Vec<Value>,
+    value: Vec<ScalarValue>,
 }
 
-/// `tensorflow.Summary.Value`.
+/// `tensorflow.TensorBoardSummary.ScalarValue`.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Value {
+struct ScalarValue {
     #[prost(string, tag = "1")]
     tag: String,
     #[prost(float, tag = "2")]
@@ -55,22 +55,22 @@ struct Value {
 /// Writes all counters of a timeline in MiB. An `f32` has a resolution of 8 KiB at 128 GiB. A step
 /// is a millisecond since the beginning.
 pub(crate) fn write(timeline: &TimelineView, snapshot: &Snapshot, clock: &WallClock) -> Vec<u8> {
-    let first = Event {
+    let first = TensorBoardEvent {
         wall_time: seconds(clock.unix_ns(timeline.begun_ns)),
         file_version: Some(VERSION.to_owned()),
-        ..Event::default()
+        ..TensorBoardEvent::default()
     };
     let mut bytes = record(&first);
-    let mut points: Vec<(u64, Value)> =
+    let mut points: Vec<(u64, ScalarValue)> =
         timeline.tracks.iter().flat_map(|track| values(track, &tag(track, snapshot))).collect();
     points.sort_by_key(|(time_ns, _)| *time_ns);
     for of_one_look in points.chunk_by(|one, next| one.0 == next.0) {
         let time_ns = of_one_look[0].0;
-        let event = Event {
+        let event = TensorBoardEvent {
             wall_time: seconds(clock.unix_ns(time_ns)),
             step: i64::try_from(time_ns.saturating_sub(timeline.begun_ns) / 1_000_000).unwrap_or(i64::MAX),
-            summary: Some(Summary { value: of_one_look.iter().map(|(_, value)| value.clone()).collect() }),
-            ..Event::default()
+            summary: Some(TensorBoardSummary { value: of_one_look.iter().map(|(_, value)| value.clone()).collect() }),
+            ..TensorBoardEvent::default()
         };
         bytes.extend(record(&event));
     }
@@ -94,10 +94,10 @@ fn tag(track: &TrackView, snapshot: &Snapshot) -> String {
 
 /// Returns the values at each poll. If any maximum between polls exceeds the value at the poll, the
 /// maxima form a second series.
-fn values(track: &TrackView, tag: &str) -> Vec<(u64, Value)> {
+fn values(track: &TrackView, tag: &str) -> Vec<(u64, ScalarValue)> {
     let of = |tag: String, bytes: fn(&PointView) -> u64| {
         let value = |point: &PointView| {
-            let value = Value { tag: tag.clone(), simple_value: mib(bytes(point)) };
+            let value = ScalarValue { tag: tag.clone(), simple_value: mib(bytes(point)) };
             (point.time_ns, value)
         };
         track.points.iter().map(value).collect::<Vec<_>>()
@@ -121,7 +121,7 @@ fn seconds(unix_ns: i64) -> f64 {
 }
 
 /// Frames a message as length, checksum of the length, message, checksum of the message.
-fn record(event: &Event) -> Vec<u8> {
+fn record(event: &TensorBoardEvent) -> Vec<u8> {
     let message = event.encode_to_vec();
     let length = (message.len() as u64).to_le_bytes();
     [&length[..], &masked(&length), &message, &masked(&message)].concat()
@@ -151,7 +151,7 @@ mod tests {
     }
 
     /// Reads the events of a file and verifies the checksums.
-    fn events(mut bytes: &[u8]) -> Vec<Event> {
+    fn events(mut bytes: &[u8]) -> Vec<TensorBoardEvent> {
         let mut events = Vec::new();
         while !bytes.is_empty() {
             let (length, rest) = bytes.split_at(8);
@@ -159,7 +159,7 @@ mod tests {
             assert_eq!(rest[..4], masked(length));
             let message = &rest[4..4 + count];
             assert_eq!(rest[4 + count..8 + count], masked(message));
-            events.push(Event::decode(message).expect("a message"));
+            events.push(TensorBoardEvent::decode(message).expect("a message"));
             bytes = &rest[8 + count..];
         }
         events

@@ -80,7 +80,7 @@ fn call_paths() -> Vec<CallPathView> {
 }
 
 /// Returns the profile of the fixture's training with these call paths on its first device.
-fn profile_of(call_paths: &[CallPathView]) -> Profile {
+fn profile_of(call_paths: &[CallPathView]) -> CallPathProfile {
     let mut snapshot = fixture::training_node();
     let sums = |of: fn(&SumView) -> u64| call_paths.iter().map(|call_path| of(&call_path.site.sum)).sum::<u64>();
     let total = SumView {
@@ -99,18 +99,18 @@ fn profile_of(call_paths: &[CallPathView]) -> Profile {
         total,
         call_paths: call_paths.to_vec(),
     };
-    Profile::new(&snapshot, |_| vec![device.clone()], &fixture::clock())
+    CallPathProfile::new(&snapshot, |_| vec![device.clone()], &fixture::clock())
 }
 
-fn profile() -> Profile {
+fn profile() -> CallPathProfile {
     profile_of(&call_paths())
 }
 
-fn written(format: Format, weight: Weight) -> Vec<u8> {
+fn written(format: ProfileFormat, weight: ProfileWeight) -> Vec<u8> {
     profile().write(format, weight).expect("the format has it")
 }
 
-fn text(format: Format, weight: Weight) -> String {
+fn text(format: ProfileFormat, weight: ProfileWeight) -> String {
     String::from_utf8(written(format, weight)).expect("text is UTF-8")
 }
 
@@ -121,45 +121,45 @@ fn folded_sum(text: &str) -> u64 {
 
 #[test]
 fn folded_stacks_are_written_as_others_read_them() {
-    assert_eq!(text(Format::Folded, Weight::InUse), include_str!("golden.folded"));
+    assert_eq!(text(ProfileFormat::Folded, ProfileWeight::InUse), include_str!("golden.folded"));
 }
 
 #[test]
 fn speedscope_has_a_profile_for_each_weight() {
-    let written = text(Format::Speedscope, Weight::Allocated);
+    let written = text(ProfileFormat::Speedscope, ProfileWeight::Allocated);
     assert_eq!(written + "\n", include_str!("golden.speedscope.json"));
 }
 
 #[test]
 fn csv_has_a_row_for_each_site() {
-    assert_eq!(text(Format::Csv, Weight::InUse), include_str!("golden.csv").replace('\n', "\r\n"));
+    assert_eq!(text(ProfileFormat::Csv, ProfileWeight::InUse), include_str!("golden.csv").replace('\n', "\r\n"));
 }
 
 #[test]
 fn every_format_adds_up_to_the_devices_total() {
     let profile = profile();
-    for weight in Weight::ALL {
+    for weight in ProfileWeight::ALL {
         let total = profile.total(weight);
         assert!(total > 0);
-        assert_eq!(folded_sum(&text(Format::Folded, weight)), total, "{weight:?}");
-        let speedscope: Value = serde_json::from_slice(&written(Format::Speedscope, weight)).expect("JSON");
+        assert_eq!(folded_sum(&text(ProfileFormat::Folded, weight)), total, "{weight:?}");
+        let speedscope: Value = serde_json::from_slice(&written(ProfileFormat::Speedscope, weight)).expect("JSON");
         let active =
             &speedscope["profiles"][usize::try_from(speedscope["activeProfileIndex"].as_u64().unwrap()).unwrap()];
         let weights = active["weights"].as_array().expect("weights").iter();
         assert_eq!(weights.map(|weight| weight.as_u64().expect("a number")).sum::<u64>(), total);
         assert_eq!(active["endValue"], total);
-        let page = data_of(&text(Format::Html, weight));
+        let page = data_of(&text(ProfileFormat::Html, weight));
         let index = usize::try_from(page["weight"].as_u64().unwrap()).unwrap();
         let samples = page["parts"][0]["samples"].as_array().expect("samples").iter();
         assert_eq!(samples.map(|sample| sample[1][index].as_u64().unwrap()).sum::<u64>(), total);
-        let svg = text(Format::Svg, weight);
+        let svg = text(ProfileFormat::Svg, weight);
         assert!(svg.contains(&format!("total_samples=\"{total}\"")), "{svg}");
         // The style comes after inferno's own style sheet, so it takes precedence.
         assert!(svg.rfind("prefers-color-scheme: dark") > svg.find("</style>") && svg.ends_with("</svg>"), "{svg}");
     }
-    let proto = proto(Weight::InUse);
+    let proto = proto(ProfileWeight::InUse);
     let sums = |index: usize| proto.sample.iter().map(|sample| sample.value[index].cast_unsigned()).sum::<u64>();
-    let of = [Weight::Count, Weight::Allocated, Weight::InUse].map(|weight| profile.total(weight));
+    let of = [ProfileWeight::Count, ProfileWeight::Allocated, ProfileWeight::InUse].map(|weight| profile.total(weight));
     assert_eq!([sums(0), sums(1), sums(3)], of);
 }
 
@@ -169,16 +169,16 @@ fn data_of(page: &str) -> Value {
     serde_json::from_str(after.split_once("</script>").expect("it ends").0).expect("JSON")
 }
 
-fn proto(weight: Weight) -> pprof::Proto {
+fn proto(weight: ProfileWeight) -> pprof::Proto {
     let mut unpacked = Vec::new();
-    let packed = written(Format::Pprof, weight);
+    let packed = written(ProfileFormat::Pprof, weight);
     flate2::read::GzDecoder::new(&packed[..]).read_to_end(&mut unpacked).expect("gzip");
     pprof::Proto::decode(&unpacked[..]).expect("a message")
 }
 
 #[test]
 fn pprof_has_the_types_of_a_heap_and_names_everything_once() {
-    let proto = proto(Weight::Allocated);
+    let proto = proto(ProfileWeight::Allocated);
     let text = |number: i64| proto.string_table[usize::try_from(number).unwrap()].as_str();
     let types: Vec<_> = proto.sample_type.iter().map(|one| (text(one.kind), text(one.unit))).collect();
     let heap =
@@ -206,20 +206,25 @@ fn pprof_has_the_types_of_a_heap_and_names_everything_once() {
 
 #[test]
 fn a_heap_profile_of_the_peak_is_refused() {
-    let refusal = profile().write(Format::Pprof, Weight::Peak).expect_err("there is no such type");
+    let refusal = profile().write(ProfileFormat::Pprof, ProfileWeight::Peak).expect_err("there is no such type");
     assert_eq!(refusal.to_string(), "pprof's profiles of a heap have no peak; all other formats do");
 }
 
 #[test]
 fn names_of_strangers_do_no_harm_in_any_format() {
-    for format in [Format::Folded, Format::Speedscope, Format::Csv, Format::Svg, Format::Html] {
-        let written = text(format, Weight::InUse);
+    for format in
+        [ProfileFormat::Folded, ProfileFormat::Speedscope, ProfileFormat::Csv, ProfileFormat::Svg, ProfileFormat::Html]
+    {
+        let written = text(format, ProfileWeight::InUse);
         assert!(!written.contains(['\u{1b}', '\u{202e}']), "{format:?}: {written}");
-        assert!(!matches!(format, Format::Svg | Format::Html) || !written.contains("<b>"), "{format:?}: {written}");
+        assert!(
+            !matches!(format, ProfileFormat::Svg | ProfileFormat::Html) || !written.contains("<b>"),
+            "{format:?}: {written}"
+        );
     }
-    let folded = text(Format::Folded, Weight::InUse);
+    let folded = text(ProfileFormat::Folded, ProfileWeight::InUse);
     assert_eq!(folded.lines().count(), 5, "{folded}");
-    let page = text(Format::Html, Weight::InUse);
+    let page = text(ProfileFormat::Html, ProfileWeight::InUse);
     assert_eq!(page.matches("</script").count(), 2, "the data ends where the page ends it");
     let name = &data_of(&page)["frames"];
     assert!(name.to_string().contains("f\\\";</script><b>"), "it is shown as it is: {name}");
@@ -233,7 +238,7 @@ fn a_frame_that_ends_in_a_number_is_no_second_weight() {
     call_paths[1].frames = vec![FrameView { file: Some("a 7".to_owned()), line: None, ..code.clone() }];
     call_paths[0].site =
         SiteView { function: Some("f 7".to_owned()), ..call_path("", "backward_of", &[], call_paths[0].site.sum).site };
-    let written = profile_of(&call_paths).write(Format::Folded, Weight::InUse).expect("text");
+    let written = profile_of(&call_paths).write(ProfileFormat::Folded, ProfileWeight::InUse).expect("text");
     let expected = format!("Net.forward (a 7) {}\nbackward of /srv/net.py:17 f_7 {}\n", 30 * MIB, 100 * MIB);
     assert_eq!(String::from_utf8_lossy(&written), expected);
 }
@@ -242,7 +247,7 @@ fn a_frame_that_ends_in_a_number_is_no_second_weight() {
 fn a_stack_of_which_nothing_could_be_read_is_one_frame_that_says_so() {
     let mut unread = call_path("outside", "unreadable", &[], sum([1, 1, 1], 1, 0));
     unread.frames = vec![UNREAD, UNREAD];
-    let written = profile_of(&[unread]).write(Format::Folded, Weight::InUse).expect("text");
+    let written = profile_of(&[unread]).write(ProfileFormat::Folded, ProfileWeight::InUse).expect("text");
     assert_eq!(String::from_utf8_lossy(&written), format!("(unknown: the stack could not be read) {MIB}\n"));
 }
 
@@ -252,11 +257,12 @@ fn several_devices_have_a_frame_each_where_a_format_has_one_profile() {
     let mut second = profile.parts[0].clone();
     second.gpu = "1".to_owned();
     profile.parts.push(second);
-    let folded = String::from_utf8(profile.write(Format::Folded, Weight::InUse).expect("text")).expect("UTF-8");
+    let folded =
+        String::from_utf8(profile.write(ProfileFormat::Folded, ProfileWeight::InUse).expect("text")).expect("UTF-8");
     let roots: Vec<_> = folded.lines().filter_map(|line| line.split(';').next()).collect();
     assert_eq!(roots.iter().filter(|root| root.ends_with("GPU 1")).count(), 5, "{folded}");
-    assert_eq!(folded_sum(&folded), profile.total(Weight::InUse));
-    let speedscope = profile.write(Format::Speedscope, Weight::InUse).expect("JSON");
+    assert_eq!(folded_sum(&folded), profile.total(ProfileWeight::InUse));
+    let speedscope = profile.write(ProfileFormat::Speedscope, ProfileWeight::InUse).expect("JSON");
     let speedscope: Value = serde_json::from_slice(&speedscope).expect("JSON");
     assert_eq!(speedscope["profiles"].as_array().map(Vec::len), Some(8));
 }
@@ -264,16 +270,29 @@ fn several_devices_have_a_frame_each_where_a_format_has_one_profile() {
 #[test]
 fn a_profile_without_samples_is_a_file_all_the_same_but_no_picture() {
     let profile = profile_of(&[]);
-    for format in [Format::Folded, Format::Speedscope, Format::Pprof, Format::Csv, Format::Html] {
-        assert!(profile.write(format, Weight::InUse).is_ok(), "{format:?}");
+    for format in [
+        ProfileFormat::Folded,
+        ProfileFormat::Speedscope,
+        ProfileFormat::Pprof,
+        ProfileFormat::Csv,
+        ProfileFormat::Html,
+    ] {
+        assert!(profile.write(format, ProfileWeight::InUse).is_ok(), "{format:?}");
     }
-    let refusal = profile.write(Format::Svg, Weight::InUse).expect_err("nothing to draw");
+    let refusal = profile.write(ProfileFormat::Svg, ProfileWeight::InUse).expect_err("nothing to draw");
     assert_eq!(refusal.to_string(), "there is nothing to draw: 0 in use");
 }
 
 #[test]
 fn the_same_profile_gives_the_same_bytes() {
-    for format in [Format::Folded, Format::Speedscope, Format::Pprof, Format::Csv, Format::Svg, Format::Html] {
-        assert_eq!(written(format, Weight::InUse), written(format, Weight::InUse), "{format:?}");
+    for format in [
+        ProfileFormat::Folded,
+        ProfileFormat::Speedscope,
+        ProfileFormat::Pprof,
+        ProfileFormat::Csv,
+        ProfileFormat::Svg,
+        ProfileFormat::Html,
+    ] {
+        assert_eq!(written(format, ProfileWeight::InUse), written(format, ProfileWeight::InUse), "{format:?}");
     }
 }

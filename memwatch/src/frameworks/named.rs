@@ -40,7 +40,7 @@ const WAIT: Duration = Duration::from_millis(50);
 /// process's owner.
 #[derive(Debug)]
 pub(crate) struct FrameworkNames {
-    known: BTreeMap<u32, Named>,
+    known: BTreeMap<u32, FrameworkScan>,
     queues: OwnerQueues,
     report: Sender<(u32, BTreeSet<Framework>)>,
     looked: Receiver<(u32, BTreeSet<Framework>)>,
@@ -50,7 +50,7 @@ pub(crate) struct FrameworkNames {
 
 /// Result of a process's last scan, and the interval until the next.
 #[derive(Debug)]
-struct Named {
+struct FrameworkScan {
     looked: Instant,
     pause: Duration,
     frameworks: BTreeSet<Framework>,
@@ -84,7 +84,7 @@ impl FrameworkNames {
     /// Queues a scan of a process if one is due. Returns whether to wait for the result: not if an
     /// earlier scan of the same owner is stuck.
     fn order(&mut self, tgid: u32) -> bool {
-        let is_known = |known: &Named| known.looked.elapsed() < known.pause;
+        let is_known = |known: &FrameworkScan| known.looked.elapsed() < known.pause;
         if self.known.get(&tgid).is_some_and(is_known) || self.ordered.contains(&tgid) {
             return false;
         }
@@ -108,13 +108,13 @@ impl FrameworkNames {
         let is_as_before = known.is_some_and(|known| known.frameworks == *frameworks);
         let is_new = !is_as_before && (known.is_some() || !frameworks.is_empty());
         let pause = known.filter(|_| is_as_before).map_or(AGAIN, |known| 2 * known.pause).clamp(AGAIN, LONGEST_PAUSE);
-        self.known.insert(tgid, Named { looked: Instant::now(), pause, frameworks: frameworks.clone() });
+        self.known.insert(tgid, FrameworkScan { looked: Instant::now(), pause, frameworks: frameworks.clone() });
         is_new
     }
 
     /// Returns the processes that use this framework, as of their last scan.
     pub(crate) fn having(&self, framework: Framework) -> BTreeSet<u32> {
-        let has_it = |named: &Named| named.frameworks.contains(&framework);
+        let has_it = |named: &FrameworkScan| named.frameworks.contains(&framework);
         self.known.iter().filter(|(_, named)| has_it(named)).map(|(tgid, _)| *tgid).collect()
     }
 

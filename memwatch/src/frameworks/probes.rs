@@ -13,13 +13,13 @@ use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
 use memwatch_common::native::CopyState;
 use memwatch_common::python::{PythonLayout, WalkState};
-use memwatch_common::shares::Table;
+use memwatch_common::shares::SharedTable;
 use memwatch_common::tensor::ONLY_LISTED;
 
 use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::clock;
 use crate::sources::kernel::load::chain;
-use crate::sources::kernel::load::{Kernel, LoadError, Mechanism, loaded_uprobe, uprobe};
+use crate::sources::kernel::load::{KernelHalf, LoadError, Mechanism, loaded_uprobe, uprobe};
 use crate::sources::kernel::shares::GiveBack;
 
 pub(crate) use count::{begin_count, begin_load, counted, forget_count};
@@ -36,7 +36,7 @@ struct DeviceOfProcess {
 /// Value of the `PYTHON` map.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-struct Layout(PythonLayout);
+struct PythonLayoutValue(PythonLayout);
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -44,24 +44,24 @@ struct Walks(WalkState);
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-struct Copies(CopyState);
+struct CopyStateValue(CopyState);
 
 /// Key of the `KNOWN_CODE` map: a Python code object's address and its process.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct OfProcess {
+struct CodeOfProcess {
     word: u64,
     tgid: u64,
 }
 
 // SAFETY: integers without padding (memwatch-common asserts the sizes); every bit pattern is valid.
-unsafe impl Pod for Layout {}
-// SAFETY: integers without padding, as for `Layout`.
+unsafe impl Pod for PythonLayoutValue {}
+// SAFETY: integers without padding, as for `PythonLayoutValue`.
 unsafe impl Pod for Walks {}
 // SAFETY: two words.
-unsafe impl Pod for Copies {}
+unsafe impl Pod for CopyStateValue {}
 // SAFETY: two words.
-unsafe impl Pod for OfProcess {}
+unsafe impl Pod for CodeOfProcess {}
 // SAFETY: two words of 32 bits.
 unsafe impl Pod for DeviceOfProcess {}
 
@@ -95,7 +95,7 @@ const fn programs(mechanism: Mechanism) -> (&'static str, &'static str) {
 
 /// Loads the entry programs in advance, so that the first traced process does not wait: the
 /// kernel's verifier takes some hundred milliseconds.
-pub(crate) fn prepare(kernel: &mut Kernel) {
+pub(crate) fn prepare(kernel: &mut KernelHalf) {
     let (entry, _) = programs(kernel.mechanism);
     for program in [entry, block_program(kernel.mechanism)] {
         // The failure is reported again when a process needs the program.
@@ -109,7 +109,7 @@ pub(crate) fn prepare(kernel: &mut Kernel) {
 ///
 /// # Errors
 /// The kernel refuses one of the programs.
-pub(crate) fn load_all(kernel: &mut Kernel) -> Result<(), LoadError> {
+pub(crate) fn load_all(kernel: &mut KernelHalf) -> Result<(), LoadError> {
     let (entry, leave) = programs(kernel.mechanism);
     let (block, operator) = (block_program(kernel.mechanism), operator_program(kernel.mechanism));
     [entry, leave, block, operator].into_iter().try_for_each(|name| loaded_uprobe(&mut kernel.ebpf, name).map(|_| ()))
@@ -121,7 +121,7 @@ pub(crate) fn load_all(kernel: &mut Kernel) -> Result<(), LoadError> {
 /// # Errors
 /// A message that explains why nothing is attached.
 pub(crate) fn attach(
-    kernel: &mut Kernel,
+    kernel: &mut KernelHalf,
     path: &Path,
     tgid: NonZeroU32,
     points: &[TensorPoint],
@@ -133,7 +133,7 @@ pub(crate) fn attach(
 /// Attaches the probes. If the kernel cannot restrict uprobes to one process, every process that
 /// maps the file gets them, and the kernel half reports only listed processes.
 fn attach_to(
-    kernel: &mut Kernel,
+    kernel: &mut KernelHalf,
     path: &Path,
     (tgid, one_process): (NonZeroU32, bool),
     points: &[TensorPoint],
@@ -172,7 +172,7 @@ fn attach_to(
 }
 
 fn attach_program(
-    kernel: &mut Kernel,
+    kernel: &mut KernelHalf,
     program: &'static str,
     (path, scope): (&Path, UProbeScope),
     points: &[&TensorPoint],
@@ -190,7 +190,7 @@ fn attach_program(
 ///
 /// # Errors
 /// A message that explains why a probe may still be attached.
-pub(crate) fn detach(kernel: &mut Kernel, probes: TensorProbes) -> Result<(), String> {
+pub(crate) fn detach(kernel: &mut KernelHalf, probes: TensorProbes) -> Result<(), String> {
     let detach = |(program, link)| {
         let loaded = uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
         loaded.detach(link).map_err(|error| chain(&error))
@@ -205,7 +205,7 @@ pub(crate) fn detach(kernel: &mut Kernel, probes: TensorProbes) -> Result<(), St
 ///
 /// # Errors
 /// The thread cannot be spawned. Dropping the links then detaches the probes on this thread.
-pub(crate) fn detach_beside(kernel: &mut Kernel, probes: Vec<TensorProbes>) -> std::io::Result<JoinHandle<()>> {
+pub(crate) fn detach_beside(kernel: &mut KernelHalf, probes: Vec<TensorProbes>) -> std::io::Result<JoinHandle<()>> {
     let mut links = Vec::new();
     for (program, link) in probes.into_iter().flat_map(|probes| probes.0) {
         match uprobe(&mut kernel.ebpf, program).map(|loaded| loaded.take_link(link)) {
@@ -225,7 +225,7 @@ pub(crate) fn detach_beside(kernel: &mut Kernel, probes: Vec<TensorProbes>) -> s
 
 /// Lists the process in `TENSOR_TARGETS`. Also marks the process as known, since the kernel half
 /// cleans up at exec and exit of known processes only.
-fn list(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
+fn list(kernel: &mut KernelHalf, tgid: u32) -> Result<(), LoadError> {
     const TABLE: &str = "TENSOR_TARGETS";
     kernel.make_known(tgid)?;
     hash::<u32, u8>(kernel, TABLE)?.insert(&tgid, &1, 0).map_err(in_table(TABLE))
@@ -236,7 +236,7 @@ fn list(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
 ///
 /// # Errors
 /// A map is full.
-pub(crate) fn set_layout(kernel: &mut Kernel, tgid: u32, layout: &PythonLayout) -> Result<(), LoadError> {
+pub(crate) fn set_layout(kernel: &mut KernelHalf, tgid: u32, layout: &PythonLayout) -> Result<(), LoadError> {
     list(kernel, tgid)?;
     let mut walks = hash::<u32, Walks>(kernel, "WALKS")?;
     if walks.get(&tgid, 0).is_err() {
@@ -244,12 +244,14 @@ pub(crate) fn set_layout(kernel: &mut Kernel, tgid: u32, layout: &PythonLayout) 
         let state = WalkState { epoch: clock::boottime_ns() | 1, ..WalkState::default() };
         walks.insert(&tgid, &Walks(state), 0).map_err(in_table("WALKS"))?;
     }
-    hash::<u32, Layout>(kernel, "PYTHON")?.insert(&tgid, &Layout(*layout), 0).map_err(in_table("PYTHON"))?;
+    hash::<u32, PythonLayoutValue>(kernel, "PYTHON")?
+        .insert(&tgid, &PythonLayoutValue(*layout), 0)
+        .map_err(in_table("PYTHON"))?;
     want_stacks(kernel)
 }
 
 /// Makes the kernel half look up stack state for processes with tensor events.
-fn want_stacks(kernel: &mut Kernel) -> Result<(), LoadError> {
+fn want_stacks(kernel: &mut KernelHalf) -> Result<(), LoadError> {
     array(kernel, "STACKS_WANTED")?.set(0, &1, 0).map_err(in_table("STACKS_WANTED"))
 }
 
@@ -259,14 +261,14 @@ fn want_stacks(kernel: &mut Kernel) -> Result<(), LoadError> {
 ///
 /// # Errors
 /// A map is full.
-pub(crate) fn want_copies(kernel: &mut Kernel, tgid: u32, large_bytes: u64) -> Result<(), LoadError> {
+pub(crate) fn want_copies(kernel: &mut KernelHalf, tgid: u32, large_bytes: u64) -> Result<(), LoadError> {
     if cfg!(not(target_arch = "x86_64")) {
         return Ok(());
     }
     list(kernel, tgid)?;
     array(kernel, "LARGE_BYTES")?.set(0, &large_bytes, 0).map_err(in_table("LARGE_BYTES"))?;
-    hash::<u32, Copies>(kernel, "COPIES")?
-        .insert(&tgid, &Copies(CopyState::default()), 0)
+    hash::<u32, CopyStateValue>(kernel, "COPIES")?
+        .insert(&tgid, &CopyStateValue(CopyState::default()), 0)
         .map_err(in_table("COPIES"))?;
     want_stacks(kernel)
 }
@@ -274,7 +276,7 @@ pub(crate) fn want_copies(kernel: &mut Kernel, tgid: u32, large_bytes: u64) -> R
 /// Returns the kernel half's walk state of a process, including the number of skipped stacks;
 /// `None` if stack walks are not enabled.
 #[cfg(test)]
-pub(crate) fn walk_state(kernel: &mut Kernel, tgid: u32) -> Option<WalkState> {
+pub(crate) fn walk_state(kernel: &mut KernelHalf, tgid: u32) -> Option<WalkState> {
     hash::<u32, Walks>(kernel, "WALKS").ok()?.get(&tgid, 0).ok().map(|walks| walks.0)
 }
 
@@ -284,7 +286,7 @@ pub(crate) fn walk_state(kernel: &mut Kernel, tgid: u32) -> Option<WalkState> {
 /// # Errors
 /// A map is missing: the loaded kernel half is of another build.
 #[cfg(test)]
-pub(crate) fn set_window_frames(kernel: &mut Kernel, frames: NonZeroU32) -> Result<(), LoadError> {
+pub(crate) fn set_window_frames(kernel: &mut KernelHalf, frames: NonZeroU32) -> Result<(), LoadError> {
     array(kernel, "WINDOW_FRAMES")?.set(0, &u64::from(frames.get()), 0).map_err(in_table("WINDOW_FRAMES"))
 }
 
@@ -292,9 +294,9 @@ pub(crate) fn set_window_frames(kernel: &mut Kernel, frames: NonZeroU32) -> Resu
 ///
 /// # Errors
 /// A map is missing: the loaded kernel half is of another build.
-pub(crate) fn forget_copies(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
+pub(crate) fn forget_copies(kernel: &mut KernelHalf, tgid: u32) -> Result<(), LoadError> {
     // A missing entry is not an error.
-    let _ = hash::<u32, Copies>(kernel, "COPIES")?.remove(&tgid);
+    let _ = hash::<u32, CopyStateValue>(kernel, "COPIES")?.remove(&tgid);
     Ok(())
 }
 
@@ -302,16 +304,17 @@ pub(crate) fn forget_copies(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadEr
 ///
 /// # Errors
 /// A map is missing: the loaded kernel half is of another build.
-pub(crate) fn forget_stacks(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
+pub(crate) fn forget_stacks(kernel: &mut KernelHalf, tgid: u32) -> Result<(), LoadError> {
     // A missing entry is not an error.
-    let _ = hash::<u32, Layout>(kernel, "PYTHON")?.remove(&tgid);
+    let _ = hash::<u32, PythonLayoutValue>(kernel, "PYTHON")?.remove(&tgid);
     let _ = hash::<u32, Walks>(kernel, "WALKS")?.remove(&tgid);
     forget_copies(kernel, tgid)?;
     let give_back = GiveBack::open(&kernel.ebpf)?;
-    let mut codes = hash::<OfProcess, u32>(kernel, "KNOWN_CODE")?;
-    let own: Vec<(OfProcess, u32)> = codes.iter().flatten().filter(|(code, _)| code.tgid == u64::from(tgid)).collect();
+    let mut codes = hash::<CodeOfProcess, u32>(kernel, "KNOWN_CODE")?;
+    let own: Vec<(CodeOfProcess, u32)> =
+        codes.iter().flatten().filter(|(code, _)| code.tgid == u64::from(tgid)).collect();
     let removed = own.into_iter().filter(|(code, _)| codes.remove(code).is_ok());
-    give_back.give_all(Table::Codes, removed.map(|(_, owner)| owner));
+    give_back.give_all(SharedTable::Codes, removed.map(|(_, owner)| owner));
     Ok(())
 }
 
@@ -320,7 +323,7 @@ pub(crate) fn forget_stacks(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadEr
 ///
 /// # Errors
 /// A map is full.
-pub(crate) fn want_statistics(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
+pub(crate) fn want_statistics(kernel: &mut KernelHalf, tgid: u32) -> Result<(), LoadError> {
     let request = clock::boottime_ns();
     hash::<u32, u64>(kernel, "STATISTICS_WANTED")?.insert(&tgid, &request, 0).map_err(in_table("STATISTICS_WANTED"))?;
     array(kernel, "STATISTICS_REQUEST")?.set(0, &request, 0).map_err(in_table("STATISTICS_REQUEST"))
@@ -331,7 +334,7 @@ pub(crate) fn want_statistics(kernel: &mut Kernel, tgid: u32) -> Result<(), Load
 ///
 /// # Errors
 /// A map is full.
-pub(crate) fn set_allocators(kernel: &mut Kernel, tgid: u32, allocators: &[(u32, u64)]) -> Result<(), LoadError> {
+pub(crate) fn set_allocators(kernel: &mut KernelHalf, tgid: u32, allocators: &[(u32, u64)]) -> Result<(), LoadError> {
     const TABLE: &str = "ALLOCATORS";
     // The kernel half handles the exit of known processes only.
     kernel.make_known(tgid)?;
@@ -346,7 +349,7 @@ pub(crate) fn set_allocators(kernel: &mut Kernel, tgid: u32, allocators: &[(u32,
 ///
 /// # Errors
 /// A map is missing: the loaded kernel half is of another build.
-pub(crate) fn forget(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
+pub(crate) fn forget(kernel: &mut KernelHalf, tgid: u32) -> Result<(), LoadError> {
     // A missing entry is not an error.
     let _ = hash::<u32, u8>(kernel, "TENSOR_TARGETS")?.remove(&tgid);
     let mut wanted = hash::<u32, u64>(kernel, "STATISTICS_WANTED")?;
@@ -358,14 +361,14 @@ pub(crate) fn forget(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
 }
 
 fn hash<'a, K: Pod, V: Pod>(
-    kernel: &'a mut Kernel,
+    kernel: &'a mut KernelHalf,
     table: &'static str,
 ) -> Result<HashMap<&'a mut MapData, K, V>, LoadError> {
     let map = kernel.ebpf.map_mut(table).ok_or(LoadError::Missing(table))?;
     HashMap::try_from(map).map_err(in_table(table))
 }
 
-fn array<'a>(kernel: &'a mut Kernel, table: &'static str) -> Result<Array<&'a mut MapData, u64>, LoadError> {
+fn array<'a>(kernel: &'a mut KernelHalf, table: &'static str) -> Result<Array<&'a mut MapData, u64>, LoadError> {
     let map = kernel.ebpf.map_mut(table).ok_or(LoadError::Missing(table))?;
     Array::try_from(map).map_err(in_table(table))
 }

@@ -1,7 +1,7 @@
 //! Selects processes by name, container, pod, job, user or control group.
 
 use clap::ValueEnum;
-use memwatch_core::snapshot::groups::By;
+use memwatch_core::snapshot::groups::OwnerGrouping;
 
 /// What the processes belong to: values of one kind are alternatives, kinds narrow each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
@@ -50,7 +50,7 @@ impl Choice {
 
 /// What a row of `ps` is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Rows {
+pub(crate) enum RowKind {
     /// A process on a GPU
     #[default]
     Process,
@@ -66,16 +66,16 @@ pub(crate) enum Rows {
     Gpu,
 }
 
-impl Rows {
+impl RowKind {
     /// Returns the grouping of the sums; `None` for processes, which are not summed.
-    pub(crate) const fn by(self) -> Option<By> {
+    pub(crate) const fn by(self) -> Option<OwnerGrouping> {
         match self {
             Self::Process => None,
-            Self::Container => Some(By::Container),
-            Self::Pod => Some(By::Pod),
-            Self::Job => Some(By::Job),
-            Self::User => Some(By::User),
-            Self::Gpu => Some(By::Gpu),
+            Self::Container => Some(OwnerGrouping::Container),
+            Self::Pod => Some(OwnerGrouping::Pod),
+            Self::Job => Some(OwnerGrouping::Job),
+            Self::User => Some(OwnerGrouping::User),
+            Self::Gpu => Some(OwnerGrouping::Gpu),
         }
     }
 }

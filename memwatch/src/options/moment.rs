@@ -19,7 +19,7 @@ pub(crate) struct Past {
     #[arg(long = "in", value_name = "FILE", help_heading = "Recordings and history")]
     pub(crate) recording: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) window: Window,
+    pub(crate) window: TimeWindow,
 }
 
 impl Past {
@@ -31,16 +31,16 @@ impl Past {
 
 /// How much of a recording is looked at; of the agent's history, where no recording is named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
-pub(crate) struct Window {
+pub(crate) struct TimeWindow {
     /// From this time on: 14:05:30, 2026-11-22T14:05, or 10m before the end; without --in of the agent's history
     #[arg(long, value_name = "TIME", value_parser = moment, help_heading = "Recordings and history")]
-    pub(crate) since: Option<Moment>,
+    pub(crate) since: Option<RecordingTime>,
     /// Up to this time; without --in of the agent's history
     #[arg(long, value_name = "TIME", value_parser = moment, help_heading = "Recordings and history")]
-    pub(crate) until: Option<Moment>,
+    pub(crate) until: Option<RecordingTime>,
 }
 
-impl Window {
+impl TimeWindow {
     /// Returns whether the window is unbounded.
     pub(crate) const fn is_whole(self) -> bool {
         self.since.is_none() && self.until.is_none()
@@ -49,7 +49,7 @@ impl Window {
 
 /// A time in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Moment {
+pub(crate) enum RecordingTime {
     /// This long before the end of the recording; for a history that is still being written, before
     /// the present.
     BeforeEnd(Duration),
@@ -63,15 +63,19 @@ pub(crate) enum Moment {
 
 /// # Errors
 /// If the text is not a time.
-pub(crate) fn moment(text: &str) -> Result<Moment, String> {
+pub(crate) fn moment(text: &str) -> Result<RecordingTime, String> {
     if let Ok(timestamp) = text.parse() {
-        return Ok(Moment::At(timestamp));
+        return Ok(RecordingTime::At(timestamp));
     }
     if !text.contains(':') {
         let before = values::duration(text).ok().ok_or_else(sentence)?;
-        return Ok(Moment::BeforeEnd(before));
+        return Ok(RecordingTime::BeforeEnd(before));
     }
-    let found = if text.contains('-') { text.parse().map(Moment::Date) } else { text.parse().map(Moment::TimeOfDay) };
+    let found = if text.contains('-') {
+        text.parse().map(RecordingTime::Date)
+    } else {
+        text.parse().map(RecordingTime::TimeOfDay)
+    };
     found.ok().ok_or_else(sentence)
 }
 
@@ -79,7 +83,7 @@ fn sentence() -> String {
     "a time is 14:05, 14:05:30, 2026-11-22T14:05, 2026-11-22T14:05:30Z, or 10m for so long before the end".to_owned()
 }
 
-impl Moment {
+impl RecordingTime {
     /// Returns the time in nanoseconds since 1970. `end_unix_ns` is the end of the recording, or
     /// the present.
     pub(crate) fn unix_ns(self, end_unix_ns: i128) -> i128 {

@@ -48,14 +48,14 @@ impl TapeArgs {
 
 /// The processes of a report, watched now or read from a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-pub(crate) struct Subject {
+pub(crate) struct ReportSubject {
     #[command(flatten)]
     pub(crate) selected: Selected,
     #[command(flatten)]
     pub(crate) past: Past,
 }
 
-impl Checked for Subject {
+impl Checked for ReportSubject {
     fn check(&self) -> Result<(), String> {
         if self.past.is_meant() {
             return Ok(());

@@ -26,7 +26,7 @@ impl Selected {
     }
 }
 
-/// The same as clap reads it.
+/// Target arguments in the form that clap parses.
 #[derive(clap::Args)]
 struct Typed {
     /// Processes by PID, or by name such as train.py (* stands for any text), with their children

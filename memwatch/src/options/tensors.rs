@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use memwatch_core::attribution::price::Budget;
 
-use crate::frameworks::pytorch::{Stacks, TensorLevel, TensorRequest};
+use crate::frameworks::pytorch::{StackSelection, TensorLevel, TensorRequest};
 use crate::options::moment::PAST;
 
 /// How much of PyTorch is watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "PyTorch")]
-pub(crate) struct Tensors {
+pub(crate) struct TensorArgs {
     /// How much of PyTorch is traced in named processes: off, blocks (its allocator), sites (and the lines), layers (and
     /// phases and modules: the default, as far as the budget reaches)
     #[arg(long = "tensors", value_name = "LEVEL", num_args = 0..=1, require_equals = true)]
@@ -23,7 +23,7 @@ pub(crate) struct Tensors {
     /// At level sites, which blocks get a line: bytes (all of 1 MiB and above; smaller ones are sampled, one per MiB on
     /// average, and sums marked ≈ have an error) or all, which slows the program more
     #[arg(long, value_name = "WHICH", default_value = "bytes", value_parser = stacks)]
-    pub(crate) stacks: Stacks,
+    pub(crate) stacks: StackSelection,
     /// Log each change of module or phase to this file, one per process, such as mem_trace_rank_{rank}.log; {pid} is the PID
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
@@ -31,7 +31,7 @@ pub(crate) struct Tensors {
 
 /// What tracing may cost, of a command that says itself what it traces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
-pub(crate) struct Price {
+pub(crate) struct BudgetArgs {
     /// What tracing may cost a process: percent of one processor, such as 2%, or none for no limit. Where all does not fit
     /// it is traced in windows, and sums marked ≈ are estimates
     #[arg(long, value_name = "PERCENT", default_value = "none", conflicts_with_all = PAST)]
@@ -39,7 +39,7 @@ pub(crate) struct Price {
     pub(crate) budget: Budget,
 }
 
-impl Price {
+impl BudgetArgs {
     /// # Errors
     /// If the budget is 0. The sentence names `instead`, a command that needs no probes.
     pub(crate) fn check(self, instead: &str) -> Result<(), String> {
@@ -55,7 +55,7 @@ impl Price {
     }
 }
 
-impl Tensors {
+impl TensorArgs {
     /// Returns whether the options require a direct attach: the agent does not trace tensors.
     pub(crate) fn is_asked_for(&self) -> bool {
         self.level.is_some_and(|level| level != TensorLevel::Off) || self.log.is_some()
@@ -96,10 +96,10 @@ pub(crate) fn level(text: &str) -> Result<TensorLevel, String> {
     }
 }
 
-pub(crate) fn stacks(text: &str) -> Result<Stacks, String> {
+pub(crate) fn stacks(text: &str) -> Result<StackSelection, String> {
     match text {
-        "bytes" => Ok(Stacks::ByBytes),
-        "all" => Ok(Stacks::All),
+        "bytes" => Ok(StackSelection::ByBytes),
+        "all" => Ok(StackSelection::All),
         _ => Err("bytes or all".to_owned()),
     }
 }
@@ -132,18 +132,19 @@ mod tests {
 
     #[test]
     fn nothing_can_be_traced_for_nothing() {
-        let none = Tensors { budget: Budget::Part(0), ..Tensors::default() };
+        let none = TensorArgs { budget: Budget::Part(0), ..TensorArgs::default() };
         assert_eq!(none.check(), Ok(()));
-        let traced = Tensors { level: Some(TensorLevel::Sites), ..none.clone() };
+        let traced = TensorArgs { level: Some(TensorLevel::Sites), ..none.clone() };
         assert!(traced.check().is_err_and(|error| error.contains("leave out --tensors")));
-        let off = Tensors { level: Some(TensorLevel::Off), ..none };
-        assert_eq!((off.check(), Tensors { budget: Budget::None, ..traced }.check()), (Ok(()), Ok(())));
+        let off = TensorArgs { level: Some(TensorLevel::Off), ..none };
+        assert_eq!((off.check(), TensorArgs { budget: Budget::None, ..traced }.check()), (Ok(()), Ok(())));
     }
 
     #[test]
     fn a_level_that_was_asked_for_by_name_has_no_budget_but_nothing_and_no_limit() {
-        let of =
-            |budget| Tensors { level: Some(TensorLevel::Blocks), budget, ..Tensors::default() }.request(true).budget;
+        let of = |budget| {
+            TensorArgs { level: Some(TensorLevel::Blocks), budget, ..TensorArgs::default() }.request(true).budget
+        };
         assert_eq!((of(Budget::default()), of(Budget::None)), (None, Some(Budget::None)));
         assert_eq!(of(Budget::Part(0)), Some(Budget::Part(0)));
     }

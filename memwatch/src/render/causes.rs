@@ -37,7 +37,7 @@ pub(crate) fn lines(causes: &[Cause]) -> Vec<Sentence> {
 }
 
 /// Formatted parts of a cause: size, growth, source line.
-struct Parts {
+struct CauseParts {
     size: String,
     subject: String,
     number: u64,
@@ -48,7 +48,7 @@ struct Parts {
     wanted: String,
 }
 
-impl Parts {
+impl CauseParts {
     fn of(cause: &Cause) -> Self {
         let line = cause.line.as_deref().filter(|line| cause.subject.as_deref() != Some(line));
         Self {
@@ -71,7 +71,7 @@ impl Parts {
 
 /// Returns the cause, its evidence and a fix.
 pub(crate) fn words(cause: &Cause) -> [String; 3] {
-    let parts = Parts::of(cause);
+    let parts = CauseParts::of(cause);
     let [what, evidence, fix] = match cause.kind {
         CauseKind::NoPlaceYet
         | CauseKind::StreamCache
@@ -105,7 +105,7 @@ pub(crate) fn words(cause: &Cause) -> [String; 3] {
 }
 
 /// Texts for causes in which an object retains tensors that should be free.
-fn of_keeper(kind: CauseKind, parts: &Parts) -> [String; 3] {
+fn of_keeper(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
     let subject = &parts.subject;
     match kind {
         CauseKind::GraphsKept => [
@@ -146,8 +146,8 @@ fn of_keeper(kind: CauseKind, parts: &Parts) -> [String; 3] {
     }
 }
 
-fn of_what_is_held(kind: CauseKind, parts: &Parts) -> [String; 3] {
-    let Parts { subject, size, .. } = parts;
+fn of_what_is_held(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
+    let CauseParts { subject, size, .. } = parts;
     match kind {
         CauseKind::Notebook => [
             format!("the notebook keeps what cells returned, or where they failed: {subject}"),
@@ -194,8 +194,8 @@ fn of_what_is_held(kind: CauseKind, parts: &Parts) -> [String; 3] {
 }
 
 /// Texts for causes of which only the source line or the owner is known.
-fn of_place(kind: CauseKind, parts: &Parts) -> [String; 3] {
-    let Parts { subject, size, rate, .. } = parts;
+fn of_place(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
+    let CauseParts { subject, size, rate, .. } = parts;
     match kind {
         CauseKind::LongerTensor => [
             format!("{subject} is one tensor that is replaced by ever longer ones"),
@@ -220,8 +220,8 @@ fn of_place(kind: CauseKind, parts: &Parts) -> [String; 3] {
     }
 }
 
-fn of_no_tensor(kind: CauseKind, parts: &Parts) -> [String; 3] {
-    let Parts { size, rate, number, .. } = parts;
+fn of_no_tensor(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
+    let CauseParts { size, rate, number, .. } = parts;
     match kind {
         CauseKind::StreamCache => [
             "free memory lies with streams that cannot share it".to_owned(),
@@ -261,8 +261,8 @@ fn of_no_tensor(kind: CauseKind, parts: &Parts) -> [String; 3] {
     }
 }
 
-fn of_failure(kind: CauseKind, parts: &Parts) -> [String; 3] {
-    let Parts { size, subject, wanted, number, line, .. } = parts;
+fn of_failure(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
+    let CauseParts { size, subject, wanted, number, line, .. } = parts;
     match kind {
         CauseKind::OptimizerState => [
             "the optimizer's state does not fit at its first step".to_owned(),
@@ -303,8 +303,8 @@ fn of_failure(kind: CauseKind, parts: &Parts) -> [String; 3] {
 }
 
 /// Texts for causes in other processes. `number` is a PID.
-fn of_others(kind: CauseKind, parts: &Parts) -> [String; 3] {
-    let Parts { size, subject, wanted, number, .. } = parts;
+fn of_others(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
+    let CauseParts { size, subject, wanted, number, .. } = parts;
     let tgid = (*number > 0).then(|| count(*number).replace(',', ""));
     match kind {
         CauseKind::ForkedKeep => [

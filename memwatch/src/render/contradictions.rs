@@ -1,16 +1,16 @@
 //! Reports contradictions within a report on stderr, so that users of every output format see them.
 
-use memwatch_core::features::checks::{Contradiction, ContradictionKind};
+use memwatch_core::features::checks::{ContradictionKind, ReportContradiction};
 
 /// Prints one line per contradiction.
-pub(crate) fn report(found: &[Contradiction]) {
+pub(crate) fn report(found: &[ReportContradiction]) {
     for one in found {
         eprintln!("memwatch: this report contradicts itself: {}", text(one));
     }
 }
 
-fn text(found: &Contradiction) -> String {
-    let Contradiction { kind, tgid, numbers: [one, other] } = found;
+fn text(found: &ReportContradiction) -> String {
+    let ReportContradiction { kind, tgid, numbers: [one, other] } = found;
     let of = tgid.map(|tgid| format!("PID {}: ", tgid.0)).unwrap_or_default();
     let what = match kind {
         ContradictionKind::PartsAndTotal => format!("rows add up to {one} bytes, and the total is {other}"),
@@ -38,7 +38,8 @@ mod tests {
 
     #[test]
     fn a_contradiction_has_its_process_and_both_numbers() {
-        let found = Contradiction { kind: ContradictionKind::PartsAndTotal, tgid: Some(Tgid(7)), numbers: [3, 5] };
+        let found =
+            ReportContradiction { kind: ContradictionKind::PartsAndTotal, tgid: Some(Tgid(7)), numbers: [3, 5] };
         assert_eq!(text(&found), "PID 7: rows add up to 3 bytes, and the total is 5; please report it");
     }
 }

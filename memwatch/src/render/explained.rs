@@ -1,22 +1,22 @@
 //! Names for the parts of used memory, shared by all screens.
 
 use memwatch_core::kernel_driver::decode::Lies;
-use memwatch_core::kernel_driver::labels::Label;
+use memwatch_core::kernel_driver::labels::MemoryPurpose;
 use memwatch_core::snapshot::{ExplainedUse, RefusedView};
 
 use crate::render::format::{UNKNOWN, bytes, known, printable};
 
 /// Returns the name of a part: `context`, `local memory`, `PyTorch`.
-pub(crate) fn name_of(label: Label, owner: Option<&str>) -> String {
+pub(crate) fn name_of(label: MemoryPurpose, owner: Option<&str>) -> String {
     match label {
-        Label::LocalMemory => "local memory".to_owned(),
-        Label::Context => "context".to_owned(),
-        Label::Stream => "streams".to_owned(),
-        Label::Code => "code".to_owned(),
-        Label::Pool => "async pools".to_owned(),
-        Label::Requested => owner.map_or_else(|| "requested".to_owned(), |owner| printable(owner).into_owned()),
-        Label::Inherited => "inherited".to_owned(),
-        Label::Driver => "driver, other".to_owned(),
+        MemoryPurpose::LocalMemory => "local memory".to_owned(),
+        MemoryPurpose::Context => "context".to_owned(),
+        MemoryPurpose::Stream => "streams".to_owned(),
+        MemoryPurpose::Code => "code".to_owned(),
+        MemoryPurpose::Pool => "async pools".to_owned(),
+        MemoryPurpose::Requested => owner.map_or_else(|| "requested".to_owned(), |owner| printable(owner).into_owned()),
+        MemoryPurpose::Inherited => "inherited".to_owned(),
+        MemoryPurpose::Driver => "driver, other".to_owned(),
     }
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn parts_of(own: &ExplainedUse, least_bytes: u64) -> Option<(Vec<(Str
 #[cfg(test)]
 mod tests {
     use memwatch_core::kernel_driver::labels::Sure;
-    use memwatch_core::kernel_driver::trust::Trust;
+    use memwatch_core::kernel_driver::trust::LedgerTrust;
     use memwatch_core::snapshot::{ColumnsView, PartView};
 
     use super::*;
@@ -68,12 +68,16 @@ mod tests {
         };
         let own = ExplainedUse {
             uuid: None,
-            trust: Trust::Trusted,
+            trust: LedgerTrust::Trusted,
             used_bytes: Some(600),
             live_bytes: 560,
             older_bytes: Some(40),
             difference_bytes: Some(0),
-            parts: vec![part(Label::Context, 518), part(Label::Stream, 2), part(Label::Code, 40)],
+            parts: vec![
+                part(MemoryPurpose::Context, 518),
+                part(MemoryPurpose::Stream, 2),
+                part(MemoryPurpose::Code, 40),
+            ],
             columns: ColumnsView::default(),
             pieces: Vec::new(),
         };

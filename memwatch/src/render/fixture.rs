@@ -5,7 +5,7 @@ mod stats;
 
 use std::collections::BTreeMap;
 
-use memwatch_core::input::{Coverage, KernelCalls, LibraryCoverage, MigFacts, NvmlState, Sensors};
+use memwatch_core::input::{KernelCalls, LibraryCoverage, MigFacts, NvmlState, ProbeCoverage, Sensors};
 use memwatch_core::owner::{Ancestor, Container, Owner, Pod, SlurmJob};
 use memwatch_core::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot,
@@ -46,7 +46,7 @@ pub(crate) fn busy_node() -> Snapshot {
         time_ns: at(14, 3, 21),
         complete: false,
         losses: BTreeMap::from([("ring_full".into(), 12)]),
-        coverage: Coverage {
+        coverage: ProbeCoverage {
             libraries: vec![LibraryCoverage {
                 path: "/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06".to_owned(),
                 build_id: Some("5f0c".to_owned()),

@@ -1,6 +1,6 @@
 //! Formats live objects by name.
 
-use memwatch_core::features::holdings::view::{By, HoldingGroupView, HoldingsView};
+use memwatch_core::features::holdings::view::{HoldingGroupView, HoldingGrouping, HoldingsView};
 
 use super::format::{UNKNOWN, duration, plural, printable};
 
@@ -19,20 +19,20 @@ pub(crate) fn shape(shape: &[u64]) -> String {
 }
 
 /// Returns the name shared by the objects of a group.
-pub(crate) fn name_of(by: By, group: &HoldingGroupView) -> String {
-    if group.lost_models > 0 && by != By::Class {
+pub(crate) fn name_of(by: HoldingGrouping, group: &HoldingGroupView) -> String {
+    if group.lost_models > 0 && by != HoldingGrouping::Class {
         let class = group.name.as_deref().unwrap_or("?").trim_matches(['<', '>']);
         let modules = plural(group.lost_models, "module", "modules");
         return printable(&format!("{modules} of class {class} that no variable leads to")).into_owned();
     }
-    let own = if by == By::Class { group.example.as_deref() } else { group.name.as_deref() };
+    let own = if by == HoldingGrouping::Class { group.example.as_deref() } else { group.name.as_deref() };
     let own = match own {
         // The empty name belongs to the model itself: its parameters that are in no submodule.
         Some("") => "(model)",
         Some(name) => name,
         None => UNKNOWN,
     };
-    let kept_by = group.kept_by.as_ref().filter(|_| by != By::Keeper);
+    let kept_by = group.kept_by.as_ref().filter(|_| by != HoldingGrouping::Keeper);
     let kept_by = kept_by.map(|keeper| format!(", kept by {keeper}")).unwrap_or_default();
     let age = group.name_age_ns.map(|age| format!(" (name read {} before)", duration(age))).unwrap_or_default();
     let others = match group.other_names {

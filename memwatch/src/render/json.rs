@@ -17,9 +17,9 @@ use std::io;
 
 use memwatch_common::loss::Loss;
 use memwatch_core::features::causes::Cause;
-use memwatch_core::input::{Coverage, NvmlState, Sensors};
+use memwatch_core::input::{NvmlState, ProbeCoverage, Sensors};
 use memwatch_core::owner::{CgroupMemory, Owner, Promise};
-use memwatch_core::snapshot::groups::By;
+use memwatch_core::snapshot::groups::OwnerGrouping;
 use memwatch_core::snapshot::{
     FailureView, GpuView, HiddenView, KindView, LeftBehindView, ProcessGpuView, ProcessView, Snapshot,
 };
@@ -28,9 +28,9 @@ use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
 use self::form::Formed;
-use self::groups::Groups;
-use self::overhead::Overhead;
-use self::stats::Tensor;
+use self::groups::OwnerSums;
+use self::overhead::OverheadJson;
+use self::stats::TensorJson;
 use super::causes::Worded;
 use super::wall_clock::WallClock;
 use crate::backends::backend;
@@ -41,9 +41,9 @@ const KINDS: [&str; 5] = ["device", "pool", "physical", "managed", "array"];
 
 /// Type of a report. Its name and major version form the schema of the envelope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Report {
+pub(crate) enum JsonReport {
     /// Report of `memwatch ps`, optionally with sums by owner.
-    Ps(Option<By>),
+    Ps(Option<OwnerGrouping>),
     /// Report that a tracing session writes once per interval.
     Watch,
     /// Report of `memwatch reset-peaks`.
@@ -52,7 +52,7 @@ pub(crate) enum Report {
     Run,
 }
 
-impl Report {
+impl JsonReport {
     const fn schema(self) -> &'static str {
         match self {
             Self::Ps(_) => "memwatch.ps/2",
@@ -65,7 +65,7 @@ impl Report {
 
 /// Host and clock of a snapshot.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Origin<'a> {
+pub(crate) struct ReportOrigin<'a> {
     /// Host name.
     pub(crate) host: &'a str,
     /// Clock of the host.
@@ -76,7 +76,12 @@ pub(crate) struct Origin<'a> {
 ///
 /// # Errors
 /// If writing to `out` fails.
-pub(crate) fn write(out: &mut impl io::Write, report: Report, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
+pub(crate) fn write(
+    out: &mut impl io::Write,
+    report: JsonReport,
+    snapshot: &Snapshot,
+    origin: ReportOrigin,
+) -> io::Result<()> {
     write_report(out, report.schema(), data(report, snapshot), snapshot, origin)
 }
 
@@ -88,11 +93,11 @@ pub(crate) fn write_run(
     out: &mut impl io::Write,
     causes: &[Cause],
     snapshot: &Snapshot,
-    origin: Origin,
+    origin: ReportOrigin,
 ) -> io::Result<()> {
     let causes = causes.iter().map(Worded::of).collect();
-    let report = RunData { data: data(Report::Run, snapshot), causes };
-    write_report(out, Report::Run.schema(), report, snapshot, origin)
+    let report = RunData { data: data(JsonReport::Run, snapshot), causes };
+    write_report(out, JsonReport::Run.schema(), report, snapshot, origin)
 }
 
 pub(crate) fn write_report(
@@ -100,7 +105,7 @@ pub(crate) fn write_report(
     schema: &'static str,
     data: impl Serialize,
     snapshot: &Snapshot,
-    origin: Origin,
+    origin: ReportOrigin,
 ) -> io::Result<()> {
     write_json(out, &Formed::new(&envelope(schema, data, snapshot, origin.host), origin.clock))?;
     out.write_all(b"\n")?;
@@ -108,7 +113,7 @@ pub(crate) fn write_report(
 }
 
 #[derive(Serialize)]
-struct Envelope<'a, D> {
+struct ReportEnvelope<'a, D> {
     schema: &'static str,
     version: &'static str,
     host: &'a str,
@@ -118,15 +123,15 @@ struct Envelope<'a, D> {
     attached_ns: u64,
     from_agent: bool,
     complete: bool,
-    losses: Losses<'a>,
+    losses: ReportLosses<'a>,
     coverage: Covered<'a>,
     data: D,
 }
 
 /// Serialises every cause of loss. A cause that did not occur is 0.
-struct Losses<'a>(&'a BTreeMap<Name, u64>);
+struct ReportLosses<'a>(&'a BTreeMap<Name, u64>);
 
-impl Serialize for Losses<'_> {
+impl Serialize for ReportLosses<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         for name in Loss::ALL.map(Loss::name) {
@@ -139,33 +144,33 @@ impl Serialize for Losses<'_> {
 #[derive(Serialize)]
 struct Covered<'a> {
     #[serde(flatten)]
-    coverage: &'a Coverage,
+    coverage: &'a ProbeCoverage,
     nvml: &'static str,
     nvml_reason: Option<&'a str>,
 }
 
 #[derive(Serialize)]
-pub(crate) struct Data<'a> {
-    gpus: Vec<Gpu<'a>>,
-    processes: Vec<Process<'a>>,
+pub(crate) struct PsData<'a> {
+    gpus: Vec<GpuJson<'a>>,
+    processes: Vec<ProcessJson<'a>>,
     hidden: Option<&'a HiddenView>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     promised: &'a [Promise],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     cgroup_memory: &'a [CgroupMemory],
     #[serde(flatten)]
-    groups: Option<Groups<'a>>,
+    groups: Option<OwnerSums<'a>>,
 }
 
 #[derive(Serialize)]
 struct RunData<'a> {
     #[serde(flatten)]
-    data: Data<'a>,
+    data: PsData<'a>,
     causes: Vec<Worded>,
 }
 
 #[derive(Serialize)]
-struct Gpu<'a> {
+struct GpuJson<'a> {
     #[serde(flatten)]
     view: &'a GpuView,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -173,15 +178,15 @@ struct Gpu<'a> {
 }
 
 #[derive(Serialize)]
-struct Process<'a> {
+struct ProcessJson<'a> {
     #[serde(flatten)]
     view: &'a ProcessView,
     #[serde(flatten)]
     owner: &'a Owner,
     gpus: Vec<ProcessGpu<'a>>,
-    failures: Vec<Failure<'a>>,
-    overhead: Option<Overhead<'a>>,
-    tensor: Option<Tensor<'a>>,
+    failures: Vec<FailureJson<'a>>,
+    overhead: Option<OverheadJson<'a>>,
+    tensor: Option<TensorJson<'a>>,
     left_behind: Option<&'a LeftBehindView>,
 }
 
@@ -193,7 +198,7 @@ struct ProcessGpu<'a> {
 }
 
 #[derive(Serialize)]
-struct Failure<'a> {
+struct FailureJson<'a> {
     #[serde(flatten)]
     view: &'a FailureView,
     error: Option<&'static str>,
@@ -239,13 +244,13 @@ impl Serialize for OfKind<'_> {
     }
 }
 
-fn envelope<'a, D>(schema: &'static str, data: D, snapshot: &'a Snapshot, host: &'a str) -> Envelope<'a, D> {
+fn envelope<'a, D>(schema: &'static str, data: D, snapshot: &'a Snapshot, host: &'a str) -> ReportEnvelope<'a, D> {
     let (nvml, nvml_reason) = match &snapshot.nvml {
         NvmlState::Ok => ("ok", None),
         NvmlState::Starting => ("starting", None),
         NvmlState::Unavailable(reason) => ("unavailable", Some(reason.as_str())),
     };
-    Envelope {
+    ReportEnvelope {
         schema,
         version: env!("CARGO_PKG_VERSION"),
         host,
@@ -253,18 +258,18 @@ fn envelope<'a, D>(schema: &'static str, data: D, snapshot: &'a Snapshot, host: 
         attached_ns: snapshot.attached_ns,
         from_agent: snapshot.from_agent,
         complete: snapshot.complete,
-        losses: Losses(&snapshot.losses),
+        losses: ReportLosses(&snapshot.losses),
         coverage: Covered { coverage: &snapshot.coverage, nvml, nvml_reason },
         data,
     }
 }
 
-pub(crate) fn data(report: Report, snapshot: &Snapshot) -> Data<'_> {
-    let by = if let Report::Ps(by) = report { by } else { None };
+pub(crate) fn data(report: JsonReport, snapshot: &Snapshot) -> PsData<'_> {
+    let by = if let JsonReport::Ps(by) = report { by } else { None };
     // Reports that can be made from a recording leave out sensors, which recordings do not contain.
-    let is_of_now = matches!(report, Report::Ps(_) | Report::Watch);
-    let gpu = |view| Gpu { view, sensors: is_of_now.then_some(view.sensors) };
-    Data {
+    let is_of_now = matches!(report, JsonReport::Ps(_) | JsonReport::Watch);
+    let gpu = |view| GpuJson { view, sensors: is_of_now.then_some(view.sensors) };
+    PsData {
         gpus: snapshot.gpus.iter().map(gpu).collect(),
         processes: snapshot.processes.iter().map(process).collect(),
         hidden: snapshot.hidden.as_ref(),
@@ -274,8 +279,8 @@ pub(crate) fn data(report: Report, snapshot: &Snapshot) -> Data<'_> {
     }
 }
 
-fn process(view: &ProcessView) -> Process<'_> {
-    Process {
+fn process(view: &ProcessView) -> ProcessJson<'_> {
+    ProcessJson {
         view,
         owner: &view.owner,
         gpus: view.gpus.iter().map(|view| ProcessGpu { view, kinds: Kinds(&view.kinds) }).collect(),
@@ -286,8 +291,8 @@ fn process(view: &ProcessView) -> Process<'_> {
     }
 }
 
-fn failure(view: &FailureView) -> Failure<'_> {
-    Failure { view, error: backend().error_name(view.status) }
+fn failure(view: &FailureView) -> FailureJson<'_> {
+    FailureJson { view, error: backend().error_name(view.status) }
 }
 
 #[cfg(test)]

@@ -3,41 +3,45 @@
 use std::io::{self, IsTerminal as _};
 
 use memwatch_core::snapshot::Snapshot;
-use memwatch_core::snapshot::groups::By;
+use memwatch_core::snapshot::groups::OwnerGrouping;
 use ratatui::crossterm::terminal;
 use tokio::sync::mpsc;
 
-use crate::exit::Failure;
-use crate::options::Common;
-use crate::render::json::{self, Origin, Report};
+use crate::exit::ExitFailure;
+use crate::options::CommonArgs;
+use crate::render::json::{self, JsonReport, ReportOrigin};
 use crate::render::text as table;
 use crate::render::text::TableOptions;
-use crate::render::text::columns::Shown;
-use crate::render::tui::{self, Event, Flow, Outlooks, Screen, ScreenOptions};
+use crate::render::text::columns::TableSelection;
+use crate::render::tui::{self, Outlooks, Screen, ScreenEvent, ScreenFlow, ScreenOptions};
 use crate::render::wall_clock::WallClock;
 
 /// Output format and target.
-pub(crate) enum Output {
+pub(crate) enum ReportOutput {
     /// Full screen, refreshed in place.
     Screen(Box<Screen>),
     /// Plain text, one table per snapshot.
-    Table(TableOptions, Shown),
+    Table(TableOptions, TableSelection),
     /// Plain text: sums by owner.
-    Groups(TableOptions, By),
+    Groups(TableOptions, OwnerGrouping),
     /// JSON, one line per snapshot.
     Json {
         /// Type of the report.
-        report: Report,
+        report: JsonReport,
         /// Host name.
         host: String,
     },
 }
 
-impl Output {
+impl ReportOutput {
     /// Returns the output for a single report, optionally with sums by owner.
-    pub(crate) fn once(common: &Common, (by, shown): (Option<By>, Shown), host: String) -> Self {
+    pub(crate) fn once(
+        common: &CommonArgs,
+        (by, shown): (Option<OwnerGrouping>, TableSelection),
+        host: String,
+    ) -> Self {
         match by {
-            _ if common.json => Self::Json { report: Report::Ps(by), host },
+            _ if common.json => Self::Json { report: JsonReport::Ps(by), host },
             Some(by) => Self::Groups(style(common, false), by),
             None => Self::Table(style(common, false), shown),
         }
@@ -48,19 +52,19 @@ impl Output {
     ///
     /// # Errors
     /// If the terminal cannot be set up.
-    pub(crate) fn watch(common: &Common, single_target: bool) -> Result<Self, Failure> {
+    pub(crate) fn watch(common: &CommonArgs, single_target: bool) -> Result<Self, ExitFailure> {
         if common.json {
-            return Ok(Self::report(Report::Watch));
+            return Ok(Self::report(JsonReport::Watch));
         }
         if !io::stdout().is_terminal() {
-            return Ok(Self::Table(style(common, true), Shown::default()));
+            return Ok(Self::Table(style(common, true), TableSelection::default()));
         }
         let options = ScreenOptions { color: use_color(common), ascii: common.ascii, single_target };
         Ok(Self::Screen(Box::new(Screen::open(options).map_err(anyhow::Error::from)?)))
     }
 
     /// Returns whether a tracing session uses a screen.
-    pub(crate) fn is_screen(common: &Common) -> bool {
+    pub(crate) fn is_screen(common: &CommonArgs) -> bool {
         !common.json && io::stdout().is_terminal()
     }
 
@@ -72,7 +76,7 @@ impl Output {
     }
 
     /// Returns the output for a JSON report.
-    pub(crate) fn report(report: Report) -> Self {
+    pub(crate) fn report(report: JsonReport) -> Self {
         Self::Json { report, host: host_name() }
     }
 
@@ -81,14 +85,14 @@ impl Output {
     ///
     /// # Errors
     /// If writing fails for another reason.
-    pub(crate) fn show(&mut self, snapshot: &Snapshot, boottime_to_unix_ns: i128) -> Result<bool, Failure> {
+    pub(crate) fn show(&mut self, snapshot: &Snapshot, boottime_to_unix_ns: i128) -> Result<bool, ExitFailure> {
         let clock = WallClock::local(boottime_to_unix_ns);
         let written = match self {
             Self::Screen(screen) => screen.draw(snapshot, &clock),
             Self::Table(style, shown) => table::write(&mut io::stdout().lock(), snapshot, shown, &clock, style),
             Self::Groups(style, by) => table::groups::write(&mut io::stdout().lock(), snapshot, *by, &clock, style),
             Self::Json { report, host } => {
-                json::write(&mut io::stdout().lock(), *report, snapshot, Origin { host, clock: &clock })
+                json::write(&mut io::stdout().lock(), *report, snapshot, ReportOrigin { host, clock: &clock })
             }
         };
         match written {
@@ -99,7 +103,7 @@ impl Output {
     }
 
     /// Returns the screen's input events. For the other formats the channel stays empty.
-    pub(crate) fn keys(&self) -> mpsc::Receiver<Event> {
+    pub(crate) fn keys(&self) -> mpsc::Receiver<ScreenEvent> {
         let (sender, receiver) = mpsc::channel(64);
         if matches!(self, Self::Screen(_)) {
             tui::spawn_keys(sender);
@@ -111,10 +115,10 @@ impl Output {
     }
 
     /// Handles an input event and returns the action for the caller.
-    pub(crate) fn key(&mut self, event: Event) -> Flow {
+    pub(crate) fn key(&mut self, event: ScreenEvent) -> ScreenFlow {
         match self {
             Self::Screen(screen) => screen.handle(event),
-            _ => Flow::Continue,
+            _ => ScreenFlow::Continue,
         }
     }
 }
@@ -123,7 +127,7 @@ impl Output {
 ///
 /// # Errors
 /// If writing failed for another reason.
-pub(crate) fn unless_closed(written: io::Result<()>) -> Result<(), Failure> {
+pub(crate) fn unless_closed(written: io::Result<()>) -> Result<(), ExitFailure> {
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => Ok(written.map_err(|error| anyhow::Error::from(error).context("the report cannot be written"))?),
@@ -131,7 +135,7 @@ pub(crate) fn unless_closed(written: io::Result<()>) -> Result<(), Failure> {
 }
 
 /// Returns the text style for standard output.
-pub(crate) fn style(common: &Common, repeated: bool) -> TableOptions {
+pub(crate) fn style(common: &CommonArgs, repeated: bool) -> TableOptions {
     TableOptions { columns: columns(), color: use_color(common), ascii: common.ascii, repeated }
 }
 
@@ -142,7 +146,7 @@ fn columns() -> Option<usize> {
 }
 
 /// Returns whether to write colours to standard output.
-pub(crate) fn use_color(common: &Common) -> bool {
+pub(crate) fn use_color(common: &CommonArgs) -> bool {
     common.color.decide(io::stdout().is_terminal(), |name| std::env::var(name).ok())
 }
 

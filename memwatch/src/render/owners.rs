@@ -1,7 +1,7 @@
 //! Formats the owner of a process.
 
 use memwatch_core::owner::{Container, Owner, Pod, SlurmJob, short_id};
-use memwatch_core::snapshot::groups::By;
+use memwatch_core::snapshot::groups::OwnerGrouping;
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 
 use super::format::printable;
@@ -29,13 +29,13 @@ pub(crate) fn any(snapshot: &Snapshot) -> bool {
 }
 
 /// Returns the name of a grouping, as on the command line and in JSON.
-pub(crate) const fn by_name(by: By) -> &'static str {
+pub(crate) const fn by_name(by: OwnerGrouping) -> &'static str {
     match by {
-        By::Container => "container",
-        By::Pod => "pod",
-        By::Job => "job",
-        By::User => "user",
-        By::Gpu => "gpu",
+        OwnerGrouping::Container => "container",
+        OwnerGrouping::Pod => "pod",
+        OwnerGrouping::Job => "job",
+        OwnerGrouping::User => "user",
+        OwnerGrouping::Gpu => "gpu",
     }
 }
 

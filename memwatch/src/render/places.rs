@@ -11,7 +11,7 @@ use super::format::printable;
 
 /// A list of attributed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Places {
+pub(crate) enum AttributionList {
     /// By line of Python code.
     Sites,
     /// By phase of a training step.
@@ -22,7 +22,7 @@ pub(crate) enum Places {
 
 /// Stack frames to show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Frames {
+pub(crate) enum FrameDetail {
     /// The program's line and the library line that it calls.
     #[default]
     Lines,
@@ -34,13 +34,13 @@ pub(crate) enum Frames {
 
 /// Options of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct AttributionQuery {
     /// The requested list.
-    pub(crate) which: Places,
+    pub(crate) which: AttributionList,
     /// Maximum number of rows.
     pub(crate) top: usize,
     /// Frames to show for the stacks with the most memory.
-    pub(crate) frames: Frames,
+    pub(crate) frames: FrameDetail,
 }
 
 /// `backward`, `backward (recomputed)`, `forward (captured)`.

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use memwatch_common::loss::Loss;
 use memwatch_core::decode::BufferUsage;
-use memwatch_core::input::{self, Coverage, LibraryCoverage, NvmlState};
+use memwatch_core::input::{self, LibraryCoverage, NvmlState, ProbeCoverage};
 use memwatch_core::snapshot::{
     AllocatorView, BuffersView, FailureView, GpuView, HostView, KindView, PoolView, PoolsView, ProcessGpuView,
     ProcessView, Snapshot,
@@ -209,7 +209,7 @@ pub(crate) fn libraries(process: &ProcessView, gpu: &ProcessGpuView) -> Option<S
 
 /// Returns the gaps in the coverage of driver calls. Functions that an older driver lacks are not
 /// reported, and neither are library files that no process uses.
-fn coverage(coverage: &Coverage) -> Vec<Sentence> {
+fn coverage(coverage: &ProbeCoverage) -> Vec<Sentence> {
     let libraries = &coverage.libraries;
     if libraries.is_empty() {
         return vec![Sentence::new(Tone::Warning, "no libcuda found yet: nothing is traced")];

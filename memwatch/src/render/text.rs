@@ -8,8 +8,8 @@ use std::io;
 
 use memwatch_core::snapshot::{GpuView, ProcessView, Snapshot};
 
-use self::columns::{Cell, Shown};
-use self::grid::Grid;
+use self::columns::{ProcessRow, TableSelection};
+use self::grid::TextGrid;
 use super::Tone;
 use super::failures::attempts;
 use super::format::{bytes, known, plural, width, wrap};
@@ -38,11 +38,11 @@ pub(crate) struct TableOptions {
 pub(crate) fn write(
     out: &mut impl io::Write,
     snapshot: &Snapshot,
-    shown: &Shown,
+    shown: &TableSelection,
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     if options.repeated {
         page.line(&Sentence::new(Tone::Heading, clock.time_of_day(snapshot.time_ns)));
     }
@@ -77,12 +77,12 @@ fn gpu_line(snapshot: &Snapshot, gpu: &GpuView) -> String {
 }
 
 /// Text of a page under construction.
-pub(crate) struct Page {
+pub(crate) struct TextPage {
     pub(crate) text: String,
     pub(crate) options: TableOptions,
 }
 
-impl Page {
+impl TextPage {
     pub(crate) fn line(&mut self, sentence: &Sentence) {
         let lines = match self.options.columns {
             Some(columns) => wrap(&sentence.text, columns),
@@ -112,7 +112,7 @@ impl Page {
         }
     }
 
-    fn processes(&mut self, snapshot: &Snapshot, shown: &Shown, clock: &WallClock) {
+    fn processes(&mut self, snapshot: &Snapshot, shown: &TableSelection, clock: &WallClock) {
         let processes = shown.sorted(snapshot);
         if processes.is_empty() {
             self.line(&Sentence::new(Tone::Plain, "No process with GPU memory."));
@@ -121,14 +121,14 @@ impl Page {
         let ascii = self.options.ascii;
         let mut rows = Vec::new();
         for process in &processes {
-            let cell = |gpu| Cell { snapshot, process, gpu, ascii };
+            let cell = |gpu| ProcessRow { snapshot, process, gpu, ascii };
             match process.gpus.as_slice() {
                 [] => rows.push(cell(None)),
                 gpus => rows.extend(gpus.iter().map(Some).map(cell)),
             }
         }
         let columns = shown.fitting(&rows, self.options.columns);
-        let mut grid = Grid::new(&columns.iter().map(|column| column.head()).collect::<Vec<_>>());
+        let mut grid = TextGrid::new(&columns.iter().map(|column| column.head()).collect::<Vec<_>>());
         for row in &rows {
             grid.push(columns.iter().map(|column| column.text(row)).collect());
         }
@@ -144,7 +144,7 @@ impl Page {
 
     /// Appends a grid with all its columns. On a narrow terminal, columns that do not fit move to a
     /// second line of each row.
-    pub(crate) fn grid(&mut self, grid: &Grid) {
+    pub(crate) fn grid(&mut self, grid: &TextGrid) {
         self.lines(grid.folded(self.options.columns, self.mark()));
     }
 

@@ -6,9 +6,9 @@ use std::sync::OnceLock;
 use crate::options::Units;
 
 /// Units of [`Units::Binary`], each 1024 times the previous one.
-const BINARY: Scale = Scale { factor: 1 << 10, names: ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] };
+const BINARY: UnitScale = UnitScale { factor: 1 << 10, names: ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] };
 /// Units of [`Units::Si`], each 1000 times the previous one.
-const SI: Scale = Scale { factor: 1000, names: ["B", "kB", "MB", "GB", "TB", "PB", "EB"] };
+const SI: UnitScale = UnitScale { factor: 1000, names: ["B", "kB", "MB", "GB", "TB", "PB", "EB"] };
 /// Index of the first unit with two decimals, as in PyTorch and NVML.
 const GIGA: usize = 3;
 
@@ -16,7 +16,7 @@ const GIGA: usize = 3;
 static CHOSEN: OnceLock<Units> = OnceLock::new();
 
 /// Unit names by power of the factor.
-struct Scale {
+struct UnitScale {
     factor: u64,
     names: [&'static str; 7],
 }

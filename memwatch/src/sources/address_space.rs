@@ -17,9 +17,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use memwatch_inspect::memory::Memory;
+use memwatch_inspect::memory::MemoryAccess;
 
-pub(crate) use mapping::Mapping;
+pub(crate) use mapping::MemoryMapping;
 
 use super::library::open_mapped_file;
 use crate::stranger_file;
@@ -39,7 +39,7 @@ pub(crate) struct AddressSpace {
     process: PathBuf,
     memory: File,
     pages: File,
-    mappings: Vec<Mapping>,
+    mappings: Vec<MemoryMapping>,
     /// Open files of pages that were not accessed, by the address of their mapping.
     files: RefCell<BTreeMap<u64, Option<File>>>,
 }
@@ -69,16 +69,16 @@ impl AddressSpace {
     }
 
     /// Returns the mappings as of the last refresh, by address.
-    pub(crate) fn mappings(&self) -> &[Mapping] {
+    pub(crate) fn mappings(&self) -> &[MemoryMapping] {
         &self.mappings
     }
 
     /// Opens the file of a mapping, with `O_PATH`.
-    pub(crate) fn file_of(&self, mapping: &Mapping) -> Option<File> {
+    pub(crate) fn file_of(&self, mapping: &MemoryMapping) -> Option<File> {
         open_mapped_file(&self.process, &mapping.range(), &mapping.path, mapping.inode)
     }
 
-    fn mapping_at(&self, address: u64) -> Option<&Mapping> {
+    fn mapping_at(&self, address: u64) -> Option<&MemoryMapping> {
         let after = self.mappings.partition_point(|mapping| mapping.start <= address);
         self.mappings.get(after.checked_sub(1)?).filter(|mapping| address < mapping.end)
     }
@@ -135,7 +135,7 @@ impl AddressSpace {
     }
 }
 
-impl Memory for AddressSpace {
+impl MemoryAccess for AddressSpace {
     fn fill(&self, address: u64, into: &mut [u8]) -> bool {
         let most = (MOST_PAGES - 1) * usize::try_from(PAGE_BYTES).unwrap_or(usize::MAX);
         (address..).step_by(most).zip(into.chunks_mut(most)).all(|(address, part)| self.fill_some(address, part))

@@ -11,15 +11,15 @@ use object::elf::{FileHeader64, PT_LOAD, SHN_UNDEF, Sym64};
 use object::pod::from_bytes;
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
 
-use super::address_space::{AddressSpace, Mapping};
+use super::address_space::{AddressSpace, MemoryMapping};
 use super::build_id::build_id;
-use super::kernel::resolve::{Layout, ResolveError, SYMBOL_BYTES, Table};
+use super::kernel::resolve::{ResolveError, SYMBOL_BYTES, SymbolLayout, SymbolTableRange};
 use super::pieces::in_pieces;
 use crate::printable::printable;
 use crate::stranger_file::{self, ElfReader, MOST_CODE_BYTES};
 
 const LE: LittleEndian = LittleEndian;
-type Header = FileHeader64<LittleEndian>;
+type ElfFileHeader = FileHeader64<LittleEndian>;
 
 /// Maximum number of headers in a valid program.
 const MOST_HEADERS: usize = 4096;
@@ -49,14 +49,14 @@ pub(crate) struct Binary {
     pub(crate) build_id: Option<String>,
     /// Offset from addresses in the file to addresses in the process.
     bias: u64,
-    segments: Vec<Segment>,
+    segments: Vec<BinarySegment>,
     /// Symbols found, with their addresses in the file.
     symbols: Vec<(&'static str, u64)>,
 }
 
 /// A loaded segment of a file.
 #[derive(Clone, Copy, Debug)]
-struct Segment {
+struct BinarySegment {
     address: u64,
     offset: u64,
     file_bytes: u64,
@@ -68,24 +68,29 @@ impl Binary {
     ///
     /// # Errors
     /// The file is gone, or is not an ELF file.
-    pub(crate) fn of(space: &AddressSpace, mapping: &Mapping, wanted: &[&'static str]) -> Result<Self, BinaryError> {
+    pub(crate) fn of(
+        space: &AddressSpace,
+        mapping: &MemoryMapping,
+        wanted: &[&'static str],
+    ) -> Result<Self, BinaryError> {
         let file = space.file_of(mapping).ok_or(BinaryError::Unreadable(io::ErrorKind::NotFound))?;
         Self::read(file, mapping, wanted)
     }
 
-    fn read(file: File, mapping: &Mapping, wanted: &[&'static str]) -> Result<Self, BinaryError> {
+    fn read(file: File, mapping: &MemoryMapping, wanted: &[&'static str]) -> Result<Self, BinaryError> {
         let unreadable = |error: io::Error| BinaryError::Unreadable(error.kind());
         let readable = stranger_file::reopen(&file, MOST_CODE_BYTES).map_err(unreadable)?;
         let cache = ElfReader::new(readable.try_clone().map_err(unreadable)?);
         let damaged = || BinaryError::Damaged;
-        let header = Header::parse(&cache).ok().filter(|header| header.is_little_endian()).ok_or_else(damaged)?;
+        let header =
+            ElfFileHeader::parse(&cache).ok().filter(|header| header.is_little_endian()).ok_or_else(damaged)?;
         let headers = header.program_headers(LE, &cache).map_err(|_damaged| damaged())?;
         let headers = headers.get(..MOST_HEADERS).unwrap_or(headers);
         let build_id = build_id(&cache, headers);
-        let segments: Vec<Segment> = headers
+        let segments: Vec<BinarySegment> = headers
             .iter()
             .filter(|header| header.p_type(LE) == PT_LOAD)
-            .map(|header| Segment {
+            .map(|header| BinarySegment {
                 address: header.p_vaddr(LE),
                 offset: header.p_offset(LE),
                 file_bytes: header.p_filesz(LE),
@@ -116,7 +121,7 @@ impl Binary {
 
 /// Computes the offset from file addresses to process addresses. The kernel maps whole pages: a
 /// mapping starts at the page that contains the start of a segment, or later.
-fn bias(segments: &[Segment], mapping: &Mapping) -> Option<u64> {
+fn bias(segments: &[BinarySegment], mapping: &MemoryMapping) -> Option<u64> {
     const PAGE_BYTES: u64 = 4096;
     let page = |offset: u64| offset & !(PAGE_BYTES - 1);
     let segment = segments.iter().find(|segment| {
@@ -131,7 +136,7 @@ fn bias(segments: &[Segment], mapping: &Mapping) -> Option<u64> {
 /// file.
 fn symbols(file: &File, data: &ElfReader, wanted: &[&'static str]) -> Option<Vec<(&'static str, u64)>> {
     let mut found: Vec<(&'static str, u64)> = Vec::new();
-    let layout = match Layout::parse(data) {
+    let layout = match SymbolLayout::parse(data) {
         Err(ResolveError::NoSymbols) => return Some(found),
         layout => layout.ok()?,
     };
@@ -162,7 +167,7 @@ fn symbols(file: &File, data: &ElfReader, wanted: &[&'static str]) -> Option<Vec
 
 /// Returns the offsets of names in a string table. A name is searched for with its terminating
 /// zero.
-fn places(file: &File, table: Table, wanted: &[&'static str]) -> io::Result<BTreeMap<u64, &'static str>> {
+fn places(file: &File, table: SymbolTableRange, wanted: &[&'static str]) -> io::Result<BTreeMap<u64, &'static str>> {
     let ended: Vec<(&'static str, Vec<u8>)> =
         wanted.iter().map(|name| (*name, [name.as_bytes(), &[0]].concat())).collect();
     let finders: Vec<(&'static str, Finder<'_>)> =

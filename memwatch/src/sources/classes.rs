@@ -44,28 +44,28 @@ pub(crate) struct ClassTable {
 
 /// Targets of the pointers in a file, and its code segments.
 #[derive(Debug)]
-pub(crate) struct Classes {
+pub(crate) struct ClassPointers {
     /// Address and target of each pointer.
     by_place: Vec<(u64, u64)>,
-    segments: Vec<Segment>,
+    segments: Vec<ClassSegment>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Segment {
+struct ClassSegment {
     address: u64,
     offset: u64,
     bytes: u64,
     is_code: bool,
 }
 
-impl Classes {
+impl ClassPointers {
     /// Reads the relocations of a library; `None` if none can be read.
     pub(crate) fn of(file: &File) -> Option<Self> {
         let cache = ElfReader::new(file.try_clone().ok()?);
         let header = FileHeader64::<LittleEndian>::parse(&cache).ok()?;
         let headers = header.program_headers(LE, &cache).ok()?;
         let loaded = headers.iter().take(MOST_HEADERS).filter(|header| header.p_type(LE) == PT_LOAD);
-        let segments = loaded.map(|header| Segment {
+        let segments = loaded.map(|header| ClassSegment {
             address: header.p_vaddr(LE),
             offset: header.p_offset(LE),
             bytes: header.p_filesz(LE),
@@ -154,7 +154,8 @@ impl Classes {
     /// a base class within it: the word before is 0.
     fn begins_an_object(&self, file: &File, place: u64) -> bool {
         let Some(before) = place.checked_sub(WORD) else { return false };
-        let into = |one: &Segment| Some((before.checked_sub(one.address).filter(|at| *at < one.bytes)?, one.offset));
+        let into =
+            |one: &ClassSegment| Some((before.checked_sub(one.address).filter(|at| *at < one.bytes)?, one.offset));
         let Some((at, offset)) = self.segments.iter().find_map(into) else { return false };
         let mut word = [0xff; 8];
         let is_pointer = self.by_place.binary_search_by_key(&before, |(at, _)| *at).is_ok();
@@ -174,7 +175,7 @@ mod tests {
     use std::io::Write as _;
     use std::process::Command;
 
-    use super::Classes;
+    use super::ClassPointers;
 
     const SOURCE: &str = "struct Base { virtual ~Base(); virtual int first(); virtual int second(); };
         Base::~Base() {} int Base::first() { return 1; } int Base::second() { return 2; }
@@ -194,7 +195,7 @@ mod tests {
             return;
         }
         let file = std::fs::File::open(&library).expect("it was made");
-        let classes = Classes::of(&file).expect("it has pointers");
+        let classes = ClassPointers::of(&file).expect("it has pointers");
         let (base, derived) = (classes.table(&file, "4Base"), classes.table(&file, "7Derived"));
         let (base, derived) = (base.expect("the base"), derived.expect("what is derived from it"));
         // The first two entries are destructors.
@@ -208,6 +209,6 @@ mod tests {
     fn a_file_that_is_no_library_has_no_classes() {
         let mut file = tempfile::tempfile().expect("a temporary file");
         file.write_all(b"\x7fELF and nothing more").expect("written");
-        assert!(Classes::of(&file).is_none());
+        assert!(ClassPointers::of(&file).is_none());
     }
 }

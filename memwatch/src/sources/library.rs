@@ -25,8 +25,8 @@ use memwatch_common::probes::{PROBES, Probe};
 use crate::printable::printable;
 use crate::stranger_file::{self, MOST_CODE_BYTES};
 pub(crate) use identity::{FileHandle, FileIdentity};
-use limits::{Owner, Shares};
-use maps::{Mapping, Mappings};
+use limits::{FileOwner, Shares};
+use maps::{LibraryMapping, Mappings};
 pub(crate) use maps::{is_library, unescape};
 pub(crate) use replaced::KnownHandles;
 
@@ -56,7 +56,7 @@ pub(crate) struct LibraryFile {
     /// Processes that execute the file, in ascending order. May be empty for a file of the host.
     pub(crate) mapped_by: Vec<u32>,
     /// Owner of the first of these processes; `None` for a file of the host.
-    pub(crate) owner: Option<Owner>,
+    pub(crate) owner: Option<FileOwner>,
     /// The file, opened with `O_PATH`, so that it outlives the process through which it was found.
     opened: Arc<File>,
 }
@@ -79,7 +79,7 @@ impl LibraryFile {
 
 /// A file with the library's name that is not probed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct LeftOut {
+pub(crate) struct SkippedLibrary {
     /// Path at which the file was found, printable.
     pub(crate) display: String,
     /// Why it is not probed.
@@ -90,7 +90,7 @@ pub(crate) struct LeftOut {
     pub(crate) named: bool,
 }
 
-impl LeftOut {
+impl SkippedLibrary {
     /// Whether the file matters: many machines have unused 32-bit copies.
     pub(crate) fn concerns_somebody(&self) -> bool {
         self.named || !self.mapped_by.is_empty()
@@ -123,7 +123,7 @@ pub(crate) struct Discovery {
     /// Distinct files that can be probed, host files first.
     pub(crate) files: Vec<LibraryFile>,
     /// Files left out, with the reason.
-    pub(crate) left_out: Vec<LeftOut>,
+    pub(crate) left_out: Vec<SkippedLibrary>,
     /// Number of processes whose mappings were read.
     pub(crate) processes: usize,
     /// Number of processes whose mappings this user may not read.
@@ -244,10 +244,10 @@ impl LibraryScan {
             match open_regular(path) {
                 Ok((file, identity)) => {
                     let path = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
-                    discovery.add(file, identity, Find { named: true, ..Find::on_host(&path) });
+                    discovery.add(file, identity, FileOccurrence { named: true, ..FileOccurrence::on_host(&path) });
                 }
                 Err(error) => {
-                    let find = Find { named: true, ..Find::on_host(path) };
+                    let find = FileOccurrence { named: true, ..FileOccurrence::on_host(path) };
                     discovery.leave_out(&find, LeftOutReason::Unreadable(error.kind()));
                 }
             }
@@ -256,7 +256,7 @@ impl LibraryScan {
             // Most of these paths do not exist on any one machine.
             if let Ok((file, identity)) = open_regular(&path) {
                 let path = fs::canonicalize(&path).unwrap_or(path);
-                discovery.add(file, identity, Find::on_host(&path));
+                discovery.add(file, identity, FileOccurrence::on_host(&path));
             }
         }
         discovery
@@ -341,15 +341,15 @@ pub(super) fn numbers_in(directory: &Path) -> Vec<u32> {
 }
 
 /// One occurrence of a file.
-struct Find {
+struct FileOccurrence {
     display: String,
     deleted: bool,
     tgid: Option<u32>,
     named: bool,
-    owner: Option<Owner>,
+    owner: Option<FileOwner>,
 }
 
-impl Find {
+impl FileOccurrence {
     fn on_host(path: &Path) -> Self {
         let display = shown(path.as_os_str().as_bytes());
         Self { display, deleted: false, tgid: None, named: false, owner: None }
@@ -360,15 +360,15 @@ impl Discovery {
     fn add_mappings(&mut self, tgid: u32, process: &Path, mappings: &Mappings) {
         self.processes += 1;
         self.over_limit += mappings.over_limit;
-        let owner = if mappings.libraries.is_empty() { None } else { Owner::of(process) };
+        let owner = if mappings.libraries.is_empty() { None } else { FileOwner::of(process) };
         for mapping in &mappings.libraries {
             self.add_mapping((tgid, owner), process, mapping);
         }
     }
 
-    fn add_mapping(&mut self, (tgid, owner): (u32, Option<Owner>), process: &Path, mapping: &Mapping) {
+    fn add_mapping(&mut self, (tgid, owner): (u32, Option<FileOwner>), process: &Path, mapping: &LibraryMapping) {
         let display = shown(&mapping.path);
-        let find = Find { display, deleted: mapping.deleted, tgid: Some(tgid), named: false, owner };
+        let find = FileOccurrence { display, deleted: mapping.deleted, tgid: Some(tgid), named: false, owner };
         let opened = open_mapped(process, mapping).or_else(|| self.handles.open(process, mapping));
         let Some((file, identity)) = opened else {
             if process.exists() {
@@ -379,7 +379,7 @@ impl Discovery {
         self.add(file, identity, find);
     }
 
-    fn add(&mut self, file: File, identity: FileIdentity, find: Find) {
+    fn add(&mut self, file: File, identity: FileIdentity, find: FileOccurrence) {
         if let Some(known) = self.files.iter_mut().find(|known| known.identity.is_same_file(&identity)) {
             insert(&mut known.mapped_by, find.tgid);
             return;
@@ -392,7 +392,7 @@ impl Discovery {
             self.leave_out(&find, reason);
             return;
         }
-        let Find { display, deleted, tgid, named: _, owner } = find;
+        let FileOccurrence { display, deleted, tgid, named: _, owner } = find;
         if let Some(owner) = owner {
             self.shares.count(owner);
         }
@@ -401,8 +401,8 @@ impl Discovery {
         self.files.push(LibraryFile { display, identity, deleted, mapped_by, owner, opened });
     }
 
-    fn leave_out(&mut self, find: &Find, reason: LeftOutReason) {
-        let same = |known: &&mut LeftOut| known.reason == reason && known.display == find.display;
+    fn leave_out(&mut self, find: &FileOccurrence, reason: LeftOutReason) {
+        let same = |known: &&mut SkippedLibrary| known.reason == reason && known.display == find.display;
         if let Some(known) = self.left_out.iter_mut().find(same) {
             insert(&mut known.mapped_by, find.tgid);
             known.named |= find.named;
@@ -413,7 +413,7 @@ impl Discovery {
             return;
         }
         let mapped_by = find.tgid.into_iter().collect();
-        self.left_out.push(LeftOut { display: find.display.clone(), reason, mapped_by, named: find.named });
+        self.left_out.push(SkippedLibrary { display: find.display.clone(), reason, mapped_by, named: find.named });
     }
 }
 
@@ -427,7 +427,7 @@ fn insert(tgids: &mut Vec<u32>, tgid: Option<u32>) {
 
 /// Opens the file of a mapping. `map_files` is exact, even for a deleted file. Without permission for it, the path
 /// below the process's root is used if the inode matches.
-fn open_mapped(process: &Path, mapping: &Mapping) -> Option<(File, FileIdentity)> {
+fn open_mapped(process: &Path, mapping: &LibraryMapping) -> Option<(File, FileIdentity)> {
     let exact = open_regular(&process.join("map_files").join(entry_of(&mapping.range)));
     exact.ok().or_else(|| {
         let named = host::below(&process.join("root"), &mapping.path);
@@ -444,7 +444,7 @@ fn entry_of(range: &str) -> String {
 
 /// Opens the file of a `maps` line with `O_PATH`, given the parts of the line with the path unescaped.
 pub(super) fn open_mapped_file(process: &Path, range: &str, path: &[u8], inode: u64) -> Option<File> {
-    let mapping = Mapping { range: range.to_owned(), inode, device: 0, path: path.to_owned(), deleted: false };
+    let mapping = LibraryMapping { range: range.to_owned(), inode, device: 0, path: path.to_owned(), deleted: false };
     open_mapped(process, &mapping).map(|(file, _)| file)
 }
 

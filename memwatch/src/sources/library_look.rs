@@ -13,10 +13,10 @@ use std::time::Duration;
 use memwatch_common::probes::When;
 use tokio::sync::Notify;
 
-use self::eyes::Eyes;
-use super::kernel::attach::{Plan, PlanError};
+use self::eyes::LibraryScanner;
+use super::kernel::attach::{AttachPlan, PlanError};
 use super::kernel::site::KernelVersion;
-use super::library::limits::Owner;
+use super::library::limits::FileOwner;
 use super::library::{Discovery, FileIdentity, LibraryFile, LibraryScan};
 use super::owner_queues::OwnerQueues;
 
@@ -24,7 +24,7 @@ pub(crate) use self::eyes::new_files;
 
 /// Subject of an examination.
 #[derive(Debug)]
-pub(crate) enum Subject {
+pub(crate) enum LibraryQuery {
     /// Mapped libraries of a process.
     Mapped(u32),
     /// Libraries that a process may map.
@@ -36,15 +36,15 @@ pub(crate) enum Subject {
     Requesters(Option<Vec<u32>>),
     /// Mapped libraries of these processes of an owner, as part of a sweep that started at this
     /// time: `CLOCK_BOOTTIME`, nanoseconds.
-    Part(u64, Owner, Vec<u32>),
+    Part(u64, FileOwner, Vec<u32>),
     /// Functions to be probed on this occasion, in the files of a process.
     Functions(u32, When),
 }
 
 /// A request. Known files are not read again.
 #[derive(Debug)]
-pub(crate) struct Order {
-    pub(crate) subject: Subject,
+pub(crate) struct LibraryRequest {
+    pub(crate) subject: LibraryQuery,
     pub(crate) known: Arc<Vec<FileIdentity>>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Order {
 pub(crate) struct Looked {
     pub(crate) subject: Looking,
     /// Owner of the queue.
-    pub(crate) owner: Owner,
+    pub(crate) owner: FileOwner,
     pub(crate) found: Discovery,
     /// New files found.
     pub(crate) new: Vec<NewFile>,
@@ -76,7 +76,7 @@ pub(crate) enum Looking {
 #[derive(Debug)]
 pub(crate) struct NewFile {
     pub(crate) file: LibraryFile,
-    pub(crate) plan: Result<Plan, PlanError>,
+    pub(crate) plan: Result<AttachPlan, PlanError>,
 }
 
 /// Queues of the examinations. Examining an owner's mappings does not wait for sweeps or for
@@ -86,7 +86,7 @@ pub(crate) struct Lookers {
     sweeps: OwnerQueues,
     loaders: OwnerQueues,
     functions: OwnerQueues,
-    eyes: Arc<Eyes>,
+    eyes: Arc<LibraryScanner>,
     done: Sender<Looked>,
     looked: Receiver<Looked>,
     news: Arc<Notify>,
@@ -101,7 +101,7 @@ impl Lookers {
             sweeps: OwnerQueues::new("library-sweeps"),
             loaders: OwnerQueues::new("loaders"),
             functions: OwnerQueues::new("functions"),
-            eyes: Arc::new(Eyes::new(scan, version)),
+            eyes: Arc::new(LibraryScanner::new(scan, version)),
             done,
             looked,
             news: Arc::new(Notify::new()),
@@ -110,16 +110,16 @@ impl Lookers {
 
     /// Submits a request. If the owner's queue is full, the result says that the processes are
     /// unreadable.
-    pub(crate) fn order(&self, order: Order) {
+    pub(crate) fn order(&self, order: LibraryRequest) {
         let Some(owner) = order.subject.owner() else {
             // The process has exited.
-            return self.answer(Looked::nothing(order.subject.looking(), Owner::Root(0), Vec::new()));
+            return self.answer(Looked::nothing(order.subject.looking(), FileOwner::Root(0), Vec::new()));
         };
         let queues = match order.subject {
-            Subject::Mapped(_) => &self.mapped,
-            Subject::Part(..) => &self.sweeps,
-            Subject::Functions(..) => &self.functions,
-            Subject::Loader(_) | Subject::Program(..) | Subject::Requesters(_) => &self.loaders,
+            LibraryQuery::Mapped(_) => &self.mapped,
+            LibraryQuery::Part(..) => &self.sweeps,
+            LibraryQuery::Functions(..) => &self.functions,
+            LibraryQuery::Loader(_) | LibraryQuery::Program(..) | LibraryQuery::Requesters(_) => &self.loaders,
         };
         let (looking, tgids) = (order.subject.looking(), order.subject.tgids());
         let (eyes, done, news) = (Arc::clone(&self.eyes), self.done.clone(), Arc::clone(&self.news));
@@ -162,14 +162,14 @@ impl Lookers {
     }
 }
 
-impl Subject {
+impl LibraryQuery {
     /// Returns the owner of the queue for a request; `None` if the process has exited.
-    fn owner(&self) -> Option<Owner> {
+    fn owner(&self) -> Option<FileOwner> {
         match self {
             Self::Mapped(tgid) | Self::Loader(tgid) | Self::Functions(tgid, _) => owner_of(*tgid),
             Self::Part(_, owner, _) => Some(*owner),
             Self::Requesters(Some(tgids)) => tgids.iter().find_map(|tgid| owner_of(*tgid)),
-            Self::Program(..) | Self::Requesters(None) => Owner::of(Path::new("/proc/self")),
+            Self::Program(..) | Self::Requesters(None) => FileOwner::of(Path::new("/proc/self")),
         }
     }
 
@@ -196,12 +196,12 @@ impl Subject {
 
 impl Looked {
     /// Returns the result of a refused request: the mappings of these processes are unknown.
-    fn nothing(subject: Looking, owner: Owner, tgids: Vec<u32>) -> Self {
+    fn nothing(subject: Looking, owner: FileOwner, tgids: Vec<u32>) -> Self {
         Self { subject, owner, found: Discovery::of_unseen(tgids), new: Vec::new(), requesters: Vec::new() }
     }
 }
 
 /// Returns the owner of a process; `None` if it has exited.
-pub(crate) fn owner_of(tgid: u32) -> Option<Owner> {
-    Owner::of(&PathBuf::from(format!("/proc/{tgid}")))
+pub(crate) fn owner_of(tgid: u32) -> Option<FileOwner> {
+    FileOwner::of(&PathBuf::from(format!("/proc/{tgid}")))
 }

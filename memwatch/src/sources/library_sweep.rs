@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::clock;
-use super::library::limits::Owner;
+use super::library::limits::FileOwner;
 use super::library::{Discovery, numbers_in};
 use super::library_look::owner_of;
 
@@ -32,11 +32,11 @@ pub(crate) enum Among {
 }
 
 /// Processes by owner.
-pub(crate) struct Listed {
+pub(crate) struct ProcessListing {
     /// Time of the listing: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) begun_ns: u64,
     /// Processes in ascending order, by owner.
-    pub(crate) of_owners: BTreeMap<Owner, Vec<u32>>,
+    pub(crate) of_owners: BTreeMap<FileOwner, Vec<u32>>,
 }
 
 /// A running sweep.
@@ -46,9 +46,9 @@ pub(crate) struct Sweep {
     /// Whether it is the first sweep of the session.
     pub(crate) is_first: bool,
     /// Parts that have not returned yet.
-    missing: BTreeMap<Owner, Vec<u32>>,
+    missing: BTreeMap<FileOwner, Vec<u32>>,
     /// Parts that were skipped, since their owners have not returned an earlier part.
-    left_out: BTreeMap<Owner, Vec<u32>>,
+    left_out: BTreeMap<FileOwner, Vec<u32>>,
     found: Discovery,
     end: Instant,
 }
@@ -57,16 +57,16 @@ pub(crate) struct Sweep {
 /// dropped.
 pub(crate) struct Sweeper {
     orders: Sender<Among>,
-    listed: Receiver<Listed>,
+    listed: Receiver<ProcessListing>,
     every: Duration,
     last: Instant,
     next: Instant,
     at_work: bool,
     /// Owners with a pending part of an earlier sweep. They get no other part until it returns.
-    behind: BTreeSet<Owner>,
+    behind: BTreeSet<FileOwner>,
 }
 
-impl Listed {
+impl ProcessListing {
     /// Lists the processes on the calling thread.
     pub(crate) fn now(among: Among) -> Self {
         let begun_ns = clock::boottime_ns();
@@ -74,7 +74,7 @@ impl Listed {
             Among::Everybody => numbers_in("/proc".as_ref()),
             Among::Processes(tgids) => tgids,
         };
-        let mut of_owners = BTreeMap::<Owner, Vec<u32>>::new();
+        let mut of_owners = BTreeMap::<FileOwner, Vec<u32>>::new();
         for (owner, tgid) in tgids.into_iter().filter_map(|tgid| Some((owner_of(tgid)?, tgid))) {
             of_owners.entry(owner).or_default().push(tgid);
         }
@@ -84,7 +84,7 @@ impl Listed {
 
 impl Sweep {
     /// Adds a returned part, which may belong to an earlier sweep.
-    pub(crate) fn take(&mut self, owner: Owner, begun_ns: u64, found: &Discovery) {
+    pub(crate) fn take(&mut self, owner: FileOwner, begun_ns: u64, found: &Discovery) {
         if begun_ns == self.begun_ns && self.missing.remove(&owner).is_some() {
             self.found.merge(found);
         }
@@ -118,7 +118,7 @@ impl Sweeper {
         let (done, listed) = channel();
         std::thread::Builder::new().name("processes".to_owned()).spawn(move || {
             for among in ordered {
-                if done.send(Listed::now(among)).is_err() {
+                if done.send(ProcessListing::now(among)).is_err() {
                     return;
                 }
                 news.notify_one();
@@ -152,14 +152,14 @@ impl Sweeper {
     }
 
     /// Takes the requested listing.
-    pub(crate) fn listed(&mut self) -> Option<Listed> {
+    pub(crate) fn listed(&mut self) -> Option<ProcessListing> {
         self.listed.try_recv().ok()
     }
 
     /// Starts a sweep over these processes. Returns the parts to examine.
-    pub(crate) fn begin(&mut self, listed: Listed, is_first: bool) -> (Sweep, BTreeMap<Owner, Vec<u32>>) {
+    pub(crate) fn begin(&mut self, listed: ProcessListing, is_first: bool) -> (Sweep, BTreeMap<FileOwner, Vec<u32>>) {
         self.at_work = true;
-        let Listed { begun_ns, of_owners } = listed;
+        let ProcessListing { begun_ns, of_owners } = listed;
         let (left_out, missing): (BTreeMap<_, _>, BTreeMap<_, _>) =
             of_owners.into_iter().partition(|(owner, _)| self.behind.contains(owner));
         self.behind.extend(missing.keys());
@@ -168,7 +168,7 @@ impl Sweeper {
     }
 
     /// Notes that a part of this sweep or an earlier one has returned.
-    pub(crate) fn note_part(&mut self, owner: Owner) {
+    pub(crate) fn note_part(&mut self, owner: FileOwner) {
         self.behind.remove(&owner);
     }
 
@@ -182,9 +182,9 @@ impl Sweeper {
 mod tests {
     use super::*;
 
-    fn listed() -> Listed {
-        let of_owners = [(Owner::User(1), vec![10, 12]), (Owner::User(2), vec![11])].into();
-        Listed { begun_ns: 5, of_owners }
+    fn listed() -> ProcessListing {
+        let of_owners = [(FileOwner::User(1), vec![10, 12]), (FileOwner::User(2), vec![11])].into();
+        ProcessListing { begun_ns: 5, of_owners }
     }
 
     #[test]
@@ -193,33 +193,33 @@ mod tests {
         let (mut sweep, parts) = sweeper.begin(listed(), false);
         assert_eq!((parts.len(), sweep.is_over(), sweeper.is_due()), (2, false, false));
         let part = Discovery::default();
-        sweep.take(Owner::User(2), 5, &part);
-        sweeper.note_part(Owner::User(2));
+        sweep.take(FileOwner::User(2), 5, &part);
+        sweeper.note_part(FileOwner::User(2));
         sweep.end = Instant::now();
         assert!(sweep.is_over());
         let found = sweep.finish();
         assert_eq!((found.processes_denied, found.denied), (2, vec![10, 12]));
         sweeper.note_end();
         assert!(sweeper.is_due());
-        let (mut sweep, parts) = sweeper.begin(Listed { begun_ns: 6, ..listed() }, false);
-        assert_eq!(parts.into_keys().collect::<Vec<_>>(), [Owner::User(2)], "the other has a part still");
-        sweep.take(Owner::User(2), 5, &part);
+        let (mut sweep, parts) = sweeper.begin(ProcessListing { begun_ns: 6, ..listed() }, false);
+        assert_eq!(parts.into_keys().collect::<Vec<_>>(), [FileOwner::User(2)], "the other has a part still");
+        sweep.take(FileOwner::User(2), 5, &part);
         assert!(!sweep.is_over(), "that was of the earlier sweep");
-        sweep.take(Owner::User(2), 6, &part);
+        sweep.take(FileOwner::User(2), 6, &part);
         assert!(sweep.is_over(), "nobody waits for the other");
         assert_eq!(sweep.finish().denied, [10, 12]);
-        sweeper.note_part(Owner::User(1));
-        sweeper.note_part(Owner::User(2));
+        sweeper.note_part(FileOwner::User(1));
+        sweeper.note_part(FileOwner::User(2));
         assert_eq!(sweeper.begin(listed(), false).1.len(), 2);
     }
 
     #[test]
     fn this_process_is_listed_with_its_owner() {
         let own = std::process::id();
-        let of_all = Listed::now(Among::Everybody).of_owners;
+        let of_all = ProcessListing::now(Among::Everybody).of_owners;
         let owner = owner_of(own).expect("it runs");
         assert!(of_all[&owner].contains(&own));
-        let of_some = Listed::now(Among::Processes(vec![own, 0])).of_owners;
+        let of_some = ProcessListing::now(Among::Processes(vec![own, 0])).of_owners;
         assert_eq!(of_some, [(owner, vec![own])].into());
     }
 }

@@ -20,14 +20,14 @@ const FRESH: Duration = Duration::from_secs(10);
 /// Maximum number of ranges passed to the kernel half, where each takes about ten entries.
 const MOST_RANGES: usize = 8192;
 
-static READ: RwLock<Option<Reading>> = RwLock::new(None);
+static READ: RwLock<Option<SubuidReading>> = RwLock::new(None);
 
 /// Content of the files at one moment.
 #[derive(Debug)]
-struct Reading {
+struct SubuidReading {
     looked: Instant,
     /// Identity, size and time of change of the file with subordinate ids.
-    state: Option<State>,
+    state: Option<FileStamp>,
     users: Subordinates,
 }
 
@@ -57,7 +57,7 @@ fn with_users<R>(look: impl FnOnce(&Subordinates) -> R) -> R {
     let state = std::fs::metadata(SUBORDINATE).ok().map(|found| state(&found));
     let unchanged = read.take().filter(|before| before.state == state).map(|before| before.users);
     let users = unchanged.unwrap_or_else(|| Subordinates::parse(&text(SUBORDINATE), &text(NAMES)));
-    look(&read.insert(Reading { looked: Instant::now(), state, users }).users)
+    look(&read.insert(SubuidReading { looked: Instant::now(), state, users }).users)
 }
 
 /// Returns the content of a file of root, empty if unreadable.
@@ -70,9 +70,9 @@ fn text(path: &str) -> String {
 
 /// Identity of a file's content: device, inode, size in bytes, and the time of change in seconds
 /// and nanoseconds.
-type State = (u64, u64, u64, i64, i64);
+type FileStamp = (u64, u64, u64, i64, i64);
 
-fn state(found: &Metadata) -> State {
+fn state(found: &Metadata) -> FileStamp {
     (found.dev(), found.ino(), found.size(), found.ctime(), found.ctime_nsec())
 }
 

@@ -15,8 +15,8 @@ use hyper::{Request, Response, StatusCode};
 use tokio::time::timeout;
 
 use self::answer::Reply;
-pub(crate) use self::answer::{Answer, Series, Wanted};
-use self::connection::Connection;
+pub(crate) use self::answer::{AnswerRequest, PrometheusAnswer, PrometheusSeries};
+use self::connection::PrometheusConnection;
 use super::servers::{Address, NoAddress};
 pub(crate) use super::servers::{Authorities, Trouble};
 
@@ -27,7 +27,7 @@ const SHOWN: usize = 120;
 
 /// Address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Server {
+pub(crate) struct PrometheusServer {
     address: Address,
     /// Path before `/api/v1`.
     prefix: String,
@@ -44,7 +44,7 @@ pub(crate) struct Manner {
     pub(crate) authorities: Option<Authorities>,
 }
 
-impl Server {
+impl PrometheusServer {
     /// Parses an address such as `https://prometheus:9090` or `http://mimir/prometheus`.
     ///
     /// # Errors
@@ -75,10 +75,10 @@ impl Server {
 }
 
 /// Client that sends queries over one connection.
-pub(crate) struct Client {
-    server: Server,
+pub(crate) struct PrometheusClient {
+    server: PrometheusServer,
     manner: Manner,
-    connection: Option<Connection>,
+    connection: Option<PrometheusConnection>,
 }
 
 /// Size of an answer.
@@ -88,9 +88,9 @@ pub(crate) struct Length {
     pub(crate) bytes: usize,
 }
 
-impl Client {
+impl PrometheusClient {
     /// Creates a client without a connection.
-    pub(crate) const fn new(server: Server, manner: Manner) -> Self {
+    pub(crate) const fn new(server: PrometheusServer, manner: Manner) -> Self {
         Self { server, manner, connection: None }
     }
 
@@ -98,7 +98,11 @@ impl Client {
     ///
     /// # Errors
     /// There is no answer, the server is not a Prometheus, or it refuses the expression.
-    pub(crate) async fn query(&mut self, expression: &str, wanted: Wanted<'_>) -> Result<(Answer, Length), Trouble> {
+    pub(crate) async fn query(
+        &mut self,
+        expression: &str,
+        wanted: AnswerRequest<'_>,
+    ) -> Result<(PrometheusAnswer, Length), Trouble> {
         let limit = self.manner.timeout;
         let Ok(asked) = timeout(limit, self.ask(expression)).await else {
             self.connection = None;
@@ -173,11 +177,15 @@ impl Client {
         Ok((Response::from_parts(head, ()), body.to_bytes()))
     }
 
-    async fn open(&self) -> Result<Connection, Trouble> {
-        Connection::open(&self.server, self.manner.authorities.as_ref()).await
+    async fn open(&self) -> Result<PrometheusConnection, Trouble> {
+        PrometheusConnection::open(&self.server, self.manner.authorities.as_ref()).await
     }
 
-    async fn send(&self, mut to: Connection, expression: &str) -> Result<(Response<Incoming>, Connection), Trouble> {
+    async fn send(
+        &self,
+        mut to: PrometheusConnection,
+        expression: &str,
+    ) -> Result<(Response<Incoming>, PrometheusConnection), Trouble> {
         let mut request = Request::post(format!("{}/api/v1/query", self.server.prefix))
             .header(HOST, &self.server.address.authority)
             .header(CONTENT_TYPE, "application/x-www-form-urlencoded");

@@ -132,9 +132,9 @@ impl Authorities {
 }
 
 /// Stream to a server.
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+pub(crate) trait ServerStream: AsyncRead + AsyncWrite + Unpin + Send {}
 
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> ServerStream for T {}
 
 /// Connects to a server, with TLS if `authorities` are given. `protocol` is the ALPN name of the
 /// protocol.
@@ -145,7 +145,7 @@ pub(crate) async fn connect(
     server: &Address,
     authorities: Option<&Authorities>,
     protocol: &[u8],
-) -> Result<Box<dyn Stream>, Trouble> {
+) -> Result<Box<dyn ServerStream>, Trouble> {
     let stream = TcpStream::connect((server.host.as_str(), server.port)).await.map_err(|error| {
         Trouble::new(
             format!("no connection: {error}"),

@@ -8,10 +8,10 @@ use std::process::{Command, ExitStatus};
 
 use tokio::sync::oneshot;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 
 /// A forked command, held before exec.
-pub(crate) struct Held {
+pub(crate) struct HeldCommand {
     /// Process id.
     pub(crate) tgid: u32,
     name: String,
@@ -20,7 +20,7 @@ pub(crate) struct Held {
 }
 
 /// A running command.
-pub(crate) struct Running {
+pub(crate) struct RunningCommand {
     tgid: u32,
     name: String,
     outcome: oneshot::Receiver<io::Result<ExitStatus>>,
@@ -29,8 +29,8 @@ pub(crate) struct Running {
 /// Forks the command and holds it before exec.
 ///
 /// # Errors
-/// No pipe, thread or process can be created. A program that cannot be executed is reported by [`Running::wait`].
-pub(crate) fn hold(program: &[OsString]) -> Result<Held, Failure> {
+/// No pipe, thread or process can be created. A program that cannot be executed is reported by [`RunningCommand::wait`].
+pub(crate) fn hold(program: &[OsString]) -> Result<HeldCommand, ExitFailure> {
     let (announce_read, announce_write) = pipe()?;
     let (gate_read, gate_write) = pipe()?;
     let mut command = Command::new(&program[0]);
@@ -59,32 +59,32 @@ pub(crate) fn hold(program: &[OsString]) -> Result<Held, Failure> {
             // The receiver is gone only if memwatch is exiting, which ends this thread, too.
             let _ = sender.send(status);
         })
-        .map_err(|error| Failure::new(Exit::Command(125), format_args!("no thread for the command: {error}")))?;
+        .map_err(|error| ExitFailure::new(Exit::Command(125), format_args!("no thread for the command: {error}")))?;
     let tgid = read_tgid(&announce_read)?;
-    Ok(Held { tgid, name: program[0].to_string_lossy().into_owned(), gate: gate_write, outcome })
+    Ok(HeldCommand { tgid, name: program[0].to_string_lossy().into_owned(), gate: gate_write, outcome })
 }
 
-impl Held {
+impl HeldCommand {
     /// Lets the command exec its program.
-    pub(crate) fn release(self) -> Running {
+    pub(crate) fn release(self) -> RunningCommand {
         drop(self.gate);
-        Running { tgid: self.tgid, name: self.name, outcome: self.outcome }
+        RunningCommand { tgid: self.tgid, name: self.name, outcome: self.outcome }
     }
 }
 
-impl Running {
+impl RunningCommand {
     /// Waits for the command. Returns its exit code, or 128 + N if signal N killed it.
     ///
     /// # Errors
     /// The program was not started: code 127 if it does not exist, 126 if it cannot be executed.
-    pub(crate) async fn wait(&mut self) -> Result<Exit, Failure> {
+    pub(crate) async fn wait(&mut self) -> Result<Exit, ExitFailure> {
         match (&mut self.outcome).await {
             Ok(Ok(status)) => Ok(Exit::Command(code(status))),
             Ok(Err(error)) => {
                 let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
-                Err(Failure::new(Exit::Command(code), format_args!("{}: {error}", self.name)))
+                Err(ExitFailure::new(Exit::Command(code), format_args!("{}: {error}", self.name)))
             }
-            Err(_) => Err(Failure::new(Exit::Command(125), "the thread that waits for the command is gone")),
+            Err(_) => Err(ExitFailure::new(Exit::Command(125), "the thread that waits for the command is gone")),
         }
     }
 
@@ -107,26 +107,26 @@ fn raw(fd: &OwnedFd) -> i32 {
     std::os::fd::AsRawFd::as_raw_fd(fd)
 }
 
-fn pipe() -> Result<(OwnedFd, OwnedFd), Failure> {
+fn pipe() -> Result<(OwnedFd, OwnedFd), ExitFailure> {
     let mut ends = [0; 2];
     // SAFETY: `ends` has space for the two descriptors. Close-on-exec keeps them out of the
     // program.
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
         let error = io::Error::last_os_error();
-        return Err(Failure::new(Exit::Command(125), format_args!("no pipe to hold the command: {error}")));
+        return Err(ExitFailure::new(Exit::Command(125), format_args!("no pipe to hold the command: {error}")));
     }
     // SAFETY: pipe2 has just created both descriptors, and nothing else owns them.
     Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
 }
 
-fn read_tgid(announce: &OwnedFd) -> Result<u32, Failure> {
+fn read_tgid(announce: &OwnedFd) -> Result<u32, ExitFailure> {
     let mut bytes = [0_u8; 4];
     // SAFETY: the buffer is four bytes, and the descriptor is open.
     let got = uninterrupted(|| unsafe { libc::read(raw(announce), bytes.as_mut_ptr().cast(), bytes.len()) });
     match got {
         Ok(4) => Ok(u32::from_ne_bytes(bytes)),
-        Ok(_) => Err(Failure::new(Exit::Command(125), "no process for the command could be made")),
-        Err(error) => Err(Failure::new(Exit::Command(125), format_args!("the command cannot be held: {error}"))),
+        Ok(_) => Err(ExitFailure::new(Exit::Command(125), "no process for the command could be made")),
+        Err(error) => Err(ExitFailure::new(Exit::Command(125), format_args!("the command cannot be held: {error}"))),
     }
 }
 

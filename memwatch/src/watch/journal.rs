@@ -14,13 +14,13 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use memwatch_common::record::{CallRecord, Record};
+use memwatch_common::record::{CallRecord, RingRecord};
 use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
 use memwatch_core::recording::{Encoder, Keyframe, KeyframeFront};
 
 use self::file::entry;
-pub(crate) use self::file::{Aside, Head, Kept, NoJournal, read};
+pub(crate) use self::file::{Aside, JournalHead, NoJournal, RestoredJournal, read};
 use crate::sources::clock::boottime_to_unix_ns;
 use crate::sources::kernel::ring::Reached;
 
@@ -38,7 +38,7 @@ const LONGEST_BYTES: u64 = 64 << 20;
 /// Writer of the journal.
 pub(crate) struct Journal {
     path: PathBuf,
-    head: Head,
+    head: JournalHead,
     file: File,
     /// Bytes written since the keyframe.
     bytes: u64,
@@ -78,7 +78,7 @@ impl Journal {
     /// The file cannot be written.
     pub(crate) fn begin(
         path: &Path,
-        head: Head,
+        head: JournalHead,
         pipeline: &Pipeline,
         (position, aside): (u64, Aside),
     ) -> io::Result<Self> {
@@ -124,7 +124,7 @@ impl Journal {
     /// Adds calls to the next entry.
     pub(crate) fn note_calls(&mut self, calls: &[CallRecord]) {
         for call in calls {
-            self.note(&Input::Record(Record::Call(*call)));
+            self.note(&Input::Record(RingRecord::Call(*call)));
         }
     }
 
@@ -282,7 +282,7 @@ impl Journal {
 
 /// Start of a journal: its head and the keyframe.
 struct Keyframed {
-    head: Head,
+    head: JournalHead,
     /// The complete state, encoded, which takes a third of the memory of a copy.
     state: Vec<u8>,
     position: u64,
@@ -313,8 +313,8 @@ mod tests {
 
     use super::*;
 
-    fn head() -> Head {
-        Head { boot: "a boot".to_owned(), ring: 7 }
+    fn head() -> JournalHead {
+        JournalHead { boot: "a boot".to_owned(), ring: 7 }
     }
 
     fn take(pipeline: &mut Pipeline, journal: &mut Journal, tgid: u32) {

@@ -7,14 +7,14 @@ use memwatch_core::Pipeline;
 use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::TensorRequest;
-use crate::options::{Common, Looks};
+use crate::options::{CommonArgs, Looks};
 use crate::watch::one_shot::TakenAt;
-use crate::watch::past::{Needs, Recording};
+use crate::watch::past::{Needs, RecordedPeriod};
 use crate::watch::recorded;
 use crate::watch::session::Session;
-use crate::watch::signals::Signals;
+use crate::watch::signals::TerminationSignals;
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
 
 /// Result of a session or a recording.
@@ -28,7 +28,7 @@ pub(crate) struct Observation<T> {
     /// Whether all processes were selected.
     pub(crate) everybody: bool,
     /// Whether the selected processes were found.
-    pub(crate) exit: Result<Exit, Failure>,
+    pub(crate) exit: Result<Exit, ExitFailure>,
 }
 
 /// Enables a detector, feeds the pipeline from the session or the recording, and queries the
@@ -40,11 +40,11 @@ pub(crate) async fn look<T>(
     looks: &Looks,
     (request, prepare): (TensorRequest, impl FnOnce(&mut Pipeline)),
     report: impl FnOnce(&Pipeline, &Snapshot) -> T,
-    common: &Common,
-) -> Result<Observation<T>, Failure> {
+    common: &CommonArgs,
+) -> Result<Observation<T>, ExitFailure> {
     let targets = &looks.targets;
     let filter = Filter::new(targets);
-    let past = Recording::named(&looks.past, Needs::Calls, common).await?;
+    let past = RecordedPeriod::named(&looks.past, Needs::Calls, common).await?;
     let (snapshot, reported, taken_at) = if let Some(recording) = past {
         let replay = recorded::play_all(&recording, prepare)?;
         let snapshot = filtered(recorded::chosen(&replay, &recording.path, &targets.selected)?, &filter)?;
@@ -55,7 +55,7 @@ pub(crate) async fn look<T>(
         let request = if targets.selected.is_everybody() { TensorRequest::default() } else { request };
         let mut session = Session::open(&session_options(targets, request, common))?;
         prepare(session.pipeline_mut());
-        let mut signals = Signals::listen()?;
+        let mut signals = TerminationSignals::listen()?;
         watch(&mut session, &mut signals, looks.duration).await;
         let snapshot = filtered(session.snapshot(), &filter)?;
         let reported = report(session.pipeline(), &snapshot);
@@ -68,6 +68,6 @@ pub(crate) async fn look<T>(
 
 /// Runs until the time is over, a signal arrives or no process is left. Shows a progress line on a
 /// terminal.
-async fn watch(session: &mut Session, signals: &mut Signals, length: Option<Duration>) {
+async fn watch(session: &mut Session, signals: &mut TerminationSignals, length: Option<Duration>) {
     recorded::follow(session, signals, length.map(|length| Instant::now() + length)).await;
 }

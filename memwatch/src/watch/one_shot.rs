@@ -11,23 +11,23 @@ use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::Tgid;
 use tokio::time::Instant;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::TensorRequest;
-use crate::options::{Common, DEFAULT_SOCKET, Selected, Targets};
-use crate::render::json::Origin;
+use crate::options::{CommonArgs, DEFAULT_SOCKET, Selected, TargetArgs};
+use crate::render::json::ReportOrigin;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::sources::procfs::ProcReader;
-use crate::watch::past::Recording;
+use crate::watch::past::RecordedPeriod;
 use crate::watch::progress::Progress;
 use crate::watch::recorded;
-use crate::watch::replay::Replay;
+use crate::watch::replay::ReplayedRecording;
 use crate::watch::selection::Selection;
 use crate::watch::session::Session;
 use crate::watch::session::holdings::LONGEST_READING;
-use crate::watch::signals::Signals;
-use crate::watch::source::Source;
+use crate::watch::signals::TerminationSignals;
+use crate::watch::source::ReportSource;
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
 
 /// Time limit for finding the libraries of a process and for reading its allocators' own numbers.
@@ -43,7 +43,7 @@ pub(crate) struct TakenAt {
 
 impl TakenAt {
     /// Returns the source and clock of a recording.
-    pub(crate) fn of(replay: &Replay) -> Self {
+    pub(crate) fn of(replay: &ReplayedRecording) -> Self {
         Self { clock: WallClock::local(replay.boottime_to_unix_ns), host: replay.front.host.clone() }
     }
 
@@ -53,17 +53,17 @@ impl TakenAt {
     }
 
     /// Returns the header of JSON reports.
-    pub(crate) fn origin(&self) -> Origin<'_> {
-        Origin { host: &self.host, clock: &self.clock }
+    pub(crate) fn origin(&self) -> ReportOrigin<'_> {
+        ReportOrigin { host: &self.host, clock: &self.clock }
     }
 }
 
 /// Returns the state at the end of a recording.
 pub(crate) fn recorded_snapshot(
-    recording: &Recording,
+    recording: &RecordedPeriod,
     selected: &Selected,
     prepare: impl FnOnce(&mut Pipeline),
-) -> Result<(Snapshot, TakenAt), Failure> {
+) -> Result<(Snapshot, TakenAt), ExitFailure> {
     let replay = recorded::play(recording, prepare)?;
     let snapshot = recorded::chosen(&replay, &recording.path, selected)?;
     Ok((snapshot, TakenAt::of(&replay)))
@@ -76,19 +76,19 @@ pub(crate) fn recorded_snapshot(
 pub(crate) async fn open_named(
     selected: &Selected,
     tensors: TensorRequest,
-    common: &Common,
-) -> Result<Session, Failure> {
+    common: &CommonArgs,
+) -> Result<Session, ExitFailure> {
     open(&tgids_of(selected, common).await?, tensors, common)
         .map_err(|failure| needs_root(failure, agent_socket(common)))
 }
 
 /// Returns the socket of the agent.
-fn agent_socket(common: &Common) -> &Path {
+fn agent_socket(common: &CommonArgs) -> &Path {
     common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET))
 }
 
 /// Adds advice for what an agent cannot do. If an agent runs, advising to start one would be wrong.
-fn needs_root(failure: Failure, socket: &Path) -> Failure {
+fn needs_root(failure: ExitFailure, socket: &Path) -> ExitFailure {
     if failure.exit != Exit::NotPermitted || !socket.exists() {
         return failure;
     }
@@ -102,14 +102,14 @@ fn needs_root(failure: Failure, socket: &Path) -> Failure {
 ///
 /// # Errors
 /// The machine cannot be watched, or no such process exists.
-pub(crate) async fn tgids_of(selected: &Selected, common: &Common) -> Result<Vec<Tgid>, Failure> {
+pub(crate) async fn tgids_of(selected: &Selected, common: &CommonArgs) -> Result<Vec<Tgid>, ExitFailure> {
     if selected.choice.is_empty() {
         return Ok(selected.tgids.clone());
     }
-    let targets = Targets::of(selected);
+    let targets = TargetArgs::of(selected);
     let filter = Filter::new(&targets);
     let mut source =
-        Source::open(&session_options(&targets, TensorRequest::default(), common), &targets, common).await?;
+        ReportSource::open(&session_options(&targets, TensorRequest::default(), common), &targets, common).await?;
     let seen = source.settled(Instant::now() + TIMEOUT).await?;
     let mut snapshot = filtered(seen.snapshot, &filter)?;
     snapshot.processes.retain(|process| process.ended_ns.is_none() && process.tgid.0 != std::process::id());
@@ -122,7 +122,7 @@ pub(crate) async fn tgids_of(selected: &Selected, common: &Common) -> Result<Vec
 ///
 /// # Errors
 /// As [`tgids_of`].
-pub(crate) async fn tgids_to_read(selected: &Selected, common: &Common) -> Result<Vec<Tgid>, Failure> {
+pub(crate) async fn tgids_to_read(selected: &Selected, common: &CommonArgs) -> Result<Vec<Tgid>, ExitFailure> {
     let Selected { tgids, choice } = selected;
     if choice.is_empty() || !choice.containers.is_empty() || !choice.pods.is_empty() {
         return tgids_of(selected, common).await;
@@ -136,7 +136,7 @@ pub(crate) async fn tgids_to_read(selected: &Selected, common: &Common) -> Resul
     let (mut snapshot, selection) = (pipeline.snapshot(), Selection::new(choice, tgids));
     selection.apply(&mut snapshot);
     if snapshot.processes.is_empty() {
-        return Err(Failure::new(Exit::NoTarget, format_args!("there is no process of {}", selection.describe())));
+        return Err(ExitFailure::new(Exit::NoTarget, format_args!("there is no process of {}", selection.describe())));
     }
     Ok(snapshot.processes.iter().map(|process| process.tgid).collect())
 }
@@ -145,8 +145,8 @@ pub(crate) async fn tgids_to_read(selected: &Selected, common: &Common) -> Resul
 ///
 /// # Errors
 /// The processes cannot be watched.
-pub(crate) fn open(tgids: &[Tgid], tensors: TensorRequest, common: &Common) -> Result<Session, Failure> {
-    let targets = Targets::of(&Selected::of(tgids));
+pub(crate) fn open(tgids: &[Tgid], tensors: TensorRequest, common: &CommonArgs) -> Result<Session, ExitFailure> {
+    let targets = TargetArgs::of(&Selected::of(tgids));
     Session::open(&session_options(&targets, tensors, common))
 }
 
@@ -165,7 +165,7 @@ pub(crate) enum Enough {
 /// process is left. Returns the final state. Prints once that PyTorch is traced.
 pub(crate) async fn watch_until(
     session: &mut Session,
-    signals: &mut Signals,
+    signals: &mut TerminationSignals,
     deadline: Instant,
     is_enough: Option<fn(&Snapshot) -> bool>,
     is_reported: &mut bool,
@@ -201,7 +201,7 @@ fn is_over(session: &Session, deadline: Instant) -> bool {
     now >= deadline && (!session.is_reading_holdings() || now >= deadline + LONGEST_READING)
 }
 
-pub(crate) fn finish(written: io::Result<()>, snapshot: &Snapshot, selected: &Selected) -> Result<Exit, Failure> {
+pub(crate) fn finish(written: io::Result<()>, snapshot: &Snapshot, selected: &Selected) -> Result<Exit, ExitFailure> {
     match written {
         // The reader of the pipe has exited.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(Exit::Ok),
@@ -213,10 +213,10 @@ pub(crate) fn finish(written: io::Result<()>, snapshot: &Snapshot, selected: &Se
     Err(without_torch(selected))
 }
 
-pub(crate) fn without_torch(selected: &Selected) -> Failure {
+pub(crate) fn without_torch(selected: &Selected) -> ExitFailure {
     let named = Selection::new(&selected.choice, &selected.tgids).describe();
     let whose = if named.is_empty() { "any process".to_owned() } else { named };
-    Failure::new(Exit::NoTarget, format_args!("no PyTorch allocator found in {whose}")).advise(
+    ExitFailure::new(Exit::NoTarget, format_args!("no PyTorch allocator found in {whose}")).advise(
         "PyTorch is traced once the process has loaded libc10_cuda.so. What the driver gave it: memwatch ps PID",
     )
 }
@@ -227,12 +227,12 @@ mod tests {
 
     #[test]
     fn where_an_agent_runs_nobody_is_advised_to_start_one() {
-        let refused = || Failure::new(Exit::NotPermitted, "no").advise("start the agent once");
+        let refused = || ExitFailure::new(Exit::NotPermitted, "no").advise("start the agent once");
         let with_agent = needs_root(refused(), Path::new("/proc/self/status")).advice.expect("there is a way");
         assert!(with_agent.contains("with sudo") && !with_agent.contains("start the agent"), "{with_agent}");
         let without = needs_root(refused(), Path::new("/proc/self/no-socket")).advice.expect("there is a way");
         assert_eq!(without, "start the agent once");
-        let other = needs_root(Failure::new(Exit::NoTarget, "gone"), Path::new("/proc/self/status"));
+        let other = needs_root(ExitFailure::new(Exit::NoTarget, "gone"), Path::new("/proc/self/status"));
         assert_eq!(other.advice, None);
     }
 }

@@ -7,17 +7,17 @@ use std::path::{Path, PathBuf};
 use memwatch_core::snapshot::Viewer;
 
 use crate::client::protocol::HistoryFiles;
-use crate::client::{Client, NoAgent};
-use crate::exit::{Exit, Failure};
-use crate::options::{Common, DEFAULT_SOCKET, Past, Window};
+use crate::client::{AgentClient, NoAgent};
+use crate::exit::{Exit, ExitFailure};
+use crate::options::{CommonArgs, DEFAULT_SOCKET, Past, TimeWindow};
 
 /// A recording and the period to report.
 #[derive(Clone, Debug)]
-pub(crate) struct Recording {
+pub(crate) struct RecordedPeriod {
     /// The file.
     pub(crate) path: PathBuf,
     /// Start and end of the period.
-    pub(crate) window: Window,
+    pub(crate) window: TimeWindow,
     /// Information from the agent if the recording is its history.
     pub(crate) history: Option<HistoryFiles>,
 }
@@ -31,22 +31,22 @@ pub(crate) enum Needs {
     Tensors,
 }
 
-impl Recording {
+impl RecordedPeriod {
     /// Selects a whole file.
     pub(crate) fn whole(path: &Path) -> Self {
-        Self { path: path.to_owned(), window: Window::default(), history: None }
+        Self { path: path.to_owned(), window: TimeWindow::default(), history: None }
     }
 
     /// Returns the source selected on the command line; `None` for a live session.
     ///
     /// # Errors
     /// The agent's history is selected and cannot be read.
-    pub(crate) async fn named(past: &Past, needs: Needs, common: &Common) -> Result<Option<Self>, Failure> {
+    pub(crate) async fn named(past: &Past, needs: Needs, common: &CommonArgs) -> Result<Option<Self>, ExitFailure> {
         let window = past.window;
         match &past.recording {
             Some(path) => Ok(Some(Self { path: path.clone(), window, history: None })),
             None if window.is_whole() => Ok(None),
-            None if needs == Needs::Tensors => Err(Failure::new(
+            None if needs == Needs::Tensors => Err(ExitFailure::new(
                 Exit::Error,
                 "the agent traces no tensors: without --in there is no past of them to be reported",
             )
@@ -55,22 +55,25 @@ impl Recording {
         }
     }
 
-    async fn of_agent(window: Window, common: &Common) -> Result<Self, Failure> {
+    async fn of_agent(window: TimeWindow, common: &CommonArgs) -> Result<Self, ExitFailure> {
         if common.no_agent {
-            return Err(Failure::new(
+            return Err(ExitFailure::new(
                 Exit::Error,
                 "--since and --until without --in ask the agent, which --no-agent forbids",
             )
             .advise("Name a recording with --in FILE, or leave --no-agent away."));
         }
         let socket = common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET));
-        let (kept, viewer) = Client::history(socket).await.map_err(|why| without_agent(socket, &why))?;
+        let (kept, viewer) = AgentClient::history(socket).await.map_err(|why| without_agent(socket, &why))?;
         if viewer != Viewer::Everything {
             return Err(not_for_all(&format!("the history of the agent on {}", socket.display())));
         }
         let Some(kept) = kept else {
-            return Err(Failure::new(Exit::Error, format_args!("the agent on {} keeps no history", socket.display()))
-                .advise(format!("{START}\nor name a recording with --in FILE.")));
+            return Err(ExitFailure::new(
+                Exit::Error,
+                format_args!("the agent on {} keeps no history", socket.display()),
+            )
+            .advise(format!("{START}\nor name a recording with --in FILE.")));
         };
         let path = kept.file.clone();
         if let Err(error) = File::open(&path) {
@@ -98,34 +101,34 @@ impl Recording {
 /// Advice to enable the agent's history.
 const START: &str = "Have it keep one: sudo memwatch agent --history /var/lib/memwatch (the systemd unit does),";
 
-fn without_agent(socket: &Path, why: &NoAgent) -> Failure {
+fn without_agent(socket: &Path, why: &NoAgent) -> ExitFailure {
     let sentence = match why {
         NoAgent::Absent => format!("no agent listens on {}", socket.display()),
         NoAgent::Unusable(why) => format!("the agent on {} cannot be used: {why}", socket.display()),
     };
     let advice = "--since and --until without --in read the history of an agent: sudo memwatch agent --history /var/lib/memwatch\n\
                   keeps one from its start on. Of a recording they say what stood then with --in FILE.";
-    Failure::new(Exit::Error, sentence).advise(advice)
+    ExitFailure::new(Exit::Error, sentence).advise(advice)
 }
 
-fn not_for_all(what: &str) -> Failure {
-    Failure::new(Exit::NotPermitted, format_args!("{what} has everybody's processes: you may not read it")).advise(
+fn not_for_all(what: &str) -> ExitFailure {
+    ExitFailure::new(Exit::NotPermitted, format_args!("{what} has everybody's processes: you may not read it")).advise(
         "Ask as root, or become a member of the group that sees all, log in again, and restart the agent:\n\
          sudo groupadd -f -r memwatch && sudo usermod -aG memwatch $USER",
     )
 }
 
-fn unreadable(kept: &HistoryFiles, error: &io::Error) -> Failure {
+fn unreadable(kept: &HistoryFiles, error: &io::Error) -> ExitFailure {
     let path = kept.file.display();
     match (error.kind(), &kept.failing) {
         (io::ErrorKind::PermissionDenied, _) => not_for_all(&path.to_string()),
         (io::ErrorKind::NotFound, Some(why)) => {
-            Failure::new(Exit::Error, format_args!("the agent has no history: it cannot be written ({why})"))
+            ExitFailure::new(Exit::Error, format_args!("the agent has no history: it cannot be written ({why})"))
         }
         (io::ErrorKind::NotFound, None) => {
-            Failure::new(Exit::Error, format_args!("the agent says that its history is {path}, which is not there"))
+            ExitFailure::new(Exit::Error, format_args!("the agent says that its history is {path}, which is not there"))
                 .advise("An agent in a container names its own path: mount the directory under the same path.")
         }
-        _ => Failure::new(Exit::Error, format_args!("{path}: {error}")),
+        _ => ExitFailure::new(Exit::Error, format_args!("{path}: {error}")),
     }
 }

@@ -13,19 +13,19 @@ use memwatch_core::words::{Framework, GpuUuid, Tgid};
 use tokio::time::{Instant, interval};
 
 use crate::client::protocol::HistoryFiles;
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::options::{Selected, TapeArgs};
 use crate::output_file;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
-use crate::watch::past::Recording;
+use crate::watch::past::RecordedPeriod;
 use crate::watch::progress::Progress;
 use crate::watch::recording::{Recorded, TapeOptions};
-use crate::watch::replay::{Replay, ReplayRequest, has_some_of};
+use crate::watch::replay::{ReplayRequest, ReplayedRecording, has_some_of};
 use crate::watch::selection::Selection;
 use crate::watch::session::Session;
-use crate::watch::signals::{Signals, at};
+use crate::watch::signals::{TerminationSignals, at};
 
 /// Size in bytes from which a report lists blocks one by one.
 pub(crate) const LARGE_BYTES: u64 = 100 << 20;
@@ -36,14 +36,14 @@ pub(crate) const RHYTHM: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// The size limit is too small to keep the newest data, or the output cannot hold a recording.
-pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> Result<TapeOptions, Failure> {
-    let keeps_newest = args.keeps_newest().map_err(|sentence| Failure::new(Exit::Error, sentence))?;
+pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> Result<TapeOptions, ExitFailure> {
+    let keeps_newest = args.keeps_newest().map_err(|sentence| ExitFailure::new(Exit::Error, sentence))?;
     if output_file::is_terminal(path) {
-        return Err(Failure::binary_on_terminal());
+        return Err(ExitFailure::binary_on_terminal());
     }
     if keeps_newest && output_file::is_stdout(path) {
         let why = "--keep newest writes its file again and again, which standard output cannot take";
-        return Err(Failure::new(Exit::Error, why).advise("Name a file: -o FILE"));
+        return Err(ExitFailure::new(Exit::Error, why).advise("Name a file: -o FILE"));
     }
     let front = front(keeps_newest, everybody);
     let (path, force, limit_bytes) = (path.to_owned(), args.force, args.max_size);
@@ -63,7 +63,11 @@ pub(crate) fn front(keeps_newest: bool, everybody: bool) -> Front {
 }
 
 /// Runs the session until there is a reason to stop. Prints once that PyTorch is traced.
-pub(crate) async fn follow(session: &mut Session, signals: &mut Signals, deadline: Option<Instant>) -> Stopped {
+pub(crate) async fn follow(
+    session: &mut Session,
+    signals: &mut TerminationSignals,
+    deadline: Option<Instant>,
+) -> Stopped {
     let mut is_reported = false;
     let each = |session: &mut Session| {
         report_of_tensors(session, &mut is_reported);
@@ -81,7 +85,7 @@ pub(crate) async fn follow(session: &mut Session, signals: &mut Signals, deadlin
 /// The error of `each`, which ends the session.
 pub(crate) async fn follow_each<E>(
     session: &mut Session,
-    signals: &mut Signals,
+    signals: &mut TerminationSignals,
     deadline: Option<Instant>,
     mut each: impl FnMut(&mut Session) -> Result<(), E>,
 ) -> Result<Stopped, E> {
@@ -129,12 +133,12 @@ pub(crate) fn report_of_tensors(session: &Session, is_reported: &mut bool) {
 ///
 /// # Errors
 /// The recording could not be written completely.
-pub(crate) fn reported(recorded: &Recorded) -> Result<Exit, Failure> {
+pub(crate) fn reported(recorded: &Recorded) -> Result<Exit, ExitFailure> {
     match &recorded.end {
         Ok(stopped) => eprintln!("memwatch: {}", recorded.sentence(*stopped)),
         Err(why) => {
             let path = output_file::name(&recorded.path);
-            let failure = Failure::new(Exit::Error, format_args!("{path}: {why}"));
+            let failure = ExitFailure::new(Exit::Error, format_args!("{path}: {why}"));
             if output_file::is_stdout(&recorded.path) {
                 return Err(failure.advise("The recording ends there."));
             }
@@ -148,7 +152,10 @@ pub(crate) fn reported(recorded: &Recorded) -> Result<Exit, Failure> {
 ///
 /// # Errors
 /// The file is no recording, or cannot be read.
-pub(crate) fn play(recording: &Recording, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
+pub(crate) fn play(
+    recording: &RecordedPeriod,
+    prepare: impl FnOnce(&mut Pipeline),
+) -> Result<ReplayedRecording, ExitFailure> {
     played(recording, false, prepare)
 }
 
@@ -157,7 +164,10 @@ pub(crate) fn play(recording: &Recording, prepare: impl FnOnce(&mut Pipeline)) -
 ///
 /// # Errors
 /// As [`play`].
-pub(crate) fn play_all(recording: &Recording, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
+pub(crate) fn play_all(
+    recording: &RecordedPeriod,
+    prepare: impl FnOnce(&mut Pipeline),
+) -> Result<ReplayedRecording, ExitFailure> {
     played(recording, true, prepare)
 }
 
@@ -165,17 +175,21 @@ pub(crate) fn play_all(recording: &Recording, prepare: impl FnOnce(&mut Pipeline
 ///
 /// # Errors
 /// As [`play`].
-pub(crate) fn contexts(recording: &Recording) -> Result<BTreeMap<GpuUuid, u64>, Failure> {
+pub(crate) fn contexts(recording: &RecordedPeriod) -> Result<BTreeMap<GpuUuid, u64>, ExitFailure> {
     Ok(silently(recording, false, |_| {})?.pipeline.contexts().clone())
 }
 
-fn silently(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
-    let Recording { path, window, history } = recording;
+fn silently(
+    recording: &RecordedPeriod,
+    all_events: bool,
+    prepare: impl FnOnce(&mut Pipeline),
+) -> Result<ReplayedRecording, ExitFailure> {
+    let RecordedPeriod { path, window, history } = recording;
     let now_unix_ns = history.as_ref().map(|_| clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
     let request = ReplayRequest { window: *window, all_events, now_unix_ns };
     let earlier = history.as_ref().and_then(|kept| earlier_of(kept, request));
     let path = earlier.as_ref().unwrap_or(path);
-    let replay = Replay::play(path, request, prepare);
+    let replay = ReplayedRecording::play(path, request, prepare);
     replay.map_err(|error| unreadable(error, path))
 }
 
@@ -192,20 +206,24 @@ fn earlier_of(kept: &HistoryFiles, request: ReplayRequest) -> Option<PathBuf> {
 
 /// Adds advice if permission is missing: a recording is readable by its owner only, which is
 /// usually root.
-fn unreadable(error: anyhow::Error, path: &Path) -> Failure {
+fn unreadable(error: anyhow::Error, path: &Path) -> ExitFailure {
     let is_denied = |cause: &io::Error| cause.kind() == io::ErrorKind::PermissionDenied;
     let denied = error.chain().filter_map(|cause| cause.downcast_ref()).any(is_denied);
-    let failure = Failure::from(error.context(path.display().to_string()));
+    let failure = ExitFailure::from(error.context(path.display().to_string()));
     if !denied {
         return failure;
     }
     let advice = format!("Read it with sudo, or make it yours: sudo chown $USER {}", path.display());
-    Failure { exit: Exit::NotPermitted, ..failure }.advise(advice)
+    ExitFailure { exit: Exit::NotPermitted, ..failure }.advise(advice)
 }
 
-fn played(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
+fn played(
+    recording: &RecordedPeriod,
+    all_events: bool,
+    prepare: impl FnOnce(&mut Pipeline),
+) -> Result<ReplayedRecording, ExitFailure> {
     let replay = silently(recording, all_events, prepare)?;
-    let Recording { path, history, .. } = recording;
+    let RecordedPeriod { path, history, .. } = recording;
     let name = path.display();
     if let Some(begins_ns) = replay.begins_late_ns {
         let clock = WallClock::local(replay.boottime_to_unix_ns);
@@ -230,7 +248,7 @@ fn played(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pip
 ///
 /// # Errors
 /// None of the processes is in the recording.
-pub(crate) fn chosen(replay: &Replay, path: &Path, selected: &Selected) -> Result<Snapshot, Failure> {
+pub(crate) fn chosen(replay: &ReplayedRecording, path: &Path, selected: &Selected) -> Result<Snapshot, ExitFailure> {
     let Selected { tgids, choice } = selected;
     let mut snapshot = replay.snapshot();
     snapshot.processes.retain(|process| process.ended_ns.is_none_or(|ended_ns| Some(ended_ns) > replay.since_ns));
@@ -254,7 +272,7 @@ pub(crate) fn chosen(replay: &Replay, path: &Path, selected: &Selected) -> Resul
                 format!("no process of {} is in {}", Selection::new(choice, tgids).describe(), path.display())
             }
         };
-        return Err(Failure::new(Exit::NoTarget, sentence).advise(match &all[..] {
+        return Err(ExitFailure::new(Exit::NoTarget, sentence).advise(match &all[..] {
             [] => "There is none in it.".to_owned(),
             all => format!("There is {}.", all.join(", ")),
         }));

@@ -13,8 +13,8 @@ use memwatch_core::input::Input;
 use memwatch_core::recording::{Encoder, Ending, Front, KeyframeFront, Stopped};
 
 pub(crate) use self::ring::copy_of;
-use self::ring::{FileContents, Ring};
-use crate::exit::Failure;
+use self::ring::{FileContents, RingFile};
+use crate::exit::ExitFailure;
 use crate::output_file;
 use crate::render::format::bytes;
 
@@ -45,14 +45,14 @@ pub(crate) struct TapeOptions {
 /// Writer of a recording in progress.
 pub(crate) struct Tape {
     path: PathBuf,
-    target: Target,
+    target: RecorderSink,
     encoder: Encoder,
     written: Instant,
-    state: State,
+    state: RecorderState,
 }
 
 /// Sink of the chunks.
-enum Target {
+enum RecorderSink {
     /// A file that ends at its size limit.
     File {
         file: File,
@@ -61,12 +61,12 @@ enum Target {
         limit_bytes: u64,
     },
     /// A file that keeps the newest data.
-    Ring(Ring),
+    Ring(RingFile),
 }
 
 /// State of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum State {
+enum RecorderState {
     Going,
     /// Finished, with an end mark.
     Ended(Stopped),
@@ -104,7 +104,7 @@ impl Recorded {
 
 /// Properties of a recording that reports show.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Facts<'a> {
+pub(crate) struct RecordingFacts<'a> {
     /// Path of the file.
     pub(crate) path: &'a Path,
     /// Header.
@@ -126,7 +126,7 @@ impl Tape {
     ///
     /// # Errors
     /// The file cannot be created, or exists already.
-    pub(crate) fn create(options: &TapeOptions) -> Result<Self, Failure> {
+    pub(crate) fn create(options: &TapeOptions) -> Result<Self, ExitFailure> {
         let path = &options.path;
         // Only the files of a service have an explicit mode.
         let create = if options.mode.is_some() { output_file::create_own } else { output_file::create };
@@ -140,19 +140,19 @@ impl Tape {
         let limit_bytes = options.limit_bytes.unwrap_or(u64::MAX);
         let target = written.and_then(|file| {
             if options.keeps_newest {
-                return Ring::start(path, file, front, limit_bytes, options.waits).map(Target::Ring);
+                return RingFile::start(path, file, front, limit_bytes, options.waits).map(RecorderSink::Ring);
             }
-            Ok(Target::File { file, bytes: front.len() as u64, limit_bytes })
+            Ok(RecorderSink::File { file, bytes: front.len() as u64, limit_bytes })
         });
-        let target = target.map_err(|error| Failure::cannot_make(path, &error))?;
+        let target = target.map_err(|error| ExitFailure::cannot_make(path, &error))?;
         let (path, encoder) = (path.clone(), Encoder::default());
-        Ok(Self { path, target, encoder, written: Instant::now(), state: State::Going })
+        Ok(Self { path, target, encoder, written: Instant::now(), state: RecorderState::Going })
     }
 
     /// Records an input. `boottime_to_unix_ns` returns the offset from the kernel's clock to
     /// wall-clock time.
     pub(crate) fn note(&mut self, input: &Input, boottime_to_unix_ns: impl Fn() -> i128) {
-        if self.state != State::Going {
+        if self.state != RecorderState::Going {
             return;
         }
         self.encoder.push(input);
@@ -165,27 +165,27 @@ impl Tape {
     /// uses all of its limit.
     const fn room_bytes(&self) -> u64 {
         match &self.target {
-            Target::File { bytes, limit_bytes, .. } => limit_bytes.saturating_sub(*bytes + END_BYTES),
-            Target::Ring(_) => u64::MAX,
+            RecorderSink::File { bytes, limit_bytes, .. } => limit_bytes.saturating_sub(*bytes + END_BYTES),
+            RecorderSink::Ring(_) => u64::MAX,
         }
     }
 
     /// Writes buffered inputs if the last write was at least a second ago.
     pub(crate) fn write_if_due(&mut self, boottime_to_unix_ns: impl Fn() -> i128) {
-        if self.state == State::Going && self.written.elapsed() >= LONGEST_UNWRITTEN {
+        if self.state == RecorderState::Going && self.written.elapsed() >= LONGEST_UNWRITTEN {
             self.write(boottime_to_unix_ns());
         }
     }
 
     /// Returns when buffered inputs have to be written; `None` if there are none.
     pub(crate) fn due(&self) -> Option<Instant> {
-        (self.state == State::Going && self.encoder.pending() > 0).then(|| self.written + LONGEST_UNWRITTEN)
+        (self.state == RecorderState::Going && self.encoder.pending() > 0).then(|| self.written + LONGEST_UNWRITTEN)
     }
 
     /// Adds a keyframe with the current state if one is due. All recorded inputs are part of that
     /// state.
     pub(crate) fn keep_if_wanted(&mut self, pipeline: &Pipeline, boottime_to_unix_ns: impl Fn() -> i128) {
-        if !matches!(&self.target, Target::Ring(ring) if ring.wants_keyframe()) {
+        if !matches!(&self.target, RecorderSink::Ring(ring) if ring.wants_keyframe()) {
             return;
         }
         let offset = boottime_to_unix_ns();
@@ -196,7 +196,7 @@ impl Tape {
     /// Adds a keyframe with the state at `time_ns` to a file that keeps the newest data, so that a
     /// shortened file can start there.
     pub(crate) fn keep(&self, pipeline: &Pipeline, time_ns: u64, boottime_to_unix_ns: i128) {
-        if let Target::Ring(ring) = &self.target {
+        if let RecorderSink::Ring(ring) = &self.target {
             let inputs = self.encoder.inputs();
             let boottime_to_unix_ns = i64::try_from(boottime_to_unix_ns).unwrap_or(i64::MAX);
             let layout = memwatch_core::STATE;
@@ -208,29 +208,29 @@ impl Tape {
 
     /// Whether the recording is still in progress.
     pub(crate) fn is_going(&self) -> bool {
-        self.state == State::Going && !matches!(&self.target, Target::Ring(ring) if !ring.is_going())
+        self.state == RecorderState::Going && !matches!(&self.target, RecorderSink::Ring(ring) if !ring.is_going())
     }
 
     /// Whether the file has no writer left.
     pub(crate) fn has_let_go(&self) -> bool {
-        !matches!(&self.target, Target::Ring(ring) if !ring.has_let_go())
+        !matches!(&self.target, RecorderSink::Ring(ring) if !ring.has_let_go())
     }
 
     /// Writes buffered inputs and the end mark, and syncs the file.
     pub(crate) fn end(mut self, stopped: Stopped, boottime_to_unix_ns: i128) -> Recorded {
-        if self.state == State::Going {
+        if self.state == RecorderState::Going {
             self.write(boottime_to_unix_ns);
         }
-        if self.state == State::Going && matches!(self.target, Target::File { .. }) {
+        if self.state == RecorderState::Going && matches!(self.target, RecorderSink::File { .. }) {
             self.finish(stopped);
         }
         let inputs = self.encoder.inputs();
         let (kept, end) = match (self.target, self.state) {
-            (Target::File { file, bytes, .. }, state) => {
+            (RecorderSink::File { file, bytes, .. }, state) => {
                 (FileContents { bytes, since_ns: None }, ended(&file, state, stopped))
             }
-            (Target::Ring(ring), State::Failed(why)) => (ring.end(Vec::new()).0, Err(why)),
-            (Target::Ring(ring), _) => {
+            (RecorderSink::Ring(ring), RecorderState::Failed(why)) => (ring.end(Vec::new()).0, Err(why)),
+            (RecorderSink::Ring(ring), _) => {
                 let (kept, done) = ring.end(self.encoder.end(stopped));
                 (kept, done.map(|()| stopped).map_err(|error| error.to_string()))
             }
@@ -248,25 +248,25 @@ impl Tape {
             Err(error) => return self.fail(&error),
         };
         match &self.target {
-            Target::Ring(ring) => ring.append(chunk),
-            Target::File { .. } if chunk.len() as u64 > self.room_bytes() => {
+            RecorderSink::Ring(ring) => ring.append(chunk),
+            RecorderSink::File { .. } if chunk.len() as u64 > self.room_bytes() => {
                 self.encoder.leave_out(inputs);
                 self.finish(Stopped::Limit);
             }
-            Target::File { .. } => self.append(&chunk),
+            RecorderSink::File { .. } => self.append(&chunk),
         }
     }
 
     fn finish(&mut self, stopped: Stopped) {
         let end = self.encoder.end(stopped);
         self.append(&end);
-        if self.state == State::Going {
-            self.state = State::Ended(stopped);
+        if self.state == RecorderState::Going {
+            self.state = RecorderState::Ended(stopped);
         }
     }
 
     fn append(&mut self, more: &[u8]) {
-        let Target::File { file, bytes, .. } = &mut self.target else { return };
+        let RecorderSink::File { file, bytes, .. } = &mut self.target else { return };
         match file.write_all(more) {
             Ok(()) => *bytes += more.len() as u64,
             Err(error) => {
@@ -278,25 +278,25 @@ impl Tape {
     }
 
     fn fail(&mut self, error: &io::Error) {
-        self.state = State::Failed(error.to_string());
+        self.state = RecorderState::Failed(error.to_string());
     }
 }
 
 /// Syncs the file and returns the outcome.
-fn ended(file: &File, state: State, stopped: Stopped) -> Result<Stopped, String> {
+fn ended(file: &File, state: RecorderState, stopped: Stopped) -> Result<Stopped, String> {
     // A pipe cannot be synced.
     let is_on_disk = file.metadata().is_ok_and(|found| found.is_file());
     match (state, if is_on_disk { file.sync_data() } else { Ok(()) }) {
-        (State::Ended(_), Err(error)) => Err(error.to_string()),
-        (State::Ended(stopped), Ok(())) => Ok(stopped),
-        (State::Failed(why), _) => Err(why),
-        (State::Going, _) => Ok(stopped),
+        (RecorderState::Ended(_), Err(error)) => Err(error.to_string()),
+        (RecorderState::Ended(stopped), Ok(())) => Ok(stopped),
+        (RecorderState::Failed(why), _) => Err(why),
+        (RecorderState::Going, _) => Ok(stopped),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use memwatch_core::recording::{EndMark, FORMAT, Part, Reader};
+    use memwatch_core::recording::{EndMark, FORMAT, RecordingPart, RecordingReader};
 
     use super::*;
 
@@ -319,10 +319,10 @@ mod tests {
         let file = std::fs::read(&options.path).expect("it is there");
         assert_eq!(file.len() as u64, recorded.bytes);
         assert!((limit_bytes - END_BYTES - 100..limit_bytes).contains(&recorded.bytes), "{recorded:?}");
-        let mut reader = Reader::open(&file[..]).expect("it is a recording");
+        let mut reader = RecordingReader::open(&file[..]).expect("it is a recording");
         let mut inputs = 0;
         while let Some(part) = reader.next_part().expect("memory can be read") {
-            let Part::Chunk(chunk) = part else { panic!("it has no keyframes") };
+            let RecordingPart::Chunk(chunk) = part else { panic!("it has no keyframes") };
             inputs += u64::from(chunk.front.inputs);
         }
         assert_eq!(reader.ending(), Some(Ending::Whole(EndMark { stopped: Stopped::Limit, inputs })));

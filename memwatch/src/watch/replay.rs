@@ -5,15 +5,17 @@ use std::io::{BufReader, Seek as _};
 use std::path::Path;
 
 use anyhow::bail;
-use memwatch_common::record::{CallRecord, Record};
+use memwatch_common::record::{CallRecord, RingRecord};
 use memwatch_core::input::Input;
-use memwatch_core::recording::{Ending, FORMAT_WITH_KEYFRAMES, Front, Keyframe, Part, Place, Reader};
+use memwatch_core::recording::{
+    Ending, FORMAT_WITH_KEYFRAMES, Front, Keyframe, PartPosition, RecordingPart, RecordingReader,
+};
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::{Pipeline, STATE};
 
-use crate::options::{Moment, Window};
+use crate::options::{RecordingTime, TimeWindow};
 use crate::render::wall_clock::WallClock;
-use crate::watch::recording::Facts;
+use crate::watch::recording::RecordingFacts;
 
 /// Maximum number of calls per batch, as in a live session.
 const TOGETHER: usize = 256;
@@ -22,7 +24,7 @@ const TOGETHER: usize = 256;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReplayRequest {
     /// Start of the detectors and end of the replay.
-    pub(crate) window: Window,
+    pub(crate) window: TimeWindow,
     /// Whether every event of the period is needed, not only the final state.
     pub(crate) all_events: bool,
     /// For a recording in progress: the current time in nanoseconds since 1970.
@@ -30,7 +32,7 @@ pub(crate) struct ReplayRequest {
 }
 
 /// A replayed recording.
-pub(crate) struct Replay {
+pub(crate) struct ReplayedRecording {
     /// Header.
     pub(crate) front: Front,
     /// Final state of the pipeline.
@@ -51,7 +53,7 @@ pub(crate) struct Replay {
     pub(crate) begins_late_ns: Option<u64>,
 }
 
-impl Replay {
+impl ReplayedRecording {
     /// Replays a recording. `prepare` enables detectors in the pipeline.
     ///
     /// # Errors
@@ -64,8 +66,8 @@ impl Replay {
     ) -> anyhow::Result<Self> {
         let mut file = File::open(path)?;
         // The file is read through a single descriptor, since it may be replaced at any time.
-        let span = if request.window.is_whole() { Span::default() } else { Span::of(request, &mut file)? };
-        let mut reader = Reader::open(BufReader::with_capacity(1 << 20, file))?;
+        let span = if request.window.is_whole() { ReplaySpan::default() } else { ReplaySpan::of(request, &mut file)? };
+        let mut reader = RecordingReader::open(BufReader::with_capacity(1 << 20, file))?;
         let front = reader.front().clone();
         if let Some(byte) = span.byte {
             reader.go_to(byte)?;
@@ -73,7 +75,7 @@ impl Replay {
         let mut first = if front.format == FORMAT_WITH_KEYFRAMES { reader.next_part()? } else { None };
         let mut player = Player::new(&span, prepare);
         let (mut offset, mut events_since_ns) = (0, None);
-        let mut pipeline = if let Some(Part::Keyframe(keyframe)) = &first {
+        let mut pipeline = if let Some(RecordingPart::Keyframe(keyframe)) = &first {
             (player.inputs, player.last_ns) = (keyframe.front.inputs, keyframe.front.time_ns);
             offset = keyframe.front.boottime_to_unix_ns;
             events_since_ns = if span.byte.is_some() { span.begins_ns } else { Some(keyframe.front.time_ns) };
@@ -88,7 +90,7 @@ impl Replay {
             player.open(&mut pipeline);
         }
         while let Some(part) = first.take().map_or_else(|| reader.next_part(), |part| Ok(Some(part)))? {
-            let Part::Chunk(chunk) = part else { continue };
+            let RecordingPart::Chunk(chunk) = part else { continue };
             offset = chunk.front.boottime_to_unix_ns;
             if !player.take_chunk(chunk, &mut pipeline) {
                 reader.note_damage();
@@ -104,7 +106,7 @@ impl Replay {
             pipeline.step(Input::Tick { time_ns: if player.is_over { span.until_ns } else { player.last_ns } });
         }
         let (bytes, inputs, boottime_to_unix_ns) = (reader.bytes(), player.inputs, i128::from(offset));
-        let Span { since_ns, begins_late_ns, .. } = span;
+        let ReplaySpan { since_ns, begins_late_ns, .. } = span;
         Ok(Self {
             front,
             pipeline,
@@ -119,10 +121,10 @@ impl Replay {
     }
 
     /// Returns the properties that reports show.
-    pub(crate) fn facts<'a>(&'a self, path: &'a Path) -> Facts<'a> {
+    pub(crate) fn facts<'a>(&'a self, path: &'a Path) -> RecordingFacts<'a> {
         let Self { front, ending, bytes, inputs, events_since_ns, since_ns, .. } = self;
         let (ending, bytes, inputs) = (*ending, *bytes, *inputs);
-        Facts { path, front, bytes, inputs, ending, events_since_ns: *events_since_ns, since_ns: *since_ns }
+        RecordingFacts { path, front, bytes, inputs, ending, events_since_ns: *events_since_ns, since_ns: *since_ns }
     }
 
     /// Returns the time of the end: `CLOCK_BOOTTIME`, nanoseconds.
@@ -151,7 +153,7 @@ fn load(keyframe: &Keyframe, front: &Front) -> anyhow::Result<Pipeline> {
 
 /// Part of a recording to replay, in the clock of the recorded machine.
 #[derive(Clone, Copy, Debug)]
-struct Span {
+struct ReplaySpan {
     /// Start of the detectors; `None` for the first event.
     since_ns: Option<u64>,
     until_ns: u64,
@@ -162,7 +164,7 @@ struct Span {
     begins_late_ns: Option<u64>,
 }
 
-impl Default for Span {
+impl Default for ReplaySpan {
     fn default() -> Self {
         Self { since_ns: None, until_ns: u64::MAX, byte: None, begins_ns: None, begins_late_ns: None }
     }
@@ -170,16 +172,16 @@ impl Default for Span {
 
 /// Checks whether a recording is readable and covers the requested period.
 pub(crate) fn has_some_of(path: &Path, request: ReplayRequest) -> bool {
-    File::open(path).is_ok_and(|mut file| Span::of(request, &mut file).is_ok())
+    File::open(path).is_ok_and(|mut file| ReplaySpan::of(request, &mut file).is_ok())
 }
 
-impl Span {
+impl ReplaySpan {
     /// Determines the period of a recording, and rewinds the file.
     ///
     /// # Errors
     /// The file cannot be read, or has no data of the period.
     fn of(request: ReplayRequest, file: &mut File) -> anyhow::Result<Self> {
-        let places = Reader::open(&mut *file)?.places()?;
+        let places = RecordingReader::open(&mut *file)?.places()?;
         file.rewind()?;
         let times = Times::of(&places, request.now_unix_ns)?;
         let begins_ns = places.first().and_then(|place| Some(place.keyframe?.time_ns));
@@ -206,7 +208,7 @@ impl Span {
             bail!("it ends at {}: there is nothing since {}", clock.moment(times.end_ns, 0), clock.moment(since_ns, 0));
         }
         let earliest_ns = span.since_ns.or((!request.all_events).then_some(span.until_ns));
-        let is_before = |place: &&Place| {
+        let is_before = |place: &&PartPosition| {
             place.keyframe.is_some_and(|front| Some(front.time_ns) <= earliest_ns && front.layout == STATE)
         };
         span.byte = places.iter().rfind(is_before).map(|place| place.byte);
@@ -227,8 +229,8 @@ struct Times {
 }
 
 impl Times {
-    fn of(places: &[Place], now_unix_ns: Option<i128>) -> anyhow::Result<Self> {
-        let times = |place: &Place| match (place.chunk, place.keyframe) {
+    fn of(places: &[PartPosition], now_unix_ns: Option<i128>) -> anyhow::Result<Self> {
+        let times = |place: &PartPosition| match (place.chunk, place.keyframe) {
             (Some(chunk), _) => (chunk.first_ns, chunk.last_ns, i128::from(chunk.boottime_to_unix_ns)),
             (_, Some(front)) => (front.time_ns, front.time_ns, i128::from(front.boottime_to_unix_ns)),
             (None, None) => (0, 0, 0),
@@ -245,7 +247,7 @@ impl Times {
 
     /// Converts a moment to the recorded machine's clock. If the moment is earlier than the
     /// recording, the error holds the recording's first time.
-    fn boottime_ns(&self, moment: Moment) -> Result<u64, String> {
+    fn boottime_ns(&self, moment: RecordingTime) -> Result<u64, String> {
         let unix_ns = moment.unix_ns(self.end_unix_ns);
         // The wall clock may have been set during the recording, so the part before the moment
         // provides the offset.
@@ -272,8 +274,8 @@ struct Player<F> {
 }
 
 impl<F: FnOnce(&mut Pipeline)> Player<F> {
-    fn new(span: &Span, prepare: F) -> Self {
-        let Span { since_ns, until_ns, .. } = *span;
+    fn new(span: &ReplaySpan, prepare: F) -> Self {
+        let ReplaySpan { since_ns, until_ns, .. } = *span;
         let calls = Vec::with_capacity(TOGETHER);
         Self { calls, inputs: 0, last_ns: 0, since_ns, until_ns, prepare: Some(prepare), is_over: false }
     }
@@ -311,7 +313,7 @@ impl<F: FnOnce(&mut Pipeline)> Player<F> {
     }
 
     fn take(&mut self, pipeline: &mut Pipeline, input: Input) {
-        if let Input::Record(Record::Call(call)) = input {
+        if let Input::Record(RingRecord::Call(call)) = input {
             self.calls.push(call);
             if self.calls.len() < TOGETHER {
                 return;
@@ -366,17 +368,17 @@ mod tests {
     }
 
     fn window(since: Option<u64>, until: Option<u64>) -> ReplayRequest {
-        let moment = |seconds| Moment::BeforeEnd(Duration::from_secs(seconds));
+        let moment = |seconds| RecordingTime::BeforeEnd(Duration::from_secs(seconds));
         ReplayRequest {
-            window: Window { since: since.map(moment), until: until.map(moment) },
+            window: TimeWindow { since: since.map(moment), until: until.map(moment) },
             ..ReplayRequest::default()
         }
     }
 
     /// Returns the time of the preparation in seconds, and the replay.
-    fn played(path: &Path, request: ReplayRequest) -> anyhow::Result<(u64, Replay)> {
+    fn played(path: &Path, request: ReplayRequest) -> anyhow::Result<(u64, ReplayedRecording)> {
         let mut prepared_ns = None;
-        let replay = Replay::play(path, request, |pipeline| prepared_ns = Some(pipeline.now_ns()))?;
+        let replay = ReplayedRecording::play(path, request, |pipeline| prepared_ns = Some(pipeline.now_ns()))?;
         Ok((prepared_ns.expect("it is prepared once") / SECOND_NS, replay))
     }
 
@@ -409,8 +411,9 @@ mod tests {
         let refused = |request| played(&path, request).err().expect("it is refused").to_string();
         assert!(refused(window(Some(5), Some(5))).contains("--since is not before --until"));
         assert!(refused(window(None, Some(3600))).contains("it begins at"));
-        let later = Moment::At("1970-01-01T00:02:00Z".parse().expect("a time"));
-        let request = ReplayRequest { window: Window { since: Some(later), until: None }, ..ReplayRequest::default() };
+        let later = RecordingTime::At("1970-01-01T00:02:00Z".parse().expect("a time"));
+        let request =
+            ReplayRequest { window: TimeWindow { since: Some(later), until: None }, ..ReplayRequest::default() };
         assert!(refused(request).contains("it ends at"), "{}", refused(request));
         // A recording in progress has no end.
         let (prepared, _) = played(&path, ReplayRequest { now_unix_ns: Some(130 * i128::from(SECOND_NS)), ..request })

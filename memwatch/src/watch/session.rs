@@ -36,36 +36,36 @@ use std::time::Instant;
 use anyhow::Context as _;
 use aya_log::EbpfLogger;
 use memwatch_common::loss::Loss;
-use memwatch_common::record::{CallRecord, Item, ProcessRecord, Record};
+use memwatch_common::record::{CallRecord, Item, ProcessRecord, RingRecord};
 use memwatch_common::rm::RmRecord;
-use memwatch_core::input::{Coverage, Input, NvmlState, ProcessFacts};
+use memwatch_core::input::{Input, NvmlState, ProbeCoverage, ProcessFacts};
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::{Framework, Tgid};
 
 use self::calm::Calm;
 use self::changes::Changes;
-use self::counters::Counters;
+use self::counters::CounterPoller;
 use self::intake::Intake;
-use self::life::Life;
+use self::life::ProcessEventSink;
 pub(crate) use self::options::SessionOptions;
-use self::rest::Rest;
-use self::survival::{Start, Survival};
-use self::tensors::Tensors;
+use self::rest::IdleBackoff;
+use self::survival::{SessionStart, Survival};
+use self::tensors::TensorTracing;
 use crate::backends::library_watch::{LibraryWatch, library_source};
 use crate::backends::readings::Readings;
 use crate::backends::{self, ProbesOnDemand};
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::frameworks::named::FrameworkNames;
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::pytorch::{TensorLevel, TorchWatch};
-use crate::sources::cgroup::{Groups, own_limit};
+use crate::sources::cgroup::{ControlGroups, own_limit};
 use crate::sources::clock;
-use crate::sources::containers::{Found, RuntimeNames};
+use crate::sources::containers::{RuntimeMessage, RuntimeNames};
 use crate::sources::driver_version::DriverVersion;
 use crate::sources::kernel::allocation_map::KernelAllocationMap;
-use crate::sources::kernel::load::{Kernel, LoadError};
+use crate::sources::kernel::load::{KernelHalf, LoadError};
 use crate::sources::kernel::losses::LossCounters;
-use crate::sources::kernel::ring::{Drained, Ring};
+use crate::sources::kernel::ring::{Drained, RecordRing};
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::LibraryScan;
 use crate::sources::namespace;
@@ -81,23 +81,23 @@ const TOGETHER: usize = 256;
 
 /// A running session.
 pub(crate) struct Session {
-    kernel: Kernel,
+    kernel: KernelHalf,
     diagnostics: Option<EbpfLogger<&'static dyn log::Log>>,
-    ring: Ring,
-    rest: Rest,
+    ring: RecordRing,
+    rest: IdleBackoff,
     losses: LossCounters,
     allocation_map: KernelAllocationMap,
     pipeline: Intake,
     processes: ProcReader,
     presence: Presence,
-    groups: Groups,
+    groups: ControlGroups,
     driver_version: DriverVersion,
     libraries: LibraryWatch,
     on_demand: Vec<Box<dyn ProbesOnDemand>>,
-    tensors: Tensors,
+    tensors: TensorTracing,
     /// The frameworks of processes with GPU memory.
     frameworks: FrameworkNames,
-    counters: Option<Counters>,
+    counters: Option<CounterPoller>,
     changes: Changes,
     devices: Readings,
     calm: Calm,
@@ -113,27 +113,27 @@ pub(crate) struct Session {
 }
 
 /// Opens the log of the kernel half, which `--diagnostics` enables.
-fn log_of(kernel: &mut Kernel) -> anyhow::Result<EbpfLogger<&'static dyn log::Log>> {
+fn log_of(kernel: &mut KernelHalf) -> anyhow::Result<EbpfLogger<&'static dyn log::Log>> {
     EbpfLogger::init(&mut kernel.ebpf).context("the kernel half's log cannot be read")
 }
 
 impl Session {
     /// Loads the kernel half, attaches to every library known by now and starts the session. The
     /// calling thread must be the one that reads the records.
-    pub(crate) fn open(options: &SessionOptions) -> Result<Self, Failure> {
+    pub(crate) fn open(options: &SessionOptions) -> Result<Self, ExitFailure> {
         if namespace::is_initial("pid") == Some(false) {
-            return Err(Failure::foreign_pid_namespace());
+            return Err(ExitFailure::foreign_pid_namespace());
         }
         read_before_others();
         let everybody = options.targets.is_empty() && !options.expects_command;
         let tape = options.tape.as_ref().map(Tape::create).transpose()?;
         let version = kernel_version()?;
-        let Start { pins, mut kept, survival } = survival::start(options)?;
+        let SessionStart { pins, mut kept, survival } = survival::start(options)?;
         let handles = survival::handles(pins.as_ref());
-        let mut kernel = Kernel::load_pinned(options.load(everybody), pins).map_err(Failure::from_load)?;
+        let mut kernel = KernelHalf::load_pinned(options.load(everybody), pins).map_err(ExitFailure::from_load)?;
         kernel.places_probes = !options.tensors.places_none();
         let diagnostics = options.diagnostics.then(|| log_of(&mut kernel)).transpose()?;
-        let ring = Ring::open(&mut kernel.ebpf, options.ring_bytes).context("the ring buffer cannot be read")?;
+        let ring = RecordRing::open(&mut kernel.ebpf, options.ring_bytes).context("the ring buffer cannot be read")?;
         let losses = LossCounters::open(&mut kernel.ebpf).context("the loss counters cannot be read")?;
         let allocation_map =
             KernelAllocationMap::open(&mut kernel.ebpf).context("the kernel half's allocation map cannot be read")?;
@@ -144,19 +144,19 @@ impl Session {
             kernel,
             diagnostics,
             ring,
-            rest: Rest::new(Instant::now()),
+            rest: IdleBackoff::new(Instant::now()),
             losses,
             allocation_map,
             pipeline: Intake::new(survival::pipeline(&mut kept, !everybody), tape),
             processes: ProcReader::new("/proc"),
             presence: Presence::default(),
-            groups: Groups::open(),
+            groups: ControlGroups::open(),
             driver_version: DriverVersion::new(),
             libraries: libraries.context("the thread that looks for libraries cannot be started")?,
             on_demand: backends::backend().probes_on_demand(),
             frameworks: FrameworkNames::new(),
-            tensors: Tensors::new(torch, options),
-            counters: options.counters_every.map(Counters::new),
+            tensors: TensorTracing::new(torch, options),
+            counters: options.counters_every.map(CounterPoller::new),
             changes: Changes::new(options),
             devices: backends::backend().readings(options.device_library.clone()),
             calm: Calm::new(options.rests_without_processes),
@@ -188,13 +188,13 @@ impl Session {
     }
 
     /// Attaches to every known library. The session begins once the last probe is in place.
-    fn attach_first(&mut self, options: &SessionOptions) -> Result<(), Failure> {
+    fn attach_first(&mut self, options: &SessionOptions) -> Result<(), ExitFailure> {
         let roots: BTreeSet<u32> = options.targets.iter().copied().collect();
         let mut all = if roots.is_empty() { BTreeSet::new() } else { self.processes.descendants(&roots) };
         all.extend(&roots);
         all.retain(|tgid| !self.own.holds(*tgid));
         for &tgid in &all {
-            self.kernel.watch(tgid).map_err(Failure::from_load)?;
+            self.kernel.watch(tgid).map_err(ExitFailure::from_load)?;
             self.libraries.expect(tgid);
         }
         self.libraries.attach_host(&mut self.kernel);
@@ -212,7 +212,7 @@ impl Session {
             // A process that exits before the kernel half knows it gets no exit record.
             if !self.processes.exists(tgid) {
                 if target {
-                    return Err(Failure::no_process(tgid));
+                    return Err(ExitFailure::no_process(tgid));
                 }
                 self.pipeline.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns: clock::boottime_ns() });
             }
@@ -248,7 +248,7 @@ impl Session {
             log.flush();
         }
         let Self { ring, pipeline, processes, presence, libraries, groups, targets, tensors, own, .. } = self;
-        let mut life = Life { pipeline, processes, libraries, groups, targets };
+        let mut life = ProcessEventSink { pipeline, processes, libraries, groups, targets };
         let mut calls = Vec::new();
         let mut has_come = false;
         let is_behind = ring.drain(|drained| {
@@ -262,22 +262,24 @@ impl Session {
             };
             has_come = true;
             if let Ok(
-                Item::Record(Record::Call(CallRecord { tgid, .. }) | Record::Process(ProcessRecord { tgid, .. }))
+                Item::Record(
+                    RingRecord::Call(CallRecord { tgid, .. }) | RingRecord::Process(ProcessRecord { tgid, .. }),
+                )
                 | Item::Rm(RmRecord { tgid, .. }),
             ) = &item
                 && own.holds(*tgid)
             {
                 return;
             }
-            let call = if let Ok(Item::Record(Record::Call(call))) = item { Some(call) } else { None };
+            let call = if let Ok(Item::Record(RingRecord::Call(call))) = item { Some(call) } else { None };
             calls.extend(call);
             if call.is_none() || calls.len() == TOGETHER {
                 life.pipeline.step_calls(&calls);
                 calls.clear();
             }
             match item {
-                Ok(Item::Record(Record::Call(_))) => {}
-                Ok(Item::Record(Record::Process(event))) => {
+                Ok(Item::Record(RingRecord::Call(_))) => {}
+                Ok(Item::Record(RingRecord::Process(event))) => {
                     presence.reported(event.tgid);
                     tensors.note_life(&event);
                     life.take(event);
@@ -297,7 +299,7 @@ impl Session {
         }
     }
 
-    fn take_names(&mut self, found: Found) {
+    fn take_names(&mut self, found: RuntimeMessage) {
         if let Some(input) = self.names.take(found, self.pipeline.names()) {
             self.pipeline.step(input);
         }
@@ -408,7 +410,13 @@ impl Session {
         let Some((libraries, libraries_over_limit)) = self.libraries.new_coverage() else { return };
         let (mechanism, discovery) = (self.kernel.mechanism.name().into(), self.libraries.source_name().into());
         let moves = if self.kernel.reports_moves { "tracepoint" } else { "polling" }.into();
-        self.pipeline.step(Input::Coverage(Coverage { libraries, libraries_over_limit, mechanism, discovery, moves }));
+        self.pipeline.step(Input::Coverage(ProbeCoverage {
+            libraries,
+            libraries_over_limit,
+            mechanism,
+            discovery,
+            moves,
+        }));
         self.lose_unwatched();
     }
 
@@ -438,7 +446,7 @@ pub(crate) fn has_reading(snapshot: &Snapshot) -> bool {
     }
 }
 
-fn kernel_version() -> Result<KernelVersion, Failure> {
+fn kernel_version() -> Result<KernelVersion, ExitFailure> {
     let release =
         std::fs::read_to_string("/proc/sys/kernel/osrelease").context("the kernel's release cannot be read")?;
     Ok(KernelVersion::from_release(&release)

@@ -1,6 +1,6 @@
 //! SIGINT, SIGTERM and SIGHUP, and optional deadlines.
 
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
@@ -13,19 +13,19 @@ pub(crate) async fn at(deadline: Option<Instant>) {
 }
 
 /// Receiver of SIGINT, SIGTERM and SIGHUP.
-pub(crate) struct Signals {
+pub(crate) struct TerminationSignals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Signal,
 }
 
-impl Signals {
+impl TerminationSignals {
     /// Starts receiving the signals, which from then on do not end the program by themselves.
     ///
     /// # Errors
     /// The system refuses a handler.
-    pub(crate) fn listen() -> Result<Self, Failure> {
-        let listen = |kind| signal(kind).map_err(|error| Failure::from(anyhow::Error::from(error)));
+    pub(crate) fn listen() -> Result<Self, ExitFailure> {
+        let listen = |kind| signal(kind).map_err(|error| ExitFailure::from(anyhow::Error::from(error)));
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,

@@ -11,9 +11,9 @@ use memwatch_core::words::Tgid;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
 use crate::client::protocol::OutlookMessage;
-use crate::client::{Client, NoAgent, TimedSnapshot};
-use crate::exit::{Exit, Failure};
-use crate::options::{Common, DEFAULT_SOCKET, Targets};
+use crate::client::{AgentClient, NoAgent, TimedSnapshot};
+use crate::exit::{Exit, ExitFailure};
+use crate::options::{CommonArgs, DEFAULT_SOCKET, TargetArgs};
 use crate::sources::clock;
 use crate::watch::session::{Session, SessionOptions, has_reading};
 
@@ -23,7 +23,7 @@ const LAST_WORD: Duration = Duration::from_secs(2);
 const AGENT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Source of snapshots.
-pub(crate) enum Source {
+pub(crate) enum ReportSource {
     /// A session of this program.
     Watch(Box<Session>),
     /// The agent.
@@ -32,24 +32,28 @@ pub(crate) enum Source {
 
 /// Processes of the agent, restricted to the targets.
 pub(crate) struct AgentWatch {
-    client: Client,
-    family: Family,
+    client: AgentClient,
+    family: TargetFamily,
     last: Option<TimedSnapshot>,
 }
 
-impl Source {
+impl ReportSource {
     /// Connects to the agent if one runs and no option needs a session of this program; otherwise
     /// opens a session.
     ///
     /// # Errors
     /// Neither is possible, or a target does not exist or may not be seen by this user.
-    pub(crate) async fn open(options: &SessionOptions, targets: &Targets, common: &Common) -> Result<Self, Failure> {
+    pub(crate) async fn open(
+        options: &SessionOptions,
+        targets: &TargetArgs,
+        common: &CommonArgs,
+    ) -> Result<Self, ExitFailure> {
         let Some(path) = agent_to_ask(common) else { return Self::own(options) };
         match AgentWatch::meet(path, targets).await? {
             Ok(agent) => Ok(Self::Agent(Box::new(agent))),
             Err(NoAgent::Absent) if common.agent.is_none() => Self::own(options),
             Err(NoAgent::Absent) => {
-                Err(Failure::new(Exit::Error, format_args!("no agent listens on {}", path.display()))
+                Err(ExitFailure::new(Exit::Error, format_args!("no agent listens on {}", path.display()))
                     .advise("Start one there: sudo memwatch agent --socket PATH; or leave --agent away."))
             }
             Err(why) => {
@@ -63,7 +67,7 @@ impl Source {
     ///
     /// # Errors
     /// The session cannot be opened, or a target does not exist.
-    pub(crate) fn own(options: &SessionOptions) -> Result<Self, Failure> {
+    pub(crate) fn own(options: &SessionOptions) -> Result<Self, ExitFailure> {
         Ok(Self::Watch(Box::new(Session::open(options)?)))
     }
 
@@ -72,7 +76,7 @@ impl Source {
     ///
     /// # Errors
     /// The agent is gone.
-    pub(crate) async fn next(&mut self, rhythm: &mut Rhythm) -> Result<TimedSnapshot, Failure> {
+    pub(crate) async fn next(&mut self, rhythm: &mut Rhythm) -> Result<TimedSnapshot, ExitFailure> {
         match self {
             Self::Watch(session) => loop {
                 tokio::select! {
@@ -106,7 +110,7 @@ impl Source {
     ///
     /// # Errors
     /// The agent is gone.
-    pub(crate) async fn settled(&mut self, deadline: Instant) -> Result<TimedSnapshot, Failure> {
+    pub(crate) async fn settled(&mut self, deadline: Instant) -> Result<TimedSnapshot, ExitFailure> {
         loop {
             let (found, has_asked) = match self {
                 Self::Watch(session) => (seen(session), session.has_asked_for_names()),
@@ -187,12 +191,12 @@ impl AgentWatch {
     /// # Errors
     /// A target does not exist or may not be seen by this user. The inner error means that no agent
     /// can be used.
-    pub(crate) async fn meet(path: &Path, targets: &Targets) -> Result<Result<Self, NoAgent>, Failure> {
-        match Client::meet(path).await {
+    pub(crate) async fn meet(path: &Path, targets: &TargetArgs) -> Result<Result<Self, NoAgent>, ExitFailure> {
+        match AgentClient::meet(path).await {
             Ok(mut client) => {
                 let tgids = &targets.selected.tgids;
                 let charged = if tgids.iter().all(|tgid| exists(tgid.0)) { None } else { client.snapshot().await.ok() };
-                let family = Family::new(tgids, client.viewer(), charged.as_ref().map(|seen| &seen.snapshot))?;
+                let family = TargetFamily::new(tgids, client.viewer(), charged.as_ref().map(|seen| &seen.snapshot))?;
                 Ok(Ok(Self { client, family, last: None }))
             }
             Err(why) => Ok(Err(why)),
@@ -203,10 +207,10 @@ impl AgentWatch {
     ///
     /// # Errors
     /// The agent refuses or is gone.
-    pub(crate) async fn reset_peaks(&self, tgid: Tgid) -> Result<(), Failure> {
+    pub(crate) async fn reset_peaks(&self, tgid: Tgid) -> Result<(), ExitFailure> {
         let path = self.client.path();
-        let gone = |why| Failure::new(Exit::Error, format_args!("the agent on {}: {why}", path.display()));
-        Client::reset_peaks(path, tgid).await.map_err(gone)
+        let gone = |why| ExitFailure::new(Exit::Error, format_args!("the agent on {}: {why}", path.display()));
+        AgentClient::reset_peaks(path, tgid).await.map_err(gone)
     }
 
     /// Requests, with each snapshot, which processes grow and whether memory runs out.
@@ -230,8 +234,9 @@ impl AgentWatch {
     ///
     /// # Errors
     /// The agent is gone.
-    pub(crate) async fn snapshot(&mut self) -> Result<TimedSnapshot, Failure> {
-        let gone = |path: &Path, why| Failure::new(Exit::Error, format_args!("the agent on {}: {why}", path.display()));
+    pub(crate) async fn snapshot(&mut self) -> Result<TimedSnapshot, ExitFailure> {
+        let gone =
+            |path: &Path, why| ExitFailure::new(Exit::Error, format_args!("the agent on {}: {why}", path.display()));
         match self.client.snapshot().await {
             Ok(mut seen) => {
                 self.family.apply(&mut seen.snapshot);
@@ -245,7 +250,7 @@ impl AgentWatch {
 
 /// Returns the agent's socket; `None` if the options require a session of this program, explicitly
 /// or because the agent could not obey them.
-fn agent_to_ask(common: &Common) -> Option<&Path> {
+fn agent_to_ask(common: &CommonArgs) -> Option<&Path> {
     let for_own_watch = !common.libcuda.is_empty()
         || common.nvml_lib.is_some()
         || common.ring_bytes.is_some()
@@ -302,15 +307,15 @@ impl Rhythm {
 
 /// Selects the processes to show among all that the agent shows. Without targets all are shown.
 #[derive(Debug, Default)]
-struct Family {
-    targets: Vec<Target>,
+struct TargetFamily {
+    targets: Vec<AgentTarget>,
     /// Living targets and children of targets, with their start times, since process numbers are
     /// reused. A child stays in the set when its parent has exited.
     living: BTreeSet<(Tgid, Option<u64>)>,
 }
 
 #[derive(Debug)]
-struct Target {
+struct AgentTarget {
     tgid: Tgid,
     seen: bool,
     /// Start time, if known. A process with the same number and another start time is a different
@@ -319,26 +324,26 @@ struct Target {
     ended: bool,
 }
 
-impl Family {
+impl TargetFamily {
     /// Checks the targets. An exited process may be a target as long as NVML charges it, as far as
     /// this viewer may see it in `machine`.
     ///
     /// # Errors
     /// A target does not exist, or this viewer may not see it.
-    fn new(tgids: &[Tgid], viewer: Viewer, machine: Option<&Snapshot>) -> Result<Self, Failure> {
+    fn new(tgids: &[Tgid], viewer: Viewer, machine: Option<&Snapshot>) -> Result<Self, ExitFailure> {
         let shown = || machine.iter().flat_map(|machine| &machine.processes);
         for &Tgid(tgid) in tgids {
             if !exists(tgid) {
                 if shown().any(|process| process.tgid.0 == tgid && process.left_behind.is_some()) {
                     continue;
                 }
-                return Err(Failure::no_process(tgid));
+                return Err(ExitFailure::no_process(tgid));
             }
             if let Viewer::User(uid) = viewer {
                 check_owner(tgid, uid)?;
             }
         }
-        let target = |&tgid| Target { tgid, seen: false, start_ns: None, ended: false };
+        let target = |&tgid| AgentTarget { tgid, seen: false, start_ns: None, ended: false };
         Ok(Self { targets: tgids.iter().map(target).collect(), living: BTreeSet::new() })
     }
 
@@ -368,7 +373,7 @@ impl Family {
     }
 
     fn is_anybody_left(&self) -> bool {
-        let is_left = |target: &Target| !target.ended;
+        let is_left = |target: &AgentTarget| !target.ended;
         self.targets.is_empty() || !self.living.is_empty() || self.targets.iter().any(is_left)
     }
 
@@ -377,7 +382,7 @@ impl Family {
     }
 }
 
-impl Target {
+impl AgentTarget {
     /// Whether this is the target. A process with its number that had exited before the first
     /// snapshot was another one.
     fn is(&mut self, process: &ProcessView) -> bool {
@@ -404,13 +409,13 @@ fn exists(tgid: u32) -> bool {
 
 /// # Errors
 /// The process belongs to another user.
-fn check_owner(tgid: u32, uid: u32) -> Result<(), Failure> {
+fn check_owner(tgid: u32, uid: u32) -> Result<(), ExitFailure> {
     let status = std::fs::read_to_string(format!("/proc/{tgid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     let owner = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u32>().ok());
     match owner {
         Some(owner) if owner == uid => Ok(()),
-        _ => Err(Failure::new(
+        _ => Err(ExitFailure::new(
             Exit::NotPermitted,
             format_args!("process {tgid} ({}) is another user's: the agent shows you your own", comm(tgid)),
         )
@@ -423,77 +428,4 @@ fn check_owner(tgid: u32, uid: u32) -> Result<(), Failure> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::render::fixture::crowded_node;
-    use memwatch_core::owner::Ancestor;
-
-    /// This process exists for as long as the test runs, and no process has the highest number.
-    fn own() -> u32 {
-        std::process::id()
-    }
-
-    fn made(processes: &[(u32, u64, &[u32])]) -> Snapshot {
-        let mut snapshot = crowded_node(u32::try_from(processes.len()).expect("few"));
-        for (process, (tgid, start_ns, ancestors)) in snapshot.processes.iter_mut().zip(processes) {
-            (process.tgid, process.start_ns, process.target) = (Tgid(*tgid), Some(*start_ns), false);
-            let ancestor = |tgid: &u32| Ancestor { tgid: Tgid(*tgid), comm: "sh".to_owned() };
-            process.ancestors = ancestors.iter().map(ancestor).collect();
-        }
-        snapshot
-    }
-
-    fn shown(family: &mut Family, mut snapshot: Snapshot) -> Vec<(u32, bool)> {
-        family.apply(&mut snapshot);
-        snapshot.processes.iter().map(|process| (process.tgid.0, process.target)).collect()
-    }
-
-    fn family() -> Family {
-        Family::new(&[Tgid(own())], Viewer::Everything, None).unwrap_or_else(|failure| panic!("{failure:?}"))
-    }
-
-    #[test]
-    fn without_targets_everybody_is_shown() {
-        let mut family = Family::new(&[], Viewer::User(1), None).unwrap_or_else(|failure| panic!("{failure:?}"));
-        assert_eq!(shown(&mut family, made(&[(7, 1, &[]), (8, 1, &[])])), [(7, false), (8, false)]);
-        assert!(family.is_anybody_left() && family.unseen().count() == 0);
-    }
-
-    #[test]
-    fn a_targets_children_are_shown_also_when_it_is_gone() {
-        let mut family = family();
-        let child = own() + 1;
-        assert_eq!(family.unseen().collect::<Vec<_>>(), [own()]);
-        let both = made(&[(own(), 5, &[1]), (child, 9, &[own(), 1]), (7, 1, &[1])]);
-        assert_eq!(shown(&mut family, both.clone()), [(own(), true), (child, false)]);
-        assert_eq!(family.unseen().count(), 0);
-        let mut later = both;
-        later.processes[0].ended_ns = Some(later.time_ns);
-        later.processes[1].ancestors.clear();
-        assert_eq!(shown(&mut family, later.clone()), [(own(), true), (child, false)]);
-        assert!(family.is_anybody_left(), "the child");
-        later.processes[1].ended_ns = Some(later.time_ns);
-        shown(&mut family, later);
-        assert!(!family.is_anybody_left());
-    }
-
-    #[test]
-    fn another_process_under_a_targets_number_is_not_the_target() {
-        let mut before = made(&[(own(), 2, &[])]);
-        before.processes[0].ended_ns = Some(3);
-        let mut family = family();
-        assert_eq!(shown(&mut family, before), [], "it had ended before anybody asked");
-        assert_eq!(shown(&mut family, made(&[(own(), 5, &[])])), [(own(), true)]);
-        assert_eq!(shown(&mut family, made(&[(own(), 9, &[])])), []);
-        assert!(!family.is_anybody_left(), "the target has gone");
-    }
-
-    #[test]
-    fn targets_that_are_not_there_or_anothers_are_refused() {
-        let highest = Tgid(i32::MAX.cast_unsigned());
-        let refused = |tgid, viewer| Family::new(&[tgid], viewer, None).expect_err("it cannot be shown").exit;
-        assert_eq!(refused(highest, Viewer::Everything), Exit::NoTarget);
-        assert_eq!(refused(Tgid(1), Viewer::User(64_000)), Exit::NotPermitted);
-        assert_eq!(refused(Tgid(u32::MAX), Viewer::Everything), Exit::NoTarget);
-    }
-}
+mod tests;

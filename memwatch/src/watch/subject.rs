@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use crate::backends::readings::DeviceLibrary;
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::TensorRequest;
-use crate::options::{Common, DEFAULT_SOCKET, Selected, Targets};
+use crate::options::{CommonArgs, DEFAULT_SOCKET, Selected, TargetArgs};
 use crate::watch::filter::GpuFilter;
 use crate::watch::selection::Selection;
 use crate::watch::session::SessionOptions;
@@ -20,13 +20,13 @@ const DEFAULT_RING_BYTES: u32 = 16 << 20;
 const AGENT_RING_BYTES: u32 = 8 << 20;
 
 /// Returns the options of a machine-wide session that runs for a long time.
-pub(crate) fn everybody(common: &Common) -> SessionOptions {
+pub(crate) fn everybody(common: &CommonArgs) -> SessionOptions {
     let ring_bytes = common.ring_bytes.unwrap_or(AGENT_RING_BYTES);
-    SessionOptions { ring_bytes, ..session_options(&Targets::default(), TensorRequest::default(), common) }
+    SessionOptions { ring_bytes, ..session_options(&TargetArgs::default(), TensorRequest::default(), common) }
 }
 
 /// Returns the options of a session for these targets, of which there may be none yet.
-pub(crate) fn session_options(targets: &Targets, tensors: TensorRequest, common: &Common) -> SessionOptions {
+pub(crate) fn session_options(targets: &TargetArgs, tensors: TensorRequest, common: &CommonArgs) -> SessionOptions {
     SessionOptions {
         targets: targets.selected.tgids.iter().map(|tgid| tgid.0).collect(),
         expects_command: false,
@@ -65,7 +65,7 @@ pub(crate) struct Filter {
 impl Filter {
     /// Creates a filter. It needs the process numbers only to exclude children, since the source
     /// shows exactly the processes with these numbers and their children.
-    pub(crate) fn new(targets: &Targets) -> Self {
+    pub(crate) fn new(targets: &TargetArgs) -> Self {
         let named: &[_] = if targets.selected.choice.no_children { &targets.selected.tgids } else { &[] };
         Self { gpus: GpuFilter::new(&targets.gpus), selection: Selection::new(&targets.selected.choice, named) }
     }
@@ -75,18 +75,18 @@ impl Filter {
 ///
 /// # Errors
 /// A named GPU does not exist.
-pub(crate) fn filtered(mut snapshot: Snapshot, filter: &Filter) -> Result<Snapshot, Failure> {
-    filter.gpus.apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
+pub(crate) fn filtered(mut snapshot: Snapshot, filter: &Filter) -> Result<Snapshot, ExitFailure> {
+    filter.gpus.apply(&mut snapshot).map_err(|error| ExitFailure::new(Exit::NoTarget, error))?;
     filter.selection.apply(&mut snapshot);
     Ok(snapshot)
 }
 
 /// # Errors
 /// Processes were selected and none is in the snapshot.
-pub(crate) fn found_any(snapshot: &Snapshot, filter: &Filter) -> Result<Exit, Failure> {
+pub(crate) fn found_any(snapshot: &Snapshot, filter: &Filter) -> Result<Exit, ExitFailure> {
     if !snapshot.processes.is_empty() || filter.selection.is_everybody() {
         return Ok(Exit::Ok);
     }
     let wanted = filter.selection.describe();
-    Err(Failure::new(Exit::NoTarget, format_args!("no process with GPU memory is of {wanted}")))
+    Err(ExitFailure::new(Exit::NoTarget, format_args!("no process with GPU memory is of {wanted}")))
 }

@@ -15,13 +15,13 @@ use tokio::net::UnixStream;
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct PodSandboxConfig {
     #[prost(message, optional, tag = "1")]
-    pub(super) metadata: Option<PodSandboxMetadata>,
+    pub(super) metadata: Option<CriPodSandboxMetadata>,
     #[prost(message, optional, tag = "8")]
     pub(super) linux: Option<LinuxPodSandboxConfig>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct PodSandboxMetadata {
+pub(super) struct CriPodSandboxMetadata {
     #[prost(string, tag = "1")]
     pub(super) name: String,
     #[prost(string, tag = "2")]
@@ -55,15 +55,15 @@ pub(super) struct NamespaceOption {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ContainerConfig {
     #[prost(message, optional, tag = "1")]
-    pub(super) metadata: Option<ContainerMetadata>,
+    pub(super) metadata: Option<CriContainerMetadata>,
     #[prost(message, optional, tag = "2")]
-    pub(super) image: Option<ImageSpec>,
+    pub(super) image: Option<CriImageSpec>,
     #[prost(string, repeated, tag = "3")]
     pub(super) command: Vec<String>,
     #[prost(message, repeated, tag = "6")]
-    pub(super) envs: Vec<KeyValue>,
+    pub(super) envs: Vec<CriKeyValue>,
     #[prost(message, repeated, tag = "7")]
-    pub(super) mounts: Vec<Mount>,
+    pub(super) mounts: Vec<CriMount>,
     #[prost(btree_map = "string, string", tag = "9")]
     pub(super) labels: BTreeMap<String, String>,
     #[prost(message, optional, tag = "15")]
@@ -83,7 +83,7 @@ pub(super) struct ContainerSecurityContext {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct ContainerMetadata {
+pub(super) struct CriContainerMetadata {
     #[prost(string, tag = "1")]
     pub(super) name: String,
     #[prost(uint32, tag = "2")]
@@ -91,13 +91,13 @@ pub(super) struct ContainerMetadata {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct ImageSpec {
+pub(super) struct CriImageSpec {
     #[prost(string, tag = "1")]
     pub(super) image: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct KeyValue {
+pub(super) struct CriKeyValue {
     #[prost(string, tag = "1")]
     pub(super) key: String,
     #[prost(bytes = "vec", tag = "2")]
@@ -105,7 +105,7 @@ pub(super) struct KeyValue {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Mount {
+pub(super) struct CriMount {
     #[prost(string, tag = "1")]
     pub(super) container_path: String,
     #[prost(string, tag = "2")]
@@ -147,7 +147,7 @@ impl PodSandboxConfig {
     /// Returns the configuration of a pod that needs no network plugin.
     pub(super) fn on_the_machine_network(name: &str, uid: &str, namespace: &str) -> Self {
         let text = |text: &str| text.to_owned();
-        let metadata = PodSandboxMetadata { name: text(name), uid: text(uid), namespace: text(namespace) };
+        let metadata = CriPodSandboxMetadata { name: text(name), uid: text(uid), namespace: text(namespace) };
         let security_context = Some(SecurityContext { namespace_options: Some(namespaces()) });
         let linux = LinuxPodSandboxConfig { security_context, ..LinuxPodSandboxConfig::default() };
         Self { metadata: Some(metadata), linux: Some(linux) }

@@ -8,9 +8,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 use std::time::Instant;
 
-use memwatch_tests::agent::{Agent, as_user, workload_command_of, workload_of};
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Outcome, Program, Shape, TIMEOUT, Watch, Workload};
+use memwatch_tests::agent::{TestAgent, as_user, workload_command_of, workload_of};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{
+    CommandOutcome, MIB, PrologueShape, RunningProgram, RunningWatch, SimulatedGpu, SimulatedWorkload, TIMEOUT,
+};
 
 const ANN: u32 = 64_001;
 const BOB: u32 = 64_002;
@@ -19,22 +21,22 @@ const ROOT: u32 = 0;
 /// CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH.
 const FOUR: u64 = 1 << 39 | 1 << 38 | 1 << 19 | 1 << 2;
 
-fn machine() -> Option<Gpu> {
-    Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda)
+fn machine() -> Option<SimulatedGpu> {
+    SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda)
 }
 
-fn holding(gpu: &Gpu, uid: u32, size: &str) -> Workload {
+fn holding(gpu: &SimulatedGpu, uid: u32, size: &str) -> SimulatedWorkload {
     let mut workload = workload_of(gpu, uid);
     workload.run(&["uuid 0", "device 0", &format!("alloc a {size}")]);
     workload
 }
 
-fn report(outcome: &Outcome) -> Report {
+fn report(outcome: &CommandOutcome) -> ReportLine {
     outcome.assert_ended_with(0, &[]);
-    Report::parse(&outcome.stdout)
+    ReportLine::parse(&outcome.stdout)
 }
 
-fn shown(report: &Report) -> Vec<u32> {
+fn shown(report: &ReportLine) -> Vec<u32> {
     let processes = report.json()["data"]["processes"].as_array().expect("the contract has a list");
     processes
         .iter()
@@ -44,7 +46,7 @@ fn shown(report: &Report) -> Vec<u32> {
 
 /// Asks until the report has all live memory and an NVML reading that includes it. NVML readings
 /// are at most a second old.
-fn settled(gpu: &Gpu, agent: &Agent, uid: u32, live_bytes: u64) -> Report {
+fn settled(gpu: &SimulatedGpu, agent: &TestAgent, uid: u32, live_bytes: u64) -> ReportLine {
     let begin = Instant::now();
     while begin.elapsed() < TIMEOUT {
         let report = report(&agent.ask(gpu, uid, &["ps", "--json"]));
@@ -59,7 +61,7 @@ fn settled(gpu: &Gpu, agent: &Agent, uid: u32, live_bytes: u64) -> Report {
 #[test]
 fn users_see_their_own_processes_root_sees_all_and_the_hidden_ones_add_up() {
     let Some(gpu) = machine() else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let (anns, bobs, roots) = (holding(&gpu, ANN, "4M"), holding(&gpu, BOB, "8M"), holding(&gpu, ROOT, "16M"));
     let everything = settled(&gpu, &agent, ROOT, 28 * MIB);
     for workload in [&anns, &bobs, &roots] {
@@ -94,7 +96,7 @@ fn users_see_their_own_processes_root_sees_all_and_the_hidden_ones_add_up() {
 #[test]
 fn a_pid_shows_its_children_and_anothers_is_refused_with_4() {
     let Some(gpu) = machine() else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let direct = workload_command_of(&gpu, ANN);
     let mut shell = Command::new("sh");
     shell
@@ -102,13 +104,13 @@ fn a_pid_shows_its_children_and_anothers_is_refused_with_4() {
         .arg(direct.get_program())
         .envs(direct.get_envs().filter_map(|(name, value)| Some((name, value?))));
     std::os::unix::process::CommandExt::uid(&mut shell, ANN);
-    let mut family = Workload::start(shell);
+    let mut family = SimulatedWorkload::start(shell);
     family.run(&["uuid 0", "device 0", "alloc a 4M"]);
     let bobs = holding(&gpu, BOB, "8M");
     settled(&gpu, &agent, ANN, 12 * MIB);
 
     let outcome = agent.ask(&gpu, ANN, &["ps", "--json", "--pid", &family.tgid_word()]);
-    let child = shown(&Report::parse(&outcome.stdout));
+    let child = shown(&ReportLine::parse(&outcome.stdout));
     assert!(child.len() == 1 && child[0] != family.tgid(), "{outcome:?}");
     // The shell itself does not use a GPU.
     outcome.assert_ended_with(6, &["(sh) has not used a GPU"]);
@@ -126,10 +128,10 @@ fn a_pid_shows_its_children_and_anothers_is_refused_with_4() {
 #[test]
 fn peaks_begin_again_for_the_owner_of_a_process_and_say_since_when() {
     let Some(gpu) = machine() else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let mut anns = workload_of(&gpu, ANN);
     anns.run(&["uuid 0", "device 0", "alloc a 8M", "free a", "alloc b 4M"]);
-    let peak = |report: &Report| {
+    let peak = |report: &ReportLine| {
         let process = report.process(anns.tgid()).expect("it is Ann's");
         (process.only_gpu().number("peak_bytes"), process.0["peaks_since"].is_string())
     };
@@ -164,9 +166,9 @@ fn without_an_agent_peaks_are_nobodys_to_reset() {
 #[test]
 fn a_watch_on_a_process_ends_with_it() {
     let Some(gpu) = machine() else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let anns = holding(&gpu, ANN, "4M");
-    let mut watch = Watch::start(agent.client(&gpu, ANN, &["--pid", &anns.tgid_word()]));
+    let mut watch = RunningWatch::start(agent.client(&gpu, ANN, &["--pid", &anns.tgid_word()]));
     let tgid = anns.tgid();
     watch.until(|report| {
         report.process(tgid).is_some_and(|process| process.only_gpu().number("driver_allocated_bytes") == 4 * MIB)
@@ -180,7 +182,7 @@ fn a_watch_on_a_process_ends_with_it() {
 #[test]
 fn clients_that_are_slow_mute_or_babble_stall_nobody() {
     let Some(gpu) = machine() else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let workload = holding(&gpu, ANN, "4M");
     let connect = || UnixStream::connect(agent.socket()).expect("the agent listens");
     let frame = |text: &str| [&u32::try_from(text.len()).expect("short").to_be_bytes(), text.as_bytes()].concat();
@@ -209,20 +211,20 @@ fn clients_that_are_slow_mute_or_babble_stall_nobody() {
 #[test]
 fn a_killed_agent_is_replaced_and_a_watch_goes_on() {
     let Some(gpu) = machine() else { return };
-    let mut agent = Agent::start(&gpu);
-    let second = Outcome::of({
+    let mut agent = TestAgent::start(&gpu);
+    let second = CommandOutcome::of({
         let mut command = gpu.memwatch(&["agent", "--socket"]);
         command.arg(agent.socket());
         command
     });
     second.assert_ended_with(1, &["another agent is running", "memwatch.sock"]);
     let workload = holding(&gpu, ANN, "4M");
-    let mut watch = Watch::start(agent.client(&gpu, ANN, &[]));
+    let mut watch = RunningWatch::start(agent.client(&gpu, ANN, &[]));
     let first = watch.until(|report| report.process(workload.tgid()).is_some()).json()["attached_time"].clone();
     agent.signal(libc::SIGKILL);
     assert_eq!(agent.end(), -1);
     assert!(agent.socket().exists(), "a killed agent leaves its socket");
-    let mut agent = Agent::start(&gpu);
+    let mut agent = TestAgent::start(&gpu);
     let report =
         watch.until(|report| report.json()["attached_time"] != first && report.process(workload.tgid()).is_some());
     assert_eq!(report.json()["from_agent"], true);
@@ -238,7 +240,7 @@ fn a_killed_agent_is_replaced_and_a_watch_goes_on() {
 #[test]
 fn its_service_manager_hears_that_it_is_ready_how_it_is_and_that_it_lives() {
     let Some(gpu) = machine() else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     assert!(agent.until_reported("STATUS=0 processes").contains("client"));
     let _workload = holding(&gpu, ANN, "4M");
     agent.until_reported("STATUS=1 process on 1 GPU, 0 clients");
@@ -253,7 +255,7 @@ fn capabilities(status: &str, name: &str) -> u64 {
     u64::from_str_radix(line.trim(), 16).expect("a hexadecimal number")
 }
 
-fn assert_keeps_only_four(agent: &Agent) {
+fn assert_keeps_only_four(agent: &TestAgent) {
     let threads = fs::read_dir(format!("/proc/{}/task", agent.tgid())).expect("it runs");
     let mut count = 0;
     for thread in threads {
@@ -269,7 +271,7 @@ fn assert_keeps_only_four(agent: &Agent) {
 #[test]
 fn after_its_start_every_thread_has_four_capabilities_and_finds_what_comes_later() {
     let Some(gpu) = machine() else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     assert_keeps_only_four(&agent);
     let status = fs::read_to_string(format!("/proc/{}/status", agent.tgid())).expect("it runs");
     assert_eq!(capabilities(&status, "CapBnd:"), FOUR);
@@ -281,10 +283,10 @@ fn after_its_start_every_thread_has_four_capabilities_and_finds_what_comes_later
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).expect("we are root");
     let mut command = workload_command_of(&gpu, BOB);
     command.env("LD_LIBRARY_PATH", &closed);
-    let mut bobs = Workload::start(command);
+    let mut bobs = SimulatedWorkload::start(command);
     let begin = Instant::now();
     let probed =
-        |report: &Report| report.json()["coverage"]["libraries"].as_array().is_some_and(|list| list.len() == 2);
+        |report: &ReportLine| report.json()["coverage"]["libraries"].as_array().is_some_and(|list| list.len() == 2);
     while !probed(&report(&agent.ask(&gpu, ROOT, &["ps", "--json"]))) {
         assert!(begin.elapsed() < TIMEOUT, "the second library is not found");
     }
@@ -315,7 +317,7 @@ fn a_user_with_the_four_capabilities_runs_the_agent() {
     let agents = as_user(&gpu, ROOT, &[]);
     setpriv.arg(agents.get_program()).args(agents.get_args());
     setpriv.envs(agents.get_envs().filter_map(|(name, value)| Some((name, value?)))).env_remove("LD_LIBRARY_PATH");
-    let mut agent = Agent::by(&gpu, setpriv);
+    let mut agent = TestAgent::by(&gpu, setpriv);
     assert_keeps_only_four(&agent);
     let (anns, bobs) = (holding(&gpu, ANN, "4M"), holding(&gpu, BOB, "8M"));
     let report = settled(&gpu, &agent, ROOT, 12 * MIB);
@@ -347,23 +349,23 @@ fn without_an_agent_a_user_is_refused_with_4_and_the_exact_ways_out() {
     let reported = ways_out(&program.to_string_lossy());
     let reported: Vec<&str> = reported.iter().map(String::as_str).collect();
     command.args(["-d", "1s"]);
-    let outcome = Outcome::of(command);
+    let outcome = CommandOutcome::of(command);
     outcome.assert_ended_with(4, &reported);
     assert_eq!(outcome.stdout, "");
     let elsewhere = gpu.directory().join("nowhere");
     let mut command = as_user(&gpu, ANN, &["-d", "1s", "--agent"]);
     command.arg(&elsewhere);
-    Outcome::of(command).assert_ended_with(1, &["no agent listens on", "nowhere"]);
+    CommandOutcome::of(command).assert_ended_with(1, &["no agent listens on", "nowhere"]);
     drop(UnixListener::bind(&elsewhere).expect("a socket"));
     fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o666)).expect("it is ours");
     let mut command = as_user(&gpu, ANN, &["-d", "1s", "--agent"]);
     command.arg(&elsewhere);
     let mut sentences = reported.clone();
     sentences.push("nothing is listening");
-    Outcome::of(command).assert_ended_with(4, &sentences);
+    CommandOutcome::of(command).assert_ended_with(4, &sentences);
     let mut agent = as_user(&gpu, ANN, &["agent", "--socket"]);
     agent.arg(gpu.directory().join("closed/to/ann"));
-    let refusal = Outcome::of(agent);
+    let refusal = CommandOutcome::of(agent);
     assert!(refusal.code == 1 || refusal.code == 4, "{refusal:?}");
 }
 
@@ -371,12 +373,12 @@ fn without_an_agent_a_user_is_refused_with_4_and_the_exact_ways_out() {
 fn an_agent_that_hangs_or_speaks_another_language_is_done_without_where_that_is_permitted() {
     let Some(gpu) = machine() else { return };
     let workload = holding(&gpu, ANN, "4M");
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     agent.signal(libc::SIGSTOP);
     agent.ask(&gpu, ANN, &["-d", "1s"]).assert_ended_with(4, &["cannot be used: it has not answered in 5 s", "sudo "]);
     let own = agent.ask(&gpu, ROOT, &["ps", "--json"]);
     own.assert_ended_with(0, &["cannot be used: it has not answered in 5 s"]);
-    let own = Report::parse(&own.stdout);
+    let own = ReportLine::parse(&own.stdout);
     assert_eq!(own.json()["from_agent"], false);
     assert!(own.process(workload.tgid()).is_some(), "{:#}", own.json());
     agent.signal(libc::SIGCONT);
@@ -394,7 +396,7 @@ fn an_agent_that_hangs_or_speaks_another_language_is_done_without_where_that_is_
     });
     let mut command = as_user(&gpu, ANN, &["-d", "1s", "--agent"]);
     command.arg(&path);
-    Outcome::of(command)
+    CommandOutcome::of(command)
         .assert_ended_with(4, &["it is memwatch 3.0.0 and speaks protocol 3", "use the same version of both"]);
     later.join().expect("it was asked");
 }
@@ -402,14 +404,14 @@ fn an_agent_that_hangs_or_speaks_another_language_is_done_without_where_that_is_
 #[test]
 fn an_own_watch_is_had_on_demand_beside_an_agent() {
     let Some(gpu) = machine() else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     for (words, from_agent) in [(&["ps", "--json"][..], true), (&["ps", "--json", "--no-agent"], false)] {
         assert_eq!(report(&agent.ask(&gpu, ROOT, words)).json()["from_agent"], from_agent);
     }
     let mut by_variable = as_user(&gpu, ANN, &["ps", "--json"]);
     by_variable.env("MEMWATCH_AGENT", agent.socket());
-    assert_eq!(report(&Outcome::of(by_variable)).json()["from_agent"], true);
+    assert_eq!(report(&CommandOutcome::of(by_variable)).json()["from_agent"], true);
     // `run` does not use the agent: it watches from the first allocation.
-    let run = Program::start(gpu.memwatch_run(&["--json"], &Command::new("true"))).end();
+    let run = RunningProgram::start(gpu.memwatch_run(&["--json"], &Command::new("true"))).end();
     assert_eq!(run, 0);
 }

@@ -2,8 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use memwatch_tests::report::{OnGpu, Report};
-use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, Program, Shape, TorchJob, Watch, Workload};
+use memwatch_tests::report::{ReportLine, ReportedGpu};
+use memwatch_tests::{
+    CONTEXT_BYTES, MIB, PrologueShape, RunningProgram, RunningWatch, SimulatedGpu, SimulatedWorkload, TorchAllocator,
+    TorchJob,
+};
 use serde_json::Value;
 
 fn reserved_bytes(checkpoint: &Value) -> u64 {
@@ -25,7 +28,7 @@ struct Expected {
     used_bytes: u64,
 }
 
-fn assert_reported(report: &Report, tgid: u32, expected: &Expected) {
+fn assert_reported(report: &ReportLine, tgid: u32, expected: &Expected) {
     let process = report.process(tgid).unwrap_or_else(|| panic!("{tgid} is not reported: {report:#?}"));
     let on_gpu = process.only_gpu();
     let reported = Expected {
@@ -39,12 +42,12 @@ fn assert_reported(report: &Report, tgid: u32, expected: &Expected) {
     assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
 }
 
-fn only_gpu_of<'a>(report: &'a Report, workload: &Workload) -> OnGpu<'a> {
+fn only_gpu_of<'a>(report: &'a ReportLine, workload: &SimulatedWorkload) -> ReportedGpu<'a> {
     report.process(workload.tgid()).unwrap_or_else(|| panic!("not reported: {report:#?}")).only_gpu()
 }
 
 /// Runs the job of `idle_hold.py`, attached at its first checkpoint, to its end.
-fn follow_idle_hold(job: &mut TorchJob, watch: &mut Watch, held_bytes: u64, unknown_context_bytes: u64) {
+fn follow_idle_hold(job: &mut TorchJob, watch: &mut RunningWatch, held_bytes: u64, unknown_context_bytes: u64) {
     for (label, unknown_frees) in [("more", 0), ("early part freed", 8), ("end", 8)] {
         job.go_on();
         let reserved = reserved_bytes(&checkpoint(job, label));
@@ -72,8 +75,8 @@ fn follow_idle_hold(job: &mut TorchJob, watch: &mut Watch, held_bytes: u64, unkn
 
 #[test]
 fn what_a_pytorch_job_holds_at_the_attach_is_preexisting_and_what_comes_later_is_live() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["idle_hold.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.15", TorchAllocator::Native, &["idle_hold.py"]) else { return };
     let held_bytes = reserved_bytes(&checkpoint(&mut job, "holding"));
     let mut watch = gpu.watch(&["--pid", &job.tgid().to_string()]);
     let report = watch.settled();
@@ -100,8 +103,8 @@ fn what_a_pytorch_job_holds_at_the_attach_is_preexisting_and_what_comes_later_is
 
 #[test]
 fn another_job_seen_from_its_start_takes_the_context_out_of_preexisting() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["idle_hold.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.15", TorchAllocator::Native, &["idle_hold.py"]) else { return };
     let held_bytes = reserved_bytes(&checkpoint(&mut job, "holding"));
     let mut watch = gpu.watch(&[]);
     let mut teacher = gpu.workload();
@@ -123,13 +126,13 @@ fn another_job_seen_from_its_start_takes_the_context_out_of_preexisting() {
 
 #[test]
 fn the_table_says_what_is_older_than_the_watch() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc early 64M"]);
     let words = ["--pid", &workload.tgid_word()];
     let once = gpu.run_memwatch(&[&["ps"], &words[..]].concat());
     assert_eq!(once.code, 0, "{}", once.stderr);
-    let mut watch = Program::start(gpu.memwatch(&[&words[..], &["--interval", "100ms"]].concat()));
+    let mut watch = RunningProgram::start(gpu.memwatch(&[&words[..], &["--interval", "100ms"]].concat()));
     for text in [once.stdout, watch.until_line_with("≤582.0 MiB") + &watch.until_line_with("started before attach")] {
         // 64 MiB and the context.
         assert!(text.contains("≤582.0 MiB"), "{text}");
@@ -143,7 +146,7 @@ fn the_table_says_what_is_older_than_the_watch() {
 
 #[test]
 fn an_old_and_a_new_process_on_one_gpu_are_determined_by_their_age() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut old = gpu.workload();
     old.run(&["uuid 0", "device 0", "alloc early 4M", "async pooled 2M", "create physical 6M"]);
     let mut watch = gpu.watch(&[]);
@@ -156,8 +159,9 @@ fn an_old_and_a_new_process_on_one_gpu_are_determined_by_their_age() {
     assert_eq!(only_gpu_of(&report, &old).number("preexisting_bytes"), (4 + 32 + 6) * MIB);
     assert_eq!(only_gpu_of(&report, &new).number("driver_allocated_bytes"), 8 * MIB);
     assert_eq!(only_gpu_of(&report, &new).number("preexisting_bytes"), 0);
-    let from_start =
-        |workload: &Workload| report.process(workload.tgid()).expect("both are reported").0["from_start"].clone();
+    let from_start = |workload: &SimulatedWorkload| {
+        report.process(workload.tgid()).expect("both are reported").0["from_start"].clone()
+    };
     assert_eq!((from_start(&old), from_start(&new)), (false.into(), true.into()));
     old.run(&["free early", "release physical"]);
     let report = watch.settled();
@@ -167,7 +171,7 @@ fn an_old_and_a_new_process_on_one_gpu_are_determined_by_their_age() {
 
 #[test]
 fn a_process_that_has_loaded_the_driver_but_made_no_context_holds_nothing_before_the_attach() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut workload = gpu.workload();
     // The answer shows that the program has loaded the library.
     workload.ask("tgid");
@@ -185,7 +189,7 @@ fn a_process_that_has_loaded_the_driver_but_made_no_context_holds_nothing_before
 
 #[test]
 fn two_watches_on_one_process_agree() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc early 4M"]);
     let words = ["--pid", &workload.tgid_word()];
@@ -213,7 +217,7 @@ impl Drop for Over<'_> {
 }
 
 /// Attaches while threads allocate and free. The threads run until memwatch has attached.
-fn attach_in_the_middle_of_calls(gpu: &Gpu, workload: &mut Workload) -> Watch {
+fn attach_in_the_middle_of_calls(gpu: &SimulatedGpu, workload: &mut SimulatedWorkload) -> RunningWatch {
     let words = ["--pid", &workload.tgid_word()];
     let attached = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -230,7 +234,7 @@ fn attach_in_the_middle_of_calls(gpu: &Gpu, workload: &mut Workload) -> Watch {
 #[test]
 fn an_attach_in_the_middle_of_calls_of_many_threads_ends_exactly() {
     // A copy of libcuda has no probes of other tests.
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0"]);
     let mut watch = attach_in_the_middle_of_calls(&gpu, &mut workload);
@@ -244,7 +248,7 @@ fn an_attach_in_the_middle_of_calls_of_many_threads_ends_exactly() {
 
 #[test]
 fn a_second_watch_that_attaches_to_a_busy_process_loses_nothing() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0"]);
     let mut first = gpu.watch(&["--pid", &workload.tgid_word()]);

@@ -4,36 +4,36 @@
 use std::time::Duration;
 
 use memwatch_tests::oracle::{Agreement, assert_agrees};
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Shape, Watch, Workload, until};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{MIB, PrologueShape, RunningWatch, SimulatedGpu, SimulatedWorkload, until};
 
 /// More calls than any budget allows within one pause, and fewer than the ring can hold.
 const CALLS: u64 = 1000;
 const PAUSE: Duration = Duration::from_millis(10);
 
-fn machine() -> Option<Gpu> {
-    Some(Gpu::new(Shape::Push)?.with("GPUSIM_DEVICES", &2))
+fn machine() -> Option<SimulatedGpu> {
+    Some(SimulatedGpu::new(PrologueShape::Push)?.with("GPUSIM_DEVICES", &2))
 }
 
 /// Returns how many calls of the process were traced.
-fn traced(report: &Report, workload: &Workload) -> u64 {
+fn traced(report: &ReportLine, workload: &SimulatedWorkload) -> u64 {
     report.process(workload.tgid()).map_or(0, |process| process.0["overhead"]["events"].as_u64().expect("a number"))
 }
 
-fn burst(workload: &mut Workload) {
+fn burst(workload: &mut SimulatedWorkload) {
     workload.report(&format!("loop cuCtxSetCurrent {CALLS}"));
     assert_eq!(workload.answer()["result"], 0);
 }
 
 /// Returns whether a burst of the workload's calls is traced.
-pub(super) fn sees_burst(watch: &mut Watch, workload: &mut Workload) -> bool {
+pub(super) fn sees_burst(watch: &mut RunningWatch, workload: &mut SimulatedWorkload) -> bool {
     let before = traced(&watch.settled(), workload);
     burst(workload);
     traced(&watch.settled(), workload) - before >= CALLS
 }
 
 /// Makes bursts until none is traced.
-pub(super) fn until_spared(watch: &mut Watch, workload: &mut Workload) {
+pub(super) fn until_spared(watch: &mut RunningWatch, workload: &mut SimulatedWorkload) {
     until("the program is spared", || {
         for _ in 0..50 {
             std::thread::sleep(PAUSE);
@@ -80,7 +80,7 @@ fn once_a_program_has_a_second_context_it_is_traced_again_and_what_it_allocates_
     workload.run(&["@other device 1", "@other alloc early 2M"]);
     until("context changes are traced", || sees_burst(&mut watch, &mut workload).then_some(()));
     let uuids = [0, 1].map(|ordinal| gpu.ledger().uuid(ordinal).expect("a device"));
-    let on = |report: &Report, uuid: &str| {
+    let on = |report: &ReportLine, uuid: &str| {
         let process = report.process(workload.tgid()).expect("it runs");
         process.on(uuid).map_or(0, |gpu| gpu.number("driver_allocated_bytes"))
     };

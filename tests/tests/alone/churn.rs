@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::Stdio;
 
 use jiff::Timestamp;
-use memwatch_tests::kernel_maps::{Table, processes_in};
+use memwatch_tests::kernel_maps::{KernelMap, processes_in};
 use memwatch_tests::oracle::{Agreement, assert_agrees};
-use memwatch_tests::report::{Process, Report};
-use memwatch_tests::{Gpu, MIB, Shape, TIMEOUT, Watch, Workload, resident_bytes};
+use memwatch_tests::report::{ReportLine, ReportedProcess};
+use memwatch_tests::{MIB, PrologueShape, RunningWatch, SimulatedGpu, SimulatedWorkload, TIMEOUT, resident_bytes};
 use serde_json::Value;
 
 /// Commands that make GPU 0 current, as every program starts.
@@ -21,8 +21,8 @@ fn exists(tgid: u32) -> bool {
 }
 
 /// Waits until no map of the kernel half has an entry of an exited process.
-fn assert_the_dead_are_forgotten(watch: &mut Watch) {
-    for table in Table::ALL {
+fn assert_the_dead_are_forgotten(watch: &mut RunningWatch) {
+    for table in KernelMap::ALL {
         let dead = |tgids: Vec<u32>| tgids.into_iter().filter(|tgid| !exists(*tgid)).collect::<Vec<u32>>();
         let begin = std::time::Instant::now();
         // Loss entries are read and removed with each report.
@@ -35,7 +35,7 @@ fn assert_the_dead_are_forgotten(watch: &mut Watch) {
 
 /// Returns the last state of every process that is reported between now and the first report newer
 /// than this call, and that report.
-fn all_reported(watch: &mut Watch) -> (BTreeMap<u32, Value>, Report) {
+fn all_reported(watch: &mut RunningWatch) -> (BTreeMap<u32, Value>, ReportLine) {
     let now = Timestamp::now();
     let mut reported = BTreeMap::new();
     loop {
@@ -53,7 +53,7 @@ fn all_reported(watch: &mut Watch) -> (BTreeMap<u32, Value>, Report) {
 #[test]
 fn a_thousand_quick_processes_are_each_seen_with_their_exact_numbers() {
     const PROCESSES: u64 = 1000;
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let mut sizes = BTreeMap::new();
     for number in 1..=PROCESSES {
@@ -69,7 +69,7 @@ fn a_thousand_quick_processes_are_each_seen_with_their_exact_numbers() {
     assert!(report.is_complete(), "{:#}", report.json()["losses"]);
     assert_eq!(sizes.len() as u64, PROCESSES, "a process number came twice");
     for (tgid, bytes) in sizes {
-        let process = Process(reported.get(&tgid).unwrap_or_else(|| panic!("{tgid} is not reported")));
+        let process = ReportedProcess(reported.get(&tgid).unwrap_or_else(|| panic!("{tgid} is not reported")));
         assert!(process.is_exact() && process.has_ended() && process.0["from_start"] == true, "{:#}", process.0);
         let on_gpu = process.only_gpu();
         let numbers =
@@ -82,7 +82,7 @@ fn a_thousand_quick_processes_are_each_seen_with_their_exact_numbers() {
 #[test]
 fn ten_thousand_short_processes_leave_nothing_behind() {
     const PROCESSES: u64 = 10_000;
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut watch = gpu.watch(&[]);
     let before_bytes = resident_bytes(watch.tgid());
     let mut workload = gpu.workload();
@@ -92,8 +92,8 @@ fn ten_thousand_short_processes_leave_nothing_behind() {
     assert!(report.is_complete(), "{:#}", report.json()["losses"]);
     // The parent never called the driver itself.
     assert!(report.process(workload.tgid()).is_none_or(|process| process.0["gpus"] == serde_json::json!([])));
-    let herd = report.json()["data"]["processes"].as_array().expect("processes").iter().map(Process);
-    let herd: Vec<_> = herd.filter(Process::has_ended).collect();
+    let herd = report.json()["data"]["processes"].as_array().expect("processes").iter().map(ReportedProcess);
+    let herd: Vec<_> = herd.filter(ReportedProcess::has_ended).collect();
     assert!(herd.len() > 1000, "only {} are reported", herd.len());
     for process in herd {
         assert!(process.is_exact(), "{:#}", process.0);
@@ -106,7 +106,7 @@ fn ten_thousand_short_processes_leave_nothing_behind() {
 
 #[test]
 fn losses_of_the_dead_are_reported_and_then_forgotten() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut watch = gpu.watch(&["--ring-bytes", "4K"]);
     let mut workload = gpu.workload();
     workload.run(&BEGIN);
@@ -121,7 +121,7 @@ fn losses_of_the_dead_are_reported_and_then_forgotten() {
 
 #[test]
 fn a_fork_without_exec_is_a_process_of_its_own_with_nothing_of_its_parents() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let mut parent = gpu.workload();
     let child = parent.ask("fork child")["tgid"].as_u64().and_then(|tgid| u32::try_from(tgid).ok()).expect("a child");
@@ -139,7 +139,7 @@ fn a_fork_without_exec_is_a_process_of_its_own_with_nothing_of_its_parents() {
 
 #[test]
 fn an_exec_from_another_thread_keeps_the_process_and_none_of_its_memory() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let mut workload = gpu.workload();
     workload.run(&BEGIN);
@@ -160,7 +160,7 @@ fn an_exec_from_another_thread_keeps_the_process_and_none_of_its_memory() {
 
 #[test]
 fn a_process_whose_main_thread_has_ended_is_still_watched_and_found() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let mut first = gpu.watch(&[]);
     let mut workload = gpu.workload();
     workload.run(&BEGIN);
@@ -169,7 +169,7 @@ fn a_process_whose_main_thread_has_ended_is_still_watched_and_found() {
     assert!(!report.process(workload.tgid()).expect("it lives on").has_ended());
     // The library cannot be found through the main thread, which has exited and has no address
     // space.
-    let mut second = Watch::start(gpu.searching_memwatch(&["--pid", &workload.tgid_word()]));
+    let mut second = RunningWatch::start(gpu.searching_memwatch(&["--pid", &workload.tgid_word()]));
     workload.run(&["alloc c 8M", "free b"]);
     let report = second.settled();
     let process = report.process(workload.tgid()).expect("it is the target");
@@ -183,7 +183,7 @@ fn a_process_whose_main_thread_has_ended_is_still_watched_and_found() {
 
 /// Starts a workload with this process id, or returns `None` if other processes take the id every
 /// time.
-fn workload_numbered(gpu: &Gpu, tgid: u32) -> Option<Workload> {
+fn workload_numbered(gpu: &SimulatedGpu, tgid: u32) -> Option<SimulatedWorkload> {
     for _ in 0..200 {
         fs::write("/proc/sys/kernel/ns_last_pid", (tgid - 1).to_string()).ok()?;
         let workload = gpu.workload();
@@ -196,7 +196,7 @@ fn workload_numbered(gpu: &Gpu, tgid: u32) -> Option<Workload> {
 
 #[test]
 fn two_processes_of_one_number_are_two_processes() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut watch = gpu.watch(&[]);
     let mut first = gpu.workload();
     first.run(&BEGIN);
@@ -210,9 +210,9 @@ fn two_processes_of_one_number_are_two_processes() {
     second.run(&BEGIN);
     second.run(&["alloc b 6M", "alloc c 2M", "free b"]);
     let report = assert_agrees(&gpu, &mut watch, &second, Agreement::Exact);
-    let processes = report.json()["data"]["processes"].as_array().expect("processes").iter().map(Process);
+    let processes = report.json()["data"]["processes"].as_array().expect("processes").iter().map(ReportedProcess);
     let of_number: Vec<_> = processes.filter(|process| process.0["pid"] == tgid).collect();
-    let reported = |process: &Process<'_>| {
+    let reported = |process: &ReportedProcess<'_>| {
         let on_gpu = process.only_gpu();
         let numbers =
             ["driver_allocated_bytes", "peak_bytes", "allocations", "frees"].map(|field| on_gpu.number(field));
@@ -224,7 +224,7 @@ fn two_processes_of_one_number_are_two_processes() {
 
 #[test]
 fn a_thread_that_ends_inside_a_call_is_a_loss_of_its_process_and_leaves_no_trace() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let mut workload = gpu.workload();
     let mut beside = gpu.workload();
@@ -244,7 +244,7 @@ fn a_thread_that_ends_inside_a_call_is_a_loss_of_its_process_and_leaves_no_trace
 
 #[test]
 fn a_process_killed_inside_a_call_even_its_first_leaves_no_trace() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut watch = gpu.watch(&[]);
     for begin in [&["init"][..], &["init", "uuid 0", "device 0", "alloc a 4M"]] {
         let mut workload = gpu.workload();
@@ -259,16 +259,19 @@ fn a_process_killed_inside_a_call_even_its_first_leaves_no_trace() {
 
 #[test]
 fn an_exec_inside_a_call_of_another_thread_leaves_no_call_behind() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let mut workload = gpu.workload();
     workload.run(&BEGIN);
     workload.run(&["alloc a 4M"]);
-    assert!(processes_in(watch.tgid(), Table::InFlight).contains(&workload.tgid()), "the main thread has called");
+    assert!(processes_in(watch.tgid(), KernelMap::InFlight).contains(&workload.tgid()), "the main thread has called");
     // The thread inside the call takes over the main thread's id; the new program answers.
     workload.report("fault exec");
     workload.ask("tgid");
-    assert!(!processes_in(watch.tgid(), Table::InFlight).contains(&workload.tgid()), "the new program has not called");
+    assert!(
+        !processes_in(watch.tgid(), KernelMap::InFlight).contains(&workload.tgid()),
+        "the new program has not called"
+    );
     workload.run(&BEGIN);
     workload.run(&["alloc b 2M"]);
     let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::ExceptPeaks);
@@ -280,7 +283,7 @@ fn an_exec_inside_a_call_of_another_thread_leaves_no_call_behind() {
 
 #[test]
 fn a_child_made_by_vfork_and_exec_is_watched_from_its_start() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut parent = gpu.workload();
     parent.run(&BEGIN);
     // Also as the child of a target.

@@ -9,14 +9,16 @@ use std::process::{Child, Command, Stdio};
 
 use memwatch_tests::contract;
 use memwatch_tests::mounts::after_mounting;
-use memwatch_tests::report::Report;
-use memwatch_tests::{CONTEXT_BYTES, Gpu, MIB, Outcome, Program, Shape, Watch, Workload};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{
+    CONTEXT_BYTES, CommandOutcome, MIB, PrologueShape, RunningProgram, RunningWatch, SimulatedGpu, SimulatedWorkload,
+};
 use serde_json::Value;
 
 /// User id of `nobody` on every distribution.
 const NOBODY: u32 = 65_534;
 
-fn holding_4_mib(gpu: &Gpu) -> Workload {
+fn holding_4_mib(gpu: &SimulatedGpu) -> SimulatedWorkload {
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
     workload
@@ -46,7 +48,7 @@ impl Drop for Stranger {
 
 #[test]
 fn what_is_typed_wrongly_is_refused_with_2() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     for (words, sentence) in [
         (["-i", "0"], "the shortest interval is 100ms"),
         (["-i", "soon"], "a time is a number with a unit"),
@@ -65,7 +67,7 @@ fn what_is_typed_wrongly_is_refused_with_2() {
 
 #[test]
 fn a_process_that_is_not_there_is_6() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     // Above the highest process id of every kernel.
     let nobody = i32::MAX.to_string();
     for words in [&["-p", &nobody][..], &["ps", "-p", &nobody]] {
@@ -75,7 +77,7 @@ fn a_process_that_is_not_there_is_6() {
 
 #[test]
 fn a_process_without_cuda_is_6_and_named() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let stranger = Stranger::start(Command::new("cat"));
     let tgid = stranger.tgid_word();
     let sentence = format!("process {tgid} (cat) has not loaded libcuda.so");
@@ -86,7 +88,7 @@ fn a_process_without_cuda_is_6_and_named() {
 }
 
 /// Returns a command that runs a world-executable copy of memwatch as a user without capabilities.
-fn unprivileged(gpu: &Gpu, words: &[&str]) -> Command {
+fn unprivileged(gpu: &SimulatedGpu, words: &[&str]) -> Command {
     let reported = gpu.memwatch(words);
     let program = gpu.directory().join("memwatch");
     std::fs::copy(reported.get_program(), &program).expect("a copy of memwatch");
@@ -98,41 +100,41 @@ fn unprivileged(gpu: &Gpu, words: &[&str]) -> Command {
 
 #[test]
 fn without_permission_it_is_4_with_the_ways_out() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let ways_out = ["Operation not permitted", "sudo ", "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep"];
     for words in [&["ps", "--json"][..], &["leak", "-p", "1"], &["-d", "1s"], &["--json", "-d", "1s"]] {
-        let outcome = Outcome::of(unprivileged(&gpu, words));
+        let outcome = CommandOutcome::of(unprivileged(&gpu, words));
         outcome.assert_ended_with(4, &ways_out);
         assert_eq!(outcome.stdout, "");
     }
     // NVML's numbers need no permission.
-    let outcome = Outcome::of(unprivileged(&gpu, &["ps"]));
+    let outcome = CommandOutcome::of(unprivileged(&gpu, &["ps"]));
     outcome.assert_ended_with(0, &[]);
     let title = "Driver view only (NVML). Allocation tracing needs root: sudo memwatch ps\nGPU 0  ";
     assert!(outcome.stdout.starts_with(title), "{}", outcome.stdout);
     // 125, because the command itself could exit with any other code.
-    Outcome::of(unprivileged(&gpu, &["run", "--", "true"])).assert_ended_with(125, &ways_out);
-    let outcome = Outcome::of(unprivileged(&gpu, &["doctor", "--json"]));
+    CommandOutcome::of(unprivileged(&gpu, &["run", "--", "true"])).assert_ended_with(125, &ways_out);
+    let outcome = CommandOutcome::of(unprivileged(&gpu, &["doctor", "--json"]));
     outcome.assert_ended_with(4, &[]);
-    let check = check(&Report::parse(&outcome.stdout), "cap_bpf");
+    let check = check(&ReportLine::parse(&outcome.stdout), "cap_bpf");
     assert_eq!((&check["state"], &check["barrier"]), (&"missing".into(), &"permission".into()));
 }
 
 #[test]
 fn a_kernel_without_btf_is_5() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     for without in ["mount --bind /dev/null /sys/kernel/btf/vmlinux", "mount -t tmpfs none /sys/kernel/btf"] {
         for (words, sentences) in [(&["ps"][..], &["BTF", "CONFIG_DEBUG_INFO_BTF=y"][..]), (&["doctor", "--json"], &[])]
         {
             let Some(command) = after_mounting(without, &[], &gpu.memwatch(words)) else { return };
-            Outcome::of(command).assert_ended_with(5, sentences);
+            CommandOutcome::of(command).assert_ended_with(5, sentences);
         }
     }
 }
 
 #[test]
 fn without_an_nvml_library_the_watch_counts_live_bytes_and_says_what_it_lacks() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let other = gpu.directory().join("libnvidia-ml.so.1");
     std::fs::copy(gpu.libcuda(), &other).expect("a library that is no NVML");
     let name = other.display().to_string();
@@ -155,7 +157,7 @@ fn without_an_nvml_library_the_watch_counts_live_bytes_and_says_what_it_lacks() 
 
 #[test]
 fn a_library_that_is_named_and_not_there_is_1_with_its_option() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let text = gpu.directory().join("notes.txt");
     std::fs::write(&text, "no library").expect("the directory is ours");
     let text = text.display().to_string();
@@ -167,19 +169,19 @@ fn a_library_that_is_named_and_not_there_is_1_with_its_option() {
             for words in [&["ps"][..], &["-d", "1s", "--json"], &["agent", "--socket", "/nonexistent/socket"]] {
                 let mut command = Command::new(gpu.memwatch(&[]).get_program());
                 command.args([option, file]).args(words);
-                let outcome = Outcome::of(command);
+                let outcome = CommandOutcome::of(command);
                 outcome.assert_ended_with(1, &[&sentence, "Leave it out"]);
                 assert_eq!(outcome.stdout, "");
             }
             let mut command = Command::new(gpu.memwatch(&[]).get_program());
             command.args([option, file, "run", "--", "true"]);
-            Outcome::of(command).assert_ended_with(125, &[&sentence]);
+            CommandOutcome::of(command).assert_ended_with(125, &[&sentence]);
         }
     }
 }
 
 /// What a report shows when NVML refuses one query.
-struct Refusal {
+struct NvmlRefusal {
     of: &'static str,
     nvml: &'static str,
     gpu_used: bool,
@@ -189,11 +191,14 @@ struct Refusal {
 #[test]
 fn what_nvml_refuses_is_null_and_live_bytes_are_right_all_the_same() {
     for refusal in [
-        Refusal { of: "processes", nvml: "ok", gpu_used: true, process_used: false },
-        Refusal { of: "memory_info", nvml: "ok", gpu_used: false, process_used: true },
-        Refusal { of: "init", nvml: "unavailable", gpu_used: false, process_used: false },
+        NvmlRefusal { of: "processes", nvml: "ok", gpu_used: true, process_used: false },
+        NvmlRefusal { of: "memory_info", nvml: "ok", gpu_used: false, process_used: true },
+        NvmlRefusal { of: "init", nvml: "unavailable", gpu_used: false, process_used: false },
     ] {
-        let Some(gpu) = Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_NVML_FAIL", &refusal.of)) else { return };
+        let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(|gpu| gpu.with("GPUSIM_NVML_FAIL", &refusal.of))
+        else {
+            return;
+        };
         let mut workload = gpu.workload();
         workload.ask("tgid");
         let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
@@ -211,8 +216,8 @@ fn what_nvml_refuses_is_null_and_live_bytes_are_right_all_the_same() {
 
 #[test]
 fn a_driver_that_does_not_answer_stops_no_report() {
-    let delayed = |gpu: Gpu| gpu.with("GPUSIM_NVML_DELAY_MS", &600_000);
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(delayed) else { return };
+    let delayed = |gpu: SimulatedGpu| gpu.with("GPUSIM_NVML_DELAY_MS", &600_000);
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(delayed) else { return };
     let mut workload = holding_4_mib(&gpu);
     let tgid = workload.tgid();
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
@@ -227,12 +232,12 @@ fn a_driver_that_does_not_answer_stops_no_report() {
     }
     let once = gpu.run_memwatch(&["ps", "--json", "--pid", &workload.tgid_word()]);
     once.assert_ended_with(0, &[]);
-    assert_eq!(Report::parse(&once.stdout).json()["coverage"]["nvml"], "starting");
+    assert_eq!(ReportLine::parse(&once.stdout).json()["coverage"]["nvml"], "starting");
 }
 
 #[test]
 fn gpus_are_chosen_by_index_and_an_unknown_one_is_6() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_DEVICES", &2)) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(|gpu| gpu.with("GPUSIM_DEVICES", &2)) else { return };
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "uuid 1", "device 0", "alloc a 4M", "device 1", "alloc b 6M"]);
     let words = ["ps", "--json", "--pid", &workload.tgid_word(), "-g"];
@@ -240,7 +245,7 @@ fn gpus_are_chosen_by_index_and_an_unknown_one_is_6() {
     for word in ["1", &uuid, &uuid[..6]] {
         let outcome = gpu.run_memwatch(&[&words[..], &[word]].concat());
         outcome.assert_ended_with(0, &[]);
-        let report = Report::parse(&outcome.stdout);
+        let report = ReportLine::parse(&outcome.stdout);
         assert_eq!(report.json()["data"]["gpus"].as_array().map(Vec::len), Some(1), "{report:#?}");
         assert_eq!(report.gpu(0)["nvml_index"], 1);
         let on_gpu = report.process(workload.tgid()).expect("the target").only_gpu();
@@ -254,12 +259,12 @@ fn gpus_are_chosen_by_index_and_an_unknown_one_is_6() {
 
 #[test]
 fn json_keeps_its_contract() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut workload = holding_4_mib(&gpu);
     let once = gpu.run_memwatch(&["ps", "--json", "--pid", &workload.tgid_word()]);
     once.assert_ended_with(0, &[]);
     assert_eq!(once.stdout.matches('\n').count(), 1, "{}", once.stdout);
-    let report = Report::parse(&once.stdout);
+    let report = ReportLine::parse(&once.stdout);
     assert_eq!(report.json()["schema"], "memwatch.ps/2");
     contract::assert_kept(&report);
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
@@ -274,14 +279,14 @@ const HOSTILE_ARGUMENT: &[u8] = b"\x1b]0;owned\x07\r\n\xff\x1b[2J\xc2\x9b31m\xe2
 
 /// Asserts that a text has no control characters except newlines, and no character that reverses
 /// the direction of text.
-fn assert_harmless(text: &str, outcome: &Outcome) {
+fn assert_harmless(text: &str, outcome: &CommandOutcome) {
     let harmful = |letter: char| (letter.is_control() && letter != '\n') || letter == '\u{202e}';
     assert!(!text.contains(harmful), "{outcome:#?}");
 }
 
 #[test]
 fn names_of_others_reach_no_terminal_unescaped() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let hostile = |program: &OsStr| {
         let link = gpu.directory().join(OsStr::from_bytes(HOSTILE_NAME));
         let _ = std::fs::remove_file(&link);
@@ -291,7 +296,7 @@ fn names_of_others_reach_no_terminal_unescaped() {
         command.arg0(OsStr::from_bytes(HOSTILE_ARGUMENT));
         command
     };
-    let mut workload = Workload::start(hostile(gpu.workload_program().as_os_str()));
+    let mut workload = SimulatedWorkload::start(hostile(gpu.workload_program().as_os_str()));
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
     let tgid = workload.tgid_word();
     let table = gpu.run_memwatch(&["ps", "--color=never", "--pid", &tgid]);
@@ -301,7 +306,7 @@ fn names_of_others_reach_no_terminal_unescaped() {
     assert_harmless(&table.stderr, &table);
     let json = gpu.run_memwatch(&["ps", "--json", "--pid", &tgid]);
     assert!(!json.stdout.trim_end().contains(|letter: char| letter.is_ascii_control()), "{json:#?}");
-    let report = Report::parse(&json.stdout);
+    let report = ReportLine::parse(&json.stdout);
     let process = report.process(workload.tgid()).expect("the target").0;
     assert_eq!(process["comm"], "\x1b[31m\x07\nevil");
     assert_eq!(process["command"], String::from_utf8_lossy(HOSTILE_ARGUMENT).as_ref());
@@ -314,7 +319,7 @@ fn names_of_others_reach_no_terminal_unescaped() {
 
 #[test]
 fn a_reader_that_leaves_early_ends_the_watch_quietly() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let workload = holding_4_mib(&gpu);
     for json in [&[][..], &["--json"]] {
         let mut command = gpu.memwatch(&["--pid", &workload.tgid_word(), "--interval", "100ms"]);
@@ -333,12 +338,12 @@ fn a_reader_that_leaves_early_ends_the_watch_quietly() {
 
 #[test]
 fn more_calls_than_a_watch_can_take_in_keep_it_neither_from_reporting_nor_from_ending() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut workload = holding_4_mib(&gpu);
     // Runs until it is killed with the test.
     workload.report("churn 8 1000000000 2M");
     let words = ["--pid", &workload.tgid_word(), "--interval", "100ms", "--ring-bytes", "1M"];
-    let mut watch = Program::start(gpu.memwatch(&words));
+    let mut watch = RunningProgram::start(gpu.memwatch(&words));
     for _ in 0..3 {
         watch.until_line_with("UNATTRIBUTED");
     }
@@ -348,10 +353,10 @@ fn more_calls_than_a_watch_can_take_in_keep_it_neither_from_reporting_nor_from_e
 
 #[test]
 fn a_signal_ends_a_watch_with_0_and_the_next_one_works() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let workload = holding_4_mib(&gpu);
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        let mut watch = Program::start(gpu.memwatch(&["--pid", &workload.tgid_word(), "--interval", "100ms"]));
+        let mut watch = RunningProgram::start(gpu.memwatch(&["--pid", &workload.tgid_word(), "--interval", "100ms"]));
         watch.until_line_with("complete");
         watch.signal(signal);
         assert_eq!(watch.end(), 0, "after signal {signal}");
@@ -361,15 +366,15 @@ fn a_signal_ends_a_watch_with_0_and_the_next_one_works() {
     assert!(once.stdout.contains("complete"), "{}", once.stdout);
 }
 
-fn check(report: &Report, id: &str) -> Value {
+fn check(report: &ReportLine, id: &str) -> Value {
     let checks = report.json()["data"]["checks"].as_array().expect("checks");
     checks.iter().find(|check| check["id"] == id).unwrap_or_else(|| panic!("no check {id} in {report:#?}")).clone()
 }
 
 #[test]
 fn the_doctor_names_the_probed_instruction_of_every_function() {
-    for (shape, offset_bytes, instruction) in [(Shape::Cmp, 10, "je"), (Shape::Push, 0, "push")] {
-        let Some(gpu) = Gpu::new(shape) else { return };
+    for (shape, offset_bytes, instruction) in [(PrologueShape::Cmp, 10, "je"), (PrologueShape::Push, 0, "push")] {
+        let Some(gpu) = SimulatedGpu::new(shape) else { return };
         let text = gpu.run_memwatch(&["doctor"]);
         text.assert_ended_with(0, &[]);
         assert!(
@@ -379,7 +384,7 @@ fn the_doctor_names_the_probed_instruction_of_every_function() {
         assert!(text.stdout.contains("requests to the kernel driver: probed at 1 stub"), "{text:#?}");
         let json = gpu.run_memwatch(&["doctor", "--json"]);
         json.assert_ended_with(0, &[]);
-        let report = Report::parse(&json.stdout);
+        let report = ReportLine::parse(&json.stdout);
         assert_eq!(report.json()["schema"], "memwatch.doctor/1");
         contract::assert_envelope(&report);
         for check in report.json()["data"]["checks"].as_array().expect("checks") {
@@ -392,7 +397,7 @@ fn the_doctor_names_the_probed_instruction_of_every_function() {
     }
 }
 
-fn assert_sites(gpu: &Gpu, report: &Report, offset_bytes: u64, instruction: &str) {
+fn assert_sites(gpu: &SimulatedGpu, report: &ReportLine, offset_bytes: u64, instruction: &str) {
     let libraries = report.json()["data"]["libraries"].as_array().expect("libraries");
     let path = std::fs::canonicalize(gpu.libcuda()).expect("the library is there");
     let library = libraries.iter().find(|library| library["path"].as_str() == path.to_str());
@@ -409,10 +414,10 @@ fn assert_sites(gpu: &Gpu, report: &Report, offset_bytes: u64, instruction: &str
 
 #[test]
 fn a_watch_on_a_process_ends_with_it_and_a_summary() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut workload = gpu.workload();
     workload.ask("tgid");
-    let mut watch = Program::start(gpu.memwatch(&["--pid", &workload.tgid_word(), "--interval", "100ms"]));
+    let mut watch = RunningProgram::start(gpu.memwatch(&["--pid", &workload.tgid_word(), "--interval", "100ms"]));
     watch.until_line_with("complete");
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
     watch.until_line_with("device 4.0 MiB");
@@ -420,13 +425,13 @@ fn a_watch_on_a_process_ends_with_it_and_a_summary() {
     watch.until_line_with("peak        4.0 MiB on GPU 0");
     watch.until_line_with("1 allocation not freed by the program");
     assert_eq!(watch.end(), 0);
-    let watched = Watch::start(gpu.memwatch(&["--duration", "300ms"]));
+    let watched = RunningWatch::start(gpu.memwatch(&["--duration", "300ms"]));
     assert_eq!(watched.finish().1, 0);
 }
 
 #[test]
 fn a_watch_without_tensors_has_no_thread_that_looks_for_pytorch() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let workload = holding_4_mib(&gpu);
     let looks = |options: &[&str]| {
         let mut watch = gpu.watch(&[&["--pid", &workload.tgid_word()], options].concat());

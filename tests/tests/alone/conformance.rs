@@ -7,21 +7,21 @@ use std::process::Command;
 use memwatch_common::probes::{PROBES, When};
 use memwatch_tests::oracle::{Agreement, assert_all_agree};
 use memwatch_tests::scenarios::{PROLOGUE, PROLOGUE_COVERS, SCENARIOS};
-use memwatch_tests::{Gpu, Shape, Watch, Workload};
+use memwatch_tests::{PrologueShape, RunningWatch, SimulatedGpu, SimulatedWorkload};
 
 /// Number of threads that run a scenario concurrently, and how often each runs it.
 const THREADS: usize = 32;
 const TURNS: usize = 4;
 
 /// Runs one command as the only thread, number 0. A command after `!` must be refused.
-fn run(workload: &mut Workload, line: &str) {
+fn run(workload: &mut SimulatedWorkload, line: &str) {
     let (line, must_fail) = line.strip_prefix('!').map_or((line, false), |line| (line, true));
     let answer = workload.ask(&line.replace('$', "0"));
     assert_eq!(answer["result"] != 0, must_fail, "{line}: {answer}");
     assert!(answer["error"].is_null(), "{line}: {answer}");
 }
 
-fn start(gpu: &Gpu) -> Workload {
+fn start(gpu: &SimulatedGpu) -> SimulatedWorkload {
     let mut workload = gpu.workload();
     for line in PROLOGUE {
         run(&mut workload, line);
@@ -30,7 +30,7 @@ fn start(gpu: &Gpu) -> Workload {
 }
 
 /// Runs all scenarios step by step, each in its own process. One report covers one step of all.
-fn alone(gpu: &Gpu, watch: &mut Watch, agreement: Agreement) {
+fn alone(gpu: &SimulatedGpu, watch: &mut RunningWatch, agreement: Agreement) {
     let mut running: Vec<_> = SCENARIOS.iter().map(|scenario| (scenario, start(gpu))).collect();
     for step in 0.. {
         running.retain_mut(|(scenario, workload)| {
@@ -53,7 +53,7 @@ fn alone(gpu: &Gpu, watch: &mut Watch, agreement: Agreement) {
 }
 
 /// Runs each scenario that allows it on many threads of one process concurrently.
-fn together(gpu: &Gpu, watch: &mut Watch, agreement: Agreement) {
+fn together(gpu: &SimulatedGpu, watch: &mut RunningWatch, agreement: Agreement) {
     let stormed = SCENARIOS.iter().filter(|scenario| !scenario.alone).map(|scenario| {
         let mut workload = start(gpu);
         let script = gpu.directory().join("storm");
@@ -65,11 +65,11 @@ fn together(gpu: &Gpu, watch: &mut Watch, agreement: Agreement) {
     });
     let mut stormed: Vec<_> = stormed.collect();
     assert_all_agree(gpu, watch, &stormed.iter().collect::<Vec<_>>(), agreement.except_peaks());
-    stormed.iter_mut().for_each(Workload::end);
+    stormed.iter_mut().for_each(SimulatedWorkload::end);
 }
 
-fn agrees(shape: Shape, options: &[&str], agreement: Agreement) {
-    let Some(gpu) = Gpu::new(shape) else { return };
+fn agrees(shape: PrologueShape, options: &[&str], agreement: Agreement) {
+    let Some(gpu) = SimulatedGpu::new(shape) else { return };
     let mut watch = gpu.watch(options);
     alone(&gpu, &mut watch, agreement);
     together(&gpu, &mut watch, agreement);
@@ -77,17 +77,17 @@ fn agrees(shape: Shape, options: &[&str], agreement: Agreement) {
 
 #[test]
 fn every_family_agrees_with_the_driver_on_prologues_that_begin_with_cmp() {
-    agrees(Shape::Cmp, &[], Agreement::CallsOnly);
+    agrees(PrologueShape::Cmp, &[], Agreement::CallsOnly);
 }
 
 #[test]
 fn every_family_agrees_with_the_driver_on_prologues_that_begin_with_push() {
-    agrees(Shape::Push, &[], Agreement::Exact);
+    agrees(PrologueShape::Push, &[], Agreement::Exact);
 }
 
 #[test]
 fn every_family_agrees_with_the_driver_through_classic_uprobes() {
-    agrees(Shape::Push, &["--classic-uprobes"], Agreement::CallsOnly);
+    agrees(PrologueShape::Push, &["--classic-uprobes"], Agreement::CallsOnly);
 }
 
 #[test]
@@ -96,12 +96,12 @@ fn every_probed_function_has_a_scenario_that_really_calls_it() {
         SCENARIOS.iter().flat_map(|scenario| scenario.covers).chain(PROLOGUE_COVERS).copied().collect();
     let rows: BTreeSet<&str> = PROBES.iter().map(|probe| probe.symbol).collect();
     assert_eq!(covered, rows, "left: in a scenario, right: in the table");
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     for scenario in SCENARIOS {
         let log = gpu.directory().join("calls");
         let mut command: Command = gpu.workload_command();
         command.env("GPUSIM_CALLS", &log);
-        let mut workload = Workload::start(command);
+        let mut workload = SimulatedWorkload::start(command);
         for line in PROLOGUE.iter().chain(scenario.steps.iter().copied().flatten()) {
             run(&mut workload, line);
         }

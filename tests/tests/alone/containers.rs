@@ -3,21 +3,23 @@
 use std::os::unix::net::UnixListener;
 use std::time::Instant;
 
-use memwatch_tests::agent::Agent;
-use memwatch_tests::containerd::{self, Containerd, PodNames};
+use memwatch_tests::agent::TestAgent;
+use memwatch_tests::containerd::{self, Containerd, TestPodNames};
 use memwatch_tests::enclosure::{Cgroups, workload_in_group, workloads_in_group};
-use memwatch_tests::report::{Process, Report};
+use memwatch_tests::report::{ReportLine, ReportedProcess};
 use memwatch_tests::slurm::Slurm;
-use memwatch_tests::{Docker, Engine, Gpu, MIB, Shape, TIMEOUT, Watch, Workload, rootfs};
+use memwatch_tests::{
+    Docker, Engine, MIB, PrologueShape, RunningWatch, SimulatedGpu, SimulatedWorkload, TIMEOUT, rootfs,
+};
 use serde_json::{Value, json};
 
-fn process(report: &Report, tgid: u32) -> Process<'_> {
+fn process(report: &ReportLine, tgid: u32) -> ReportedProcess<'_> {
     report.process(tgid).unwrap_or_else(|| panic!("{tgid} is not reported: {report:#?}"))
 }
 
 /// Asserts that each of these processes is reported with the numbers of the simulator's ledger, and
 /// that together they account for all used memory of the GPU.
-fn assert_adds_up(gpu: &Gpu, report: &Report, tgids: &[u32]) {
+fn assert_adds_up(gpu: &SimulatedGpu, report: &ReportLine, tgids: &[u32]) {
     let ledger = gpu.ledger();
     let mut used_bytes = 0;
     for &tgid in tgids {
@@ -32,15 +34,15 @@ fn assert_adds_up(gpu: &Gpu, report: &Report, tgids: &[u32]) {
 }
 
 /// Makes some calls after which 8 MiB and `bytes` bytes are live.
-fn allocate(workload: &mut Workload, bytes: u64) {
+fn allocate(workload: &mut SimulatedWorkload, bytes: u64) {
     workload.run(&["uuid 0", "device 0", "alloc a 4M", "alloc b 6M", "free a", "async c 2M"]);
     workload.run(&[&format!("alloc d {bytes}")]);
 }
 
 /// Waits until this many copies of the image's driver library have probes.
-fn until_probed(watch: &mut Watch, copies: usize) {
+fn until_probed(watch: &mut RunningWatch, copies: usize) {
     let is_probed = |library: &&Value| library["path"].as_str().is_some_and(|path| path.starts_with(rootfs::LIBRARIES));
-    let count = |report: &Report| {
+    let count = |report: &ReportLine| {
         report.json()["coverage"]["libraries"].as_array().map(|all| all.iter().filter(is_probed).count())
     };
     watch.until(|report| count(report) == Some(copies));
@@ -48,8 +50,8 @@ fn until_probed(watch: &mut Watch, copies: usize) {
 
 /// Returns the first report that is newer than this call and has a value at `pointer` for each of
 /// these processes.
-fn report_with(watch: &mut Watch, tgids: &[u32], pointer: &str) -> Report {
-    let has = |process: Process<'_>| process.0.pointer(pointer).is_some_and(|value| !value.is_null());
+fn report_with(watch: &mut RunningWatch, tgids: &[u32], pointer: &str) -> ReportLine {
+    let has = |process: ReportedProcess<'_>| process.0.pointer(pointer).is_some_and(|value| !value.is_null());
     watch.until(|report| tgids.iter().all(|tgid| report.process(*tgid).is_some_and(has)));
     watch.settled()
 }
@@ -58,10 +60,10 @@ const NAME: &str = "/container/name";
 
 /// Checks two containers and a process outside of containers.
 fn assert_containers_are_named(engine: Engine, cgroups: Cgroups) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut docker) = Docker::start(&gpu, engine, cgroups) else { return };
     docker.import(&gpu, "memwatch-test:1");
-    let mut watch = Watch::start(gpu.memwatch(&["--docker-socket", &docker.socket()]));
+    let mut watch = RunningWatch::start(gpu.memwatch(&["--docker-socket", &docker.socket()]));
     let mut first = docker.run("train-a", "memwatch-test:1");
     let mut second = docker.run("train-b", "memwatch-test:1");
     let mut beside = gpu.workload();
@@ -94,8 +96,8 @@ fn assert_containers_are_named(engine: Engine, cgroups: Cgroups) {
 
 /// Asserts that the groups have these names, that one group without a name covers the processes
 /// outside of containers, and that their sum is the used memory of the GPU.
-fn assert_groups_add_up(gpu: &Gpu, report: &str, expected: &[&str]) {
-    let report = Report::parse(report);
+fn assert_groups_add_up(gpu: &SimulatedGpu, report: &str, expected: &[&str]) {
+    let report = ReportLine::parse(report);
     let data = &report.json()["data"];
     let groups = data["groups"].as_array().expect("sums were asked for");
     let named = |name: &str| groups.iter().filter(|group| group["name"] == name).count();
@@ -124,14 +126,14 @@ fn podman_containers_are_named_through_the_same_interface() {
 
 #[test]
 fn a_runtime_that_hangs_costs_the_name_and_nothing_else() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut docker) = Docker::start(&gpu, Engine::Docker, Cgroups::Machine) else { return };
     docker.import(&gpu, "memwatch-test:1");
     // This socket accepts connections and never answers.
     let hung = gpu.directory().join("hung.sock");
     let _listener = UnixListener::bind(&hung).expect("a socket in the temporary directory");
     let hung = hung.to_str().expect("a plain path");
-    let mut watch = Watch::start(gpu.memwatch(&["--docker-socket", hung]));
+    let mut watch = RunningWatch::start(gpu.memwatch(&["--docker-socket", hung]));
     let mut workload = docker.run("train", "memwatch-test:1");
     until_probed(&mut watch, 1);
     allocate(&mut workload, MIB);
@@ -147,10 +149,10 @@ fn a_runtime_that_hangs_costs_the_name_and_nothing_else() {
 
 #[test]
 fn an_agent_that_has_given_up_its_privileges_still_has_names() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut docker) = Docker::start(&gpu, Engine::Docker, Cgroups::Machine) else { return };
     docker.import(&gpu, "memwatch-test:1");
-    let agent = Agent::by(&gpu, gpu.memwatch(&["--docker-socket", &docker.socket()]));
+    let agent = TestAgent::by(&gpu, gpu.memwatch(&["--docker-socket", &docker.socket()]));
     let mut workload = docker.run("train", "memwatch-test:1");
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
     let tgid = workload_in_group(&docker.id("train"));
@@ -158,7 +160,7 @@ fn an_agent_that_has_given_up_its_privileges_still_has_names() {
     loop {
         let outcome = agent.ask(&gpu, 0, &["ps", "--json"]);
         outcome.assert_ended_with(0, &[]);
-        let report = Report::parse(&outcome.stdout);
+        let report = ReportLine::parse(&outcome.stdout);
         if report.process(tgid).is_some_and(|process| process.0["container"]["name"] == "train") {
             return;
         }
@@ -168,12 +170,12 @@ fn an_agent_that_has_given_up_its_privileges_still_has_names() {
 
 #[test]
 fn a_name_or_an_id_that_is_used_again_is_another_container() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let Some(mut docker) = Docker::start(&gpu, Engine::Docker, Cgroups::Machine) else { return };
     docker.import(&gpu, "memwatch-test:1");
     docker.ask(&["tag", "memwatch-test:1", "memwatch-test:2"]);
-    let mut watch = Watch::start(gpu.memwatch(&["--docker-socket", &docker.socket()]));
-    let started = |docker: &mut Docker, watch: &mut Watch, mut workload: Workload, name: &str| {
+    let mut watch = RunningWatch::start(gpu.memwatch(&["--docker-socket", &docker.socket()]));
+    let started = |docker: &mut Docker, watch: &mut RunningWatch, mut workload: SimulatedWorkload, name: &str| {
         let id = docker.id(name);
         let tgid = workload_in_group(&id);
         workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
@@ -204,13 +206,21 @@ fn a_name_or_an_id_that_is_used_again_is_another_container() {
 
 #[test]
 fn a_pods_container_is_named_by_its_runtime() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut containerd) = Containerd::start(&gpu, Cgroups::Machine) else { return };
-    let mut watch = Watch::start(gpu.memwatch(&["--cri-socket", &containerd.socket()]));
-    let labelled =
-        PodNames { namespace: "ml", pod: "train-0", uid: "8712f785-1a3e-41ec-a00b-e2dcc77431cb", container: "main" };
-    let bare =
-        PodNames { namespace: "ops", pod: "probe-0", uid: "0f51c7c1-0000-4000-8000-000000000001", container: "side" };
+    let mut watch = RunningWatch::start(gpu.memwatch(&["--cri-socket", &containerd.socket()]));
+    let labelled = TestPodNames {
+        namespace: "ml",
+        pod: "train-0",
+        uid: "8712f785-1a3e-41ec-a00b-e2dcc77431cb",
+        container: "main",
+    };
+    let bare = TestPodNames {
+        namespace: "ops",
+        pod: "probe-0",
+        uid: "0f51c7c1-0000-4000-8000-000000000001",
+        container: "side",
+    };
     let mut pods = [(labelled, true), (bare, false)].map(|(names, labels)| (names, containerd.run(names, labels)));
     until_probed(&mut watch, 2);
     for (_, (workload, ..)) in &mut pods {
@@ -231,9 +241,9 @@ fn a_pods_container_is_named_by_its_runtime() {
 
 #[test]
 fn a_slurm_jobs_tasks_are_reported_with_job_step_and_task() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(slurm) = Slurm::start() else { return };
-    let mut watch = Watch::start(gpu.memwatch(&[]));
+    let mut watch = RunningWatch::start(gpu.memwatch(&[]));
     let mut job = slurm.run(&gpu, "train", 2);
     for (task, megabytes) in job.tasks.iter_mut().zip([1, 3]) {
         allocate(task, megabytes * MIB);
@@ -256,6 +266,6 @@ fn a_slurm_jobs_tasks_are_reported_with_job_step_and_task() {
     assert_adds_up(&gpu, &report, &tgids);
 }
 
-fn process_live(report: &Report, tgid: u32) -> u64 {
+fn process_live(report: &ReportLine, tgid: u32) -> u64 {
     process(report, tgid).only_gpu().number("driver_allocated_bytes")
 }

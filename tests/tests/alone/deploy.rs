@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use memwatch_tests::enclosure::Cgroups;
-use memwatch_tests::{Docker, Engine, Gpu, Shape, rootfs};
+use memwatch_tests::{Docker, Engine, PrologueShape, SimulatedGpu, rootfs};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -21,7 +21,7 @@ fn copy(file: &Path, place: &Path) {
 
 #[test]
 fn the_image_is_built_from_a_binary_and_runs_it() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(docker) = Docker::start(&gpu, Engine::Docker, Cgroups::Machine) else { return };
     let memwatch = PathBuf::from(gpu.memwatch(&[]).get_program());
     let context = TempDir::with_prefix("memwatch-image-").expect("a temporary directory");

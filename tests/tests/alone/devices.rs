@@ -3,25 +3,25 @@
 
 use memwatch_tests::mounts::after_mounting;
 use memwatch_tests::oracle::{Agreement, assert_agrees};
-use memwatch_tests::report::{Process, Report};
-use memwatch_tests::{Gpu, MIB, Shape, Workload};
+use memwatch_tests::report::{ReportLine, ReportedProcess};
+use memwatch_tests::{MIB, PrologueShape, SimulatedGpu, SimulatedWorkload};
 
 /// An impossible process id: Linux assigns none above 2^22.
 const NOBODY: u32 = (1 << 22) + 1;
 
-fn machine(settings: &[(&'static str, &str)]) -> Option<Gpu> {
-    let gpu = Gpu::new(Shape::Cmp)?;
+fn machine(settings: &[(&'static str, &str)]) -> Option<SimulatedGpu> {
+    let gpu = SimulatedGpu::new(PrologueShape::Cmp)?;
     Some(settings.iter().fold(gpu, |gpu, (name, value)| gpu.with(name, value)))
 }
 
 /// Starts a workload that sees these devices, in this order.
-fn seeing(gpu: &Gpu, devices: &str) -> Workload {
+fn seeing(gpu: &SimulatedGpu, devices: &str) -> SimulatedWorkload {
     let mut command = gpu.workload_command();
     command.env("CUDA_VISIBLE_DEVICES", devices);
-    Workload::start(command)
+    SimulatedWorkload::start(command)
 }
 
-fn reported<'a>(report: &'a Report, workload: &Workload) -> Process<'a> {
+fn reported<'a>(report: &'a ReportLine, workload: &SimulatedWorkload) -> ReportedProcess<'a> {
     report.process(workload.tgid()).unwrap_or_else(|| panic!("not reported: {report:#?}"))
 }
 
@@ -60,7 +60,7 @@ fn mig_instances_distinguished_and_their_gpu_counts_nothing_twice() {
     for word in ["0:2", &last_uuid[..6]] {
         let once = gpu.run_memwatch(&["ps", "--json", "-g", word]);
         once.assert_ended_with(0, &[]);
-        let chosen = Report::parse(&once.stdout);
+        let chosen = ReportLine::parse(&once.stdout);
         assert_eq!((&chosen.gpu(0)["uuid"], chosen.gpu(1)), (&last_uuid.as_str().into(), &serde_json::Value::Null));
         assert!(chosen.process(first.tgid()).is_none() && chosen.process(last.tgid()).is_some(), "{chosen:#?}");
     }
@@ -113,7 +113,7 @@ fn a_list_that_grows_while_it_is_read_is_read_again() {
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
     let once = gpu.run_memwatch(&["ps", "--json", "--pid", &workload.tgid_word()]);
     once.assert_ended_with(0, &[]);
-    let report = Report::parse(&once.stdout);
+    let report = ReportLine::parse(&once.stdout);
     let used_bytes = gpu.ledger().process(workload.tgid()).expect("it is in the ledger").devices[0].used_bytes;
     assert_eq!(reported(&report, &workload).only_gpu().number("used_bytes"), used_bytes, "{report:#?}");
 }
@@ -163,7 +163,7 @@ fn a_number_in_nvmls_list_that_nobody_has_is_no_process() {
 ///
 /// Returns the live bytes that memwatch reports on each GPU by UUID, and those whose GPU is
 /// unknown.
-fn late_on_two_gpus(gpu: &Gpu, workload: &mut Workload) -> ([Option<u64>; 2], Option<u64>) {
+fn late_on_two_gpus(gpu: &SimulatedGpu, workload: &mut SimulatedWorkload) -> ([Option<u64>; 2], Option<u64>) {
     workload.run(&["device 0", "alloc early 4M", "device 1", "alloc older 6M"]);
     let before = gpu.ledger().process(workload.tgid()).expect("it is in the ledger");
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
@@ -202,7 +202,7 @@ fn in_a_container_only_uuids_distinguish_the_gpus() {
     let contained = |devices: &str| {
         let mut command = gpu.workload_command();
         command.env("CUDA_VISIBLE_DEVICES", devices);
-        after_mounting("true", &[], &command).map(Workload::start)
+        after_mounting("true", &[], &command).map(SimulatedWorkload::start)
     };
     let Some(mut numbered) = contained("1,0") else { return };
     assert_eq!(late_on_two_gpus(&gpu, &mut numbered), ([None, None], Some(26 * MIB)));

@@ -2,11 +2,11 @@
 //! in every case.
 
 use memwatch_tests::oracle::{Agreement, assert_agrees};
-use memwatch_tests::{CONTEXT_BYTES, Gpu, MIB, Shape, Workload};
+use memwatch_tests::{CONTEXT_BYTES, MIB, PrologueShape, SimulatedGpu, SimulatedWorkload};
 
-const BOTH_SHAPES: [Shape; 2] = [Shape::Cmp, Shape::Push];
+const BOTH_SHAPES: [PrologueShape; 2] = [PrologueShape::Cmp, PrologueShape::Push];
 
-fn start(gpu: &Gpu) -> Workload {
+fn start(gpu: &SimulatedGpu) -> SimulatedWorkload {
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0"]);
     workload
@@ -14,7 +14,7 @@ fn start(gpu: &Gpu) -> Workload {
 
 #[test]
 fn a_refused_allocation_is_shown_with_its_size() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let mut workload = start(&gpu);
     assert_eq!(workload.ask("alloc huge 200G")["result"], 2);
@@ -31,7 +31,7 @@ fn a_refused_allocation_is_shown_with_its_size() {
 
 #[test]
 fn failed_and_unknown_frees_change_nothing() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let mut workload = start(&gpu);
     workload.run(&["alloc a 4M"]);
@@ -43,7 +43,7 @@ fn failed_and_unknown_frees_change_nothing() {
 #[test]
 fn eight_threads_that_free_and_allocate_the_same_addresses_end_exactly() {
     for shape in BOTH_SHAPES {
-        let Some(gpu) = Gpu::new(shape) else { return };
+        let Some(gpu) = SimulatedGpu::new(shape) else { return };
         let mut watch = gpu.watch(&[]);
         let mut workload = start(&gpu);
         workload.run(&["alloc kept 2M"]);
@@ -59,7 +59,7 @@ fn eight_threads_that_free_and_allocate_the_same_addresses_end_exactly() {
 
 #[test]
 fn two_processes_on_one_gpu_distinguished() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let (mut first, mut second) = (start(&gpu), start(&gpu));
     first.run(&["alloc a 4M"]);
@@ -73,7 +73,7 @@ fn two_processes_on_one_gpu_distinguished() {
 
 #[test]
 fn one_process_on_two_gpus_has_each_gpus_bytes_on_it() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_DEVICES", &2)) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(|gpu| gpu.with("GPUSIM_DEVICES", &2)) else { return };
     let mut watch = gpu.watch(&[]);
     let mut workload = gpu.workload();
     workload.run(&[
@@ -93,7 +93,7 @@ fn one_process_on_two_gpus_has_each_gpus_bytes_on_it() {
 
 #[test]
 fn a_process_that_ends_holds_nothing_whether_it_frees_or_not() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     for ending in ["exit 3", "kill"] {
         let mut workload = start(&gpu);
@@ -113,7 +113,7 @@ fn a_process_that_ends_holds_nothing_whether_it_frees_or_not() {
 
 #[test]
 fn an_exec_frees_everything_and_the_new_program_starts_from_nothing() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let mut workload = start(&gpu);
     workload.run(&["alloc a 4M"]);
@@ -127,7 +127,7 @@ fn an_exec_frees_everything_and_the_new_program_starts_from_nothing() {
 
 #[test]
 fn a_forked_child_is_a_process_of_its_own() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let mut workload = gpu.workload();
     let child = u32::try_from(workload.ask("fork c")["tgid"].as_u64().expect("a child")).expect("a tgid");
@@ -142,7 +142,7 @@ fn a_forked_child_is_a_process_of_its_own() {
 
 #[test]
 fn a_child_of_a_target_is_watched_and_a_stranger_is_not() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut workload = gpu.workload();
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
     let mut stranger = start(&gpu);
@@ -163,7 +163,7 @@ fn a_child_of_a_target_is_watched_and_a_stranger_is_not() {
 fn a_full_ring_is_counted_and_makes_its_owner_inexact() {
     // Requests to the kernel driver are off: they would fill the ring first, and are counted
     // separately.
-    let Some(gpu) = Gpu::new(Shape::Push).map(|gpu| gpu.with("GPUSIM_RM", &"off")) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push).map(|gpu| gpu.with("GPUSIM_RM", &"off")) else { return };
     let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
     // SAFETY: the process is ours and alive; stopped, it cannot empty its ring.
     let signal = |number| unsafe { libc::kill(i32::try_from(watch.tgid()).expect("a pid"), number) };
@@ -190,7 +190,7 @@ fn a_full_ring_is_counted_and_makes_its_owner_inexact() {
 #[test]
 fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
     // Requests to the kernel driver are off: they would fill so small a ring first.
-    let Some(gpu) = Gpu::new(Shape::Push).map(|gpu| gpu.with("GPUSIM_RM", &"off")) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push).map(|gpu| gpu.with("GPUSIM_RM", &"off")) else { return };
     let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
     let mut workload = start(&gpu);
     workload.run(&["alloc ghost 4M", "alloc kept 6M", "hostalloc pinned 1M", "managed m 8M"]);
@@ -213,7 +213,7 @@ fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
     ]);
     signal(libc::SIGCONT);
     let tgid = workload.tgid();
-    let anchored = |report: &memwatch_tests::report::Report| {
+    let anchored = |report: &memwatch_tests::report::ReportLine| {
         report.process(tgid).is_some_and(|process| process.0["anchored"].is_string())
     };
     watch.until(anchored);
@@ -240,7 +240,7 @@ fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
 #[test]
 fn totals_stay_as_they_were_reported_where_a_lost_teardown_makes_the_truth_unknown() {
     // Requests to the kernel driver are off: they would fill so small a ring first.
-    let Some(gpu) = Gpu::new(Shape::Push).map(|gpu| gpu.with("GPUSIM_RM", &"off")) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push).map(|gpu| gpu.with("GPUSIM_RM", &"off")) else { return };
     let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
     let mut workload = start(&gpu);
     workload.run(&["alloc kept 6M", "ctx create 0 as own", "alloc gone 3M"]);
@@ -248,8 +248,9 @@ fn totals_stay_as_they_were_reported_where_a_lost_teardown_makes_the_truth_unkno
     // On a busy machine so small a ring may have been full before. Losses from then are repaired by
     // a resync.
     let before = watch.settled();
-    let anchored =
-        |report: &memwatch_tests::report::Report| report.process(tgid).expect("it is reported").0["anchored"].clone();
+    let anchored = |report: &memwatch_tests::report::ReportLine| {
+        report.process(tgid).expect("it is reported").0["anchored"].clone()
+    };
     // SAFETY: the process is ours and alive; stopped, it cannot empty its ring.
     let signal = |number| unsafe { libc::kill(i32::try_from(watch.tgid()).expect("a pid"), number) };
     memwatch_tests::stop(watch.tgid());

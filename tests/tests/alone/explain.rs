@@ -3,15 +3,15 @@
 
 use std::path::PathBuf;
 
-use memwatch_tests::agent::Agent;
-use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, Shape, TorchJob, until};
+use memwatch_tests::agent::TestAgent;
+use memwatch_tests::{CONTEXT_BYTES, MIB, PrologueShape, SimulatedGpu, TorchAllocator, TorchJob, until};
 use serde_json::Value;
 
 const ROOT: u32 = 0;
 
 /// Creates a machine with this version of the kernel driver.
-pub(crate) fn machine(version: &str) -> Option<Gpu> {
-    let gpu = Gpu::new(Shape::Cmp)?;
+pub(crate) fn machine(version: &str) -> Option<SimulatedGpu> {
+    let gpu = SimulatedGpu::new(PrologueShape::Cmp)?;
     let file = gpu.directory().join("version");
     std::fs::write(&file, format!("{version}\n")).expect("it is this test's");
     let path = file.display().to_string();
@@ -19,7 +19,7 @@ pub(crate) fn machine(version: &str) -> Option<Gpu> {
 }
 
 /// Returns the agent's explanation of a process, or `None` if the process has no GPU yet.
-fn asked(gpu: &Gpu, agent: &Agent, tgid: u32) -> Option<Value> {
+fn asked(gpu: &SimulatedGpu, agent: &TestAgent, tgid: u32) -> Option<Value> {
     let answer = agent.ask(gpu, ROOT, &["--json", "explain", "--pid", &tgid.to_string(), "--duration", "100ms"]);
     assert!(!answer.stderr.contains("panicked"), "{answer:#?}");
     let report: Value = serde_json::from_str(&answer.stdout).ok()?;
@@ -29,7 +29,7 @@ fn asked(gpu: &Gpu, agent: &Agent, tgid: u32) -> Option<Value> {
 
 /// Waits until the explanation of a process's first GPU fulfils a condition, and returns that of
 /// the process.
-pub(crate) fn explained(gpu: &Gpu, agent: &Agent, tgid: u32, is_it: impl Fn(&Value) -> bool) -> Value {
+pub(crate) fn explained(gpu: &SimulatedGpu, agent: &TestAgent, tgid: u32, is_it: impl Fn(&Value) -> bool) -> Value {
     until("the process is explained", || asked(gpu, agent, tgid).filter(|process| is_it(&process["gpus"][0])))
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn assert_all_is_explained(own: &Value, what: &str) {
 #[test]
 fn all_that_nvml_charges_a_process_seen_from_its_start_has_a_purpose() {
     let Some(gpu) = machine("580.159.04") else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc a 3M", "create h 4M", "hostalloc pinned 5M"]);
     let process = explained(&gpu, &agent, workload.tgid(), is_settled);
@@ -84,7 +84,7 @@ fn all_that_nvml_charges_a_process_seen_from_its_start_has_a_purpose() {
 #[test]
 fn local_memory_names_the_bytes_of_a_thread_and_each_object_what_is_requested_of_it() {
     let Some(gpu) = machine("580.159.04").map(|gpu| gpu.with("GPUSIM_RM_EXTRAS", &1)) else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc a 3M", "alloc b 4096", "kernel 1952"]);
     let process = explained(&gpu, &agent, workload.tgid(), is_settled);
@@ -112,7 +112,7 @@ fn local_memory_names_the_bytes_of_a_thread_and_each_object_what_is_requested_of
 }
 
 /// Compares every checkpoint of a job; the job must have at least one.
-fn assert_training_is_explained((gpu, agent): (&Gpu, &Agent), mut job: TorchJob, what: &str) {
+fn assert_training_is_explained((gpu, agent): (&SimulatedGpu, &TestAgent), mut job: TorchJob, what: &str) {
     let mut checkpoints = 0;
     while let Some(checkpoint) = job.next_checkpoint() {
         checkpoints += 1;
@@ -130,12 +130,12 @@ fn assert_training_is_explained((gpu, agent): (&Gpu, &Agent), mut job: TorchJob,
 #[test]
 fn nothing_of_pytorch_is_unexplained_with_any_allocator() {
     let Some(gpu) = machine("580.159.04") else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let programs = [
-        ("2.8", Allocator::Native),
-        ("2.8", Allocator::Expandable),
-        ("2.8", Allocator::Async),
-        ("2.15", Allocator::Native),
+        ("2.8", TorchAllocator::Native),
+        ("2.8", TorchAllocator::Expandable),
+        ("2.8", TorchAllocator::Async),
+        ("2.15", TorchAllocator::Native),
     ];
     // All jobs start at once and wait for their turn at their first checkpoint.
     let jobs =
@@ -151,7 +151,7 @@ fn what_a_process_had_before_is_one_part_and_all_that_comes_is_explained() {
     let Some(gpu) = machine("580.159.04") else { return };
     let mut older = gpu.workload();
     older.run(&["uuid 0", "device 0", "alloc a 64M"]);
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let tgid = older.tgid().to_string();
     let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &tgid, "--duration", "100ms"]);
     assert!(shown.stdout.contains("no request of it to the kernel driver was seen"), "{}", shown.stdout);
@@ -176,7 +176,7 @@ fn what_a_process_had_before_is_one_part_and_all_that_comes_is_explained() {
 fn assert_refused(version: &str, setting: &str, trust: &str, sentence: &str) {
     let Some(gpu) = machine(version) else { return };
     let gpu = gpu.with("GPUSIM_RM", &setting);
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc a 3M"]);
     let tgid = workload.tgid().to_string();
@@ -216,7 +216,7 @@ fn requests_of_older_branches_and_other_ways_to_ask_are_explained_as_the_newest_
     for (version, setting) in ways {
         let Some(gpu) = machine(version) else { return };
         let gpu = gpu.with("GPUSIM_RM", &setting);
-        let agent = Agent::start(&gpu);
+        let agent = TestAgent::start(&gpu);
         let mut workload = gpu.workload();
         workload.run(&["uuid 0", "device 0", "alloc a 3M", "create h 4M"]);
         let process = explained(&gpu, &agent, workload.tgid(), is_settled);
@@ -227,7 +227,7 @@ fn requests_of_older_branches_and_other_ways_to_ask_are_explained_as_the_newest_
 #[test]
 fn a_library_with_two_stubs_is_followed_and_one_without_any_is_reported() {
     let Some(gpu) = machine("580.159.04").map(|gpu| gpu.with_variant("two")) else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc a 3M"]);
     let process = explained(&gpu, &agent, workload.tgid(), is_settled);
@@ -243,7 +243,7 @@ fn a_library_with_two_stubs_is_followed_and_one_without_any_is_reported() {
 #[test]
 fn memory_that_the_kernel_driver_refuses_is_listed_with_the_call_that_asked() {
     let Some(gpu) = machine("580.159.04") else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc a 3M"]);
     workload.ask("alloc b 900G");
@@ -262,7 +262,7 @@ fn memory_that_the_kernel_driver_refuses_is_listed_with_the_call_that_asked() {
 #[test]
 fn memory_of_an_exporter_that_was_killed_is_its_importers_and_names_it() {
     let Some(gpu) = machine("580.159.04") else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let mut exporter = gpu.workload();
     exporter.run(&["uuid 0", "device 0", "alloc a 6M", "create h 4M"]);
     let handle = exporter.ask("ipcget a")["handle"].as_str().expect("a handle").to_owned();
@@ -290,7 +290,7 @@ fn memory_of_an_exporter_that_was_killed_is_its_importers_and_names_it() {
 #[test]
 fn requests_for_which_the_ring_has_no_room_are_not_lost_and_keep_their_order() {
     let Some(gpu) = machine("580.159.04") else { return };
-    let agent = Agent::by(&gpu, gpu.memwatch(&["--ring-bytes", "4096"]));
+    let agent = TestAgent::by(&gpu, gpu.memwatch(&["--ring-bytes", "4096"]));
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
     explained(&gpu, &agent, workload.tgid(), is_settled);
@@ -311,7 +311,7 @@ fn requests_for_which_the_ring_has_no_room_are_not_lost_and_keep_their_order() {
 #[test]
 fn what_a_library_that_draws_asks_for_itself_is_a_part_with_its_name() {
     let Some(gpu) = machine("580.159.04") else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
     explained(&gpu, &agent, workload.tgid(), is_settled);
@@ -335,7 +335,7 @@ const IN_FLIGHT: [(&str, &str, u64); 2] = [("cupy", "s2", 8 * MIB), ("gpt2async"
 #[test]
 fn requests_of_real_programs_replayed_through_the_stub_give_what_nvml_charged_them() {
     let Some(gpu) = machine("580.159.04") else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     for name in ["steps", "gpt2", "gpt2async", "gpt2exp", "nccl", "jax", "cupy", "graph", "managed", "compile"] {
         let mut workload = gpu.workload();
         workload.run(&[&format!("replay {}", golden().join(format!("{name}.tsv")).display())]);

@@ -1,9 +1,9 @@
 //! NVML's charge for a job is fully explained at every settled reading: for real PyTorch with each
 //! allocator, in one process or in eight, and for an exited process that is still charged.
 
-use memwatch_tests::agent::Agent;
-use memwatch_tests::report::Report;
-use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, TorchJob, until};
+use memwatch_tests::agent::TestAgent;
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{CONTEXT_BYTES, MIB, SimulatedGpu, TorchAllocator, TorchJob, until};
 use serde_json::{Value, json};
 
 use crate::explain::{assert_all_is_explained, explained, is_settled, machine, sum};
@@ -12,7 +12,7 @@ const VERSION: &str = "2.8";
 const ROOT: u32 = 0;
 
 /// Asserts that a job seen from its start is explained on each of its GPUs at the same reading.
-fn assert_is_explained(gpu: &Gpu, agent: &Agent, tgid: u32, what: &str) {
+fn assert_is_explained(gpu: &SimulatedGpu, agent: &TestAgent, tgid: u32, what: &str) {
     let process = until("the job is explained on each GPU", || {
         let process = explained(gpu, agent, tgid, is_settled);
         gpus(&process).iter().all(is_settled).then_some(process)
@@ -27,7 +27,7 @@ fn gpus(process: &Value) -> &[Value] {
 }
 
 /// Runs all jobs in parallel from checkpoint to checkpoint, each as long as it has one.
-fn assert_jobs_are_explained(gpu: &Gpu, agent: &Agent, jobs: Vec<(String, TorchJob)>) {
+fn assert_jobs_are_explained(gpu: &SimulatedGpu, agent: &TestAgent, jobs: Vec<(String, TorchJob)>) {
     let mut running = jobs;
     let mut checkpoints = 0;
     while !running.is_empty() {
@@ -52,15 +52,15 @@ fn assert_jobs_are_explained(gpu: &Gpu, agent: &Agent, jobs: Vec<(String, TorchJ
 #[test]
 fn nothing_of_any_kind_of_pytorch_job_is_unexplained() {
     let Some(gpu) = machine("580.159.04").map(|gpu| gpu.with("GPUSIM_RM_EXTRAS", &1)) else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let jobs = [
-        ("grow_free.py", Allocator::Native),
-        ("grow_free.py", Allocator::Expandable),
-        ("grow_free.py", Allocator::Async),
-        ("graphs.py", Allocator::Native),
-        ("holdings.py", Allocator::Native),
-        ("fork_copy.py", Allocator::Native),
-        ("oom.py", Allocator::Native),
+        ("grow_free.py", TorchAllocator::Native),
+        ("grow_free.py", TorchAllocator::Expandable),
+        ("grow_free.py", TorchAllocator::Async),
+        ("graphs.py", TorchAllocator::Native),
+        ("holdings.py", TorchAllocator::Native),
+        ("fork_copy.py", TorchAllocator::Native),
+        ("oom.py", TorchAllocator::Native),
     ];
     let jobs = jobs.map(|(program, allocator)| {
         Some((format!("{program} {allocator:?}"), gpu.torch(VERSION, allocator, &[program])?))
@@ -72,25 +72,26 @@ fn nothing_of_any_kind_of_pytorch_job_is_unexplained() {
 #[test]
 fn two_ranks_and_a_job_on_two_gpus_are_explained_on_each() {
     let Some(gpu) = machine("580.159.04").map(|gpu| gpu.with("GPUSIM_DEVICES", &2)) else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let store = gpu.directory().join("store").display().to_string();
     let rank = |rank: &str| {
-        let mut command = gpu.torch_command(VERSION, Allocator::Native, &["two_ranks.py", "ddp", "--store", &store])?;
+        let mut command =
+            gpu.torch_command(VERSION, TorchAllocator::Native, &["two_ranks.py", "ddp", "--store", &store])?;
         command.env("RANK", rank);
         Some(TorchJob::start(command))
     };
     let Some((one, other)) = rank("0").zip(rank("1")) else { return };
     let ranks = vec![("rank 0".to_owned(), one), ("rank 1".to_owned(), other)];
     assert_jobs_are_explained(&gpu, &agent, ranks);
-    let Some(job) = gpu.torch(VERSION, Allocator::Native, &["two_gpus.py"]) else { return };
+    let Some(job) = gpu.torch(VERSION, TorchAllocator::Native, &["two_gpus.py"]) else { return };
     assert_jobs_are_explained(&gpu, &agent, vec![("two GPUs".to_owned(), job)]);
 }
 
 #[test]
 fn eight_pytorch_processes_at_once_are_each_explained() {
     let Some(gpu) = machine("580.159.04") else { return };
-    let agent = Agent::start(&gpu);
-    let allocators = [Allocator::Native, Allocator::Expandable, Allocator::Async];
+    let agent = TestAgent::start(&gpu);
+    let allocators = [TorchAllocator::Native, TorchAllocator::Expandable, TorchAllocator::Async];
     let started = (0..8).map(|at| {
         Some((format!("job {at}"), gpu.torch(VERSION, allocators[at % 3], &["idle_hold.py", "--mib", "64"])?))
     });
@@ -101,11 +102,11 @@ fn eight_pytorch_processes_at_once_are_each_explained() {
 #[test]
 fn of_a_job_that_memwatch_found_running_the_older_part_stays_and_all_that_comes_is_explained() {
     let Some(gpu) = machine("580.159.04") else { return };
-    let Some(mut job) = gpu.torch(VERSION, Allocator::Native, &["idle_hold.py", "--mib", "256"]) else { return };
+    let Some(mut job) = gpu.torch(VERSION, TorchAllocator::Native, &["idle_hold.py", "--mib", "256"]) else { return };
     assert_eq!(job.next_checkpoint().expect("it holds memory")["label"], "holding");
     let older_bytes = gpu.ledger().process(job.tgid()).expect("it is in the ledger").devices[0].used_bytes;
     assert!(older_bytes >= CONTEXT_BYTES + 256 * MIB);
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let mut newer = gpu.workload();
     newer.run(&["uuid 0", "device 0", "alloc a 8M"]);
     explained(&gpu, &agent, newer.tgid(), is_settled);
@@ -134,7 +135,7 @@ impl Drop for Orphan {
 }
 
 /// Returns the report on an exited process, or `None` once it is not charged anymore.
-fn ended(gpu: &Gpu, agent: &Agent, tgid: u32) -> Option<Value> {
+fn ended(gpu: &SimulatedGpu, agent: &TestAgent, tgid: u32) -> Option<Value> {
     let answer = agent.ask(gpu, ROOT, &["--json", "explain", "--pid", &tgid.to_string(), "--duration", "100ms"]);
     let report: Value = serde_json::from_str(&answer.stdout).ok()?;
     report["data"]["processes"].as_array()?.iter().find(|process| process["pid"] == tgid).cloned()
@@ -143,7 +144,7 @@ fn ended(gpu: &Gpu, agent: &Agent, tgid: u32) -> Option<Value> {
 #[test]
 fn memory_that_a_forked_child_keeps_of_its_parent_has_a_row_and_a_sentence_until_the_child_ends() {
     let Some(gpu) = machine("580.159.04") else { return };
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc a 128M"]);
     let tgid = workload.tgid();
@@ -176,7 +177,7 @@ fn memory_that_a_forked_child_keeps_of_its_parent_has_a_row_and_a_sentence_until
     // Without an agent the forks were not observed: a process that has the device files open is
     // reported.
     let alone = gpu.run_memwatch(&["--no-agent", "ps", "--json"]);
-    let report = Report::parse(&alone.stdout);
+    let report = ReportLine::parse(&alone.stdout);
     let process = report.process(tgid).unwrap_or_else(|| panic!("{report:#?}"));
     assert_eq!(process.0["left_behind"]["forked_pids"], json!([child]), "{:#}", process.0);
     assert_eq!(process.only_gpu().number("used_bytes"), CONTEXT_BYTES + 128 * MIB, "{:#}", process.0);

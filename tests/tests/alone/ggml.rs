@@ -1,8 +1,8 @@
 //! ggml's buffers from the first one on, in a program that starts while memwatch watches the
 //! machine: live and from a recording.
 
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, Program, Release, Shape, TorchJob};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{FrameworkRelease, PrologueShape, RunningProgram, SimulatedGpu, TorchJob};
 use serde_json::Value;
 
 /// Fields that both ggml's own functions and memwatch report for all buffers of the device.
@@ -31,16 +31,16 @@ fn tensors(device: &Value) -> Value {
 }
 
 /// Returns the buffers of a process in a report of the machine, or null if its ggml is not watched.
-fn buffers(report: &Report, tgid: u32) -> Value {
+fn buffers(report: &ReportLine, tgid: u32) -> Value {
     report.process(tgid).map_or(Value::Null, |process| process.0["tensor"]["buffers"].clone())
 }
 
 #[test]
 fn from_the_first_buffer_on_live_and_recorded_numbers_are_ggmls_own() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(command) = gpu.ggml_command(Release::Newest, &["ggml_job.py", "--early"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(command) = gpu.ggml_command(FrameworkRelease::Newest, &["ggml_job.py", "--early"]) else { return };
     let recording = gpu.directory().join("ggml.mwr").display().to_string();
-    let recorder = Program::start(gpu.memwatch(&["record", "--tensors=layers", "--json", "-o", &recording]));
+    let recorder = RunningProgram::start(gpu.memwatch(&["record", "--tensors=layers", "--json", "-o", &recording]));
     gpu.until_recorded(&recording, |_| true);
     let mut watch = gpu.watch(&["--no-agent", "--tensors=layers"]);
     let mut job = TorchJob::start(command);

@@ -7,47 +7,47 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use memwatch_tests::agent::{Agent, workload_of};
+use memwatch_tests::agent::{TestAgent, workload_of};
 use memwatch_tests::mounts::SmallDisk;
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Outcome, Shape, TIMEOUT, Workload, until};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{CommandOutcome, MIB, PrologueShape, SimulatedGpu, SimulatedWorkload, TIMEOUT, until};
 
 const ANN: u32 = 64_001;
 const ROOT: u32 = 0;
 /// Options that request the whole history.
 const ALL: [&str; 2] = ["--since", "300d"];
 
-fn machine() -> Option<Gpu> {
-    Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda)
+fn machine() -> Option<SimulatedGpu> {
+    SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda)
 }
 
 /// Starts an agent that keeps a history of this size in a directory. Returns the agent and the
 /// history's file.
-fn keeping(gpu: &Gpu, directory: &Path, size: &str) -> (Agent, PathBuf) {
+fn keeping(gpu: &SimulatedGpu, directory: &Path, size: &str) -> (TestAgent, PathBuf) {
     let mut command = gpu.memwatch(&[]);
     command.env("MEMWATCH_HISTORY", directory).env("MEMWATCH_HISTORY_SIZE", size);
-    (Agent::by(gpu, command), directory.join("history.mwr"))
+    (TestAgent::by(gpu, command), directory.join("history.mwr"))
 }
 
-fn in_file(gpu: &Gpu, words: &[&str], file: &Path) -> Outcome {
+fn in_file(gpu: &SimulatedGpu, words: &[&str], file: &Path) -> CommandOutcome {
     let file = file.display().to_string();
     let place: &[&str] = if words[0] == "report" { &[&file] } else { &["--in", &file] };
-    Outcome::of(gpu.memwatch(&[&words[..1], place, &words[1..]].concat()))
+    CommandOutcome::of(gpu.memwatch(&[&words[..1], place, &words[1..]].concat()))
 }
 
 /// Waits until the history shows this number of live bytes.
-fn until_live(gpu: &Gpu, agent: &Agent, job: &Workload, bytes: u64) {
+fn until_live(gpu: &SimulatedGpu, agent: &TestAgent, job: &SimulatedWorkload, bytes: u64) {
     until("what is live", || {
-        let report = Report::parse(&agent.ask(gpu, ROOT, &[&["ps", "--json"], &ALL[..]].concat()).stdout);
+        let report = ReportLine::parse(&agent.ask(gpu, ROOT, &[&["ps", "--json"], &ALL[..]].concat()).stdout);
         let live = report.process(job.tgid()).map(|process| process.0["gpus"][0]["driver_allocated_bytes"].clone());
         (live == Some(bytes.into())).then_some(())
     });
     std::thread::sleep(Duration::from_millis(1100));
 }
 
-fn failures(outcome: &Outcome) -> usize {
+fn failures(outcome: &CommandOutcome) -> usize {
     outcome.assert_ended_with(0, &[]);
-    Report::parse(&outcome.stdout).json()["data"]["failures"].as_array().expect("a list").len()
+    ReportLine::parse(&outcome.stdout).json()["data"]["failures"].as_array().expect("a list").len()
 }
 
 #[test]
@@ -87,12 +87,13 @@ fn commands_say_of_the_history_what_they_say_of_a_recording() {
     let profile = |words: &[&str]| {
         let profile = asked(&[&["profile"], words].concat());
         let live =
-            Report::parse(&profile.stdout).process(job.tgid()).expect("it holds memory").0["gpus"][0]["live"].clone();
+            ReportLine::parse(&profile.stdout).process(job.tgid()).expect("it holds memory").0["gpus"][0]["live"]
+                .clone();
         ["minimum_bytes", "peak_bytes", "current_bytes"].map(|name| live[name].as_u64().expect("a number") / MIB)
     };
     assert_eq!(profile(&["--since", &since, "--until", &end]), [4, 28, 12]);
     assert_eq!(profile(&["--since", "300d", "--until", &since])[1..], [36, 4]);
-    let held = Report::parse(&asked(&["ps", "--since", &since, "--until", &end]).stdout);
+    let held = ReportLine::parse(&asked(&["ps", "--since", &since, "--until", &end]).stdout);
     let held = held.process(job.tgid()).expect("it holds memory").only_gpu();
     assert_eq!((held.number("driver_allocated_bytes"), held.number("peak_bytes")), (12 * MIB, 28 * MIB));
 
@@ -126,7 +127,7 @@ fn a_restart_keeps_the_watch_before_and_a_killed_agent_leaves_what_can_be_read()
     let recording = |file: &Path| {
         let report = in_file(&gpu, &["report", "--json"], file);
         report.assert_ended_with(0, &[]);
-        let report = Report::parse(&report.stdout);
+        let report = ReportLine::parse(&report.stdout);
         assert!(report.process(tgid).is_some(), "{report:#?}");
         report.json()["data"]["recording"]["ending"].clone()
     };
@@ -139,8 +140,11 @@ fn a_restart_keeps_the_watch_before_and_a_killed_agent_leaves_what_can_be_read()
     let ago = format!("{}ms", before_restart.elapsed().as_millis());
     let then = agent.ask(&gpu, ROOT, &["ps", "--json", "--until", &ago]);
     then.assert_ended_with(0, &["before the agent's last start", "previous.mwr"]);
-    let held =
-        Report::parse(&then.stdout).process(tgid).expect("it was there").only_gpu().number("driver_allocated_bytes");
+    let held = ReportLine::parse(&then.stdout)
+        .process(tgid)
+        .expect("it was there")
+        .only_gpu()
+        .number("driver_allocated_bytes");
     assert_eq!(held, 4 * MIB, "{then:?}");
     job.run(&["alloc more 8M"]);
     // The job's earlier memory is unknown to this agent.
@@ -151,7 +155,7 @@ fn a_restart_keeps_the_watch_before_and_a_killed_agent_leaves_what_can_be_read()
     let nobody = agent.ask(&gpu, ROOT, &["leak", "--since", "10s"]);
     nobody.assert_ended_with(1, &["cannot be used", "memwatch agent --history"]);
     // Without the history option the agent reports that, and does not touch the existing file.
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     agent.ask(&gpu, ROOT, &["leak", "--since", "10s"]).assert_ended_with(1, &["keeps no history", "--history"]);
     assert_eq!(recording(&file), "cut");
 }
@@ -179,7 +183,7 @@ fn it_is_read_while_its_oldest_goes() {
         assert!(fs::metadata(&file).expect("it is there").len() < 1 << 20);
     }
     until_live(&gpu, &agent, &job, 4 * MIB);
-    let report = Report::parse(&agent.ask(&gpu, ROOT, &["ps", "--json", "--since", "300d"]).stdout);
+    let report = ReportLine::parse(&agent.ask(&gpu, ROOT, &["ps", "--json", "--since", "300d"]).stdout);
     assert!(report.is_complete(), "{report:#?}");
 }
 
@@ -198,14 +202,14 @@ fn a_full_disk_stops_no_agent_and_the_history_goes_on_where_there_is_room_again(
     job.run(&["churn 2 2000 4096"]);
     let asked = || agent.ask(&gpu, ROOT, &[&["ps", "--json"], &ALL[..]].concat());
     until("that it cannot be written", || asked().stderr.contains("No space left on device").then_some(()));
-    let now = Report::parse(&agent.ask(&gpu, ROOT, &["ps", "--json"]).stdout);
+    let now = ReportLine::parse(&agent.ask(&gpu, ROOT, &["ps", "--json"]).stdout);
     assert!(now.json()["from_agent"] == true && now.is_complete(), "{now:#?}");
     fs::remove_file(disk.path().join("filling")).expect("it is ours");
     job.run(&["alloc more 8M"]);
     let again = until("that it is written", || {
         let outcome = asked();
         let is_fine = outcome.code == 0 && !outcome.stderr.contains("cannot write its history");
-        is_fine.then(|| Report::parse(&outcome.stdout)).filter(|report| {
+        is_fine.then(|| ReportLine::parse(&outcome.stdout)).filter(|report| {
             report.process(job.tgid()).is_some_and(|process| process.0["gpus"][0]["driver_allocated_bytes"] == 12 * MIB)
         })
     });
@@ -220,7 +224,7 @@ fn a_directory_of_others_and_a_size_of_nothing_are_refused() {
     let asked = |words: &[&str]| {
         let mut command = gpu.memwatch(&["agent", "--history"]);
         command.arg(&open).args(words).arg("--socket").arg(&socket);
-        Outcome::of(command)
+        CommandOutcome::of(command)
     };
     asked(&["--history-size", "1000"]).assert_ended_with(2, &["a history takes 1M or more"]);
     fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).expect("it is ours");

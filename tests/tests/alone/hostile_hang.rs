@@ -7,10 +7,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use memwatch_tests::agent::{Agent, workload_command_of};
+use memwatch_tests::agent::{TestAgent, workload_command_of};
 use memwatch_tests::oracle::{Agreement, assert_agrees};
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Program, Shape, Watch, Workload};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{MIB, PrologueShape, RunningProgram, RunningWatch, SimulatedGpu, SimulatedWorkload};
 
 const ROOT: u32 = 0;
 const MALLORY: u32 = 65_534;
@@ -33,7 +33,7 @@ const PROGRAMS: [&str; 7] = [
 /// system is unmounted.
 struct HangingFiles {
     /// `None` only while this is dropped.
-    server: Option<Program>,
+    server: Option<RunningProgram>,
     folder: PathBuf,
 }
 
@@ -41,7 +41,7 @@ impl HangingFiles {
     /// Mounts the file system. Returns when the programs have mapped their files and a thread of
     /// this agent hangs in one. Returns `None`, with the reason on standard error, if there is no
     /// FUSE.
-    fn start(gpu: &Gpu, agent: u32) -> Option<Self> {
+    fn start(gpu: &SimulatedGpu, agent: u32) -> Option<Self> {
         if let Err(error) = std::fs::File::open("/dev/fuse") {
             eprintln!("SKIPPED: no file system can be served here: /dev/fuse: {error}");
             return None;
@@ -53,7 +53,7 @@ impl HangingFiles {
         std::fs::create_dir(&folder).expect("a folder in the temporary one");
         let mut command = Command::new("python3");
         command.arg(script).arg(&folder).arg(MALLORY.to_string()).args(PROGRAMS);
-        let mut server = Program::start(command);
+        let mut server = RunningProgram::start(command);
         let (mut are_ready, mut hangs) = (false, false);
         while !(are_ready && hangs) {
             let line = server.next_line().expect("the server has ended");
@@ -79,16 +79,16 @@ fn is_thread(tgid: u32, number: &str) -> bool {
 }
 
 /// Starts a process of another user with its own copy of the library, as in a container.
-fn in_container(gpu: &Gpu, folder: &Path) -> Workload {
+fn in_container(gpu: &SimulatedGpu, folder: &Path) -> SimulatedWorkload {
     std::fs::create_dir(folder).expect("a folder in the temporary one");
     gpu.copy_libcuda(folder);
     let mut command = workload_command_of(gpu, BOB);
     command.env("LD_LIBRARY_PATH", folder);
-    Workload::start(command)
+    SimulatedWorkload::start(command)
 }
 
 /// Returns whether a process is reported exactly, with just this number of allocations and bytes.
-fn is_exact(report: &Report, workload: &Workload, (allocations, bytes): (u64, u64)) -> bool {
+fn is_exact(report: &ReportLine, workload: &SimulatedWorkload, (allocations, bytes): (u64, u64)) -> bool {
     report.process(workload.tgid()).is_some_and(|process| {
         let on_gpu = &process.0["gpus"][0];
         process.is_exact() && on_gpu["allocations"] == allocations && on_gpu["driver_allocated_bytes"] == bytes
@@ -97,7 +97,7 @@ fn is_exact(report: &Report, workload: &Workload, (allocations, bytes): (u64, u6
 
 /// Asserts that a newly started process of another user is watched exactly, and that the agent
 /// answers.
-fn assert_others_are_watched(gpu: &Gpu, agent: &Agent, watch: &mut Watch, name: &str) {
+fn assert_others_are_watched(gpu: &SimulatedGpu, agent: &TestAgent, watch: &mut RunningWatch, name: &str) {
     let folder = gpu.directory().join(name);
     let mut new = in_container(gpu, &folder);
     new.run(&["uuid 0", "device 0"]);
@@ -110,10 +110,10 @@ fn assert_others_are_watched(gpu: &Gpu, agent: &Agent, watch: &mut Watch, name: 
 
 #[test]
 fn files_and_memory_that_hang_delay_their_owners_looks_alone() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let gpu = gpu.with_own_libcuda();
-    let mut agent = Agent::start(&gpu);
-    let mut watch = Watch::start(agent.client(&gpu, ROOT, &[]));
+    let mut agent = TestAgent::start(&gpu);
+    let mut watch = RunningWatch::start(agent.client(&gpu, ROOT, &[]));
     let mut honest = gpu.workload();
     honest.run(&["uuid 0", "device 0", "alloc kept 2M"]);
     assert_agrees(&gpu, &mut watch, &honest, Agreement::CallsOnly);
@@ -125,8 +125,8 @@ fn files_and_memory_that_hang_delay_their_owners_looks_alone() {
     assert_eq!(agent.end(), 0);
     drop(watch);
     // An agent that starts meanwhile becomes ready and watches other users' processes.
-    let mut agent = Agent::start(&gpu);
-    let mut watch = Watch::start(agent.client(&gpu, ROOT, &[]));
+    let mut agent = TestAgent::start(&gpu);
+    let mut watch = RunningWatch::start(agent.client(&gpu, ROOT, &[]));
     assert_others_are_watched(&gpu, &agent, &mut watch, "second");
     agent.signal(libc::SIGTERM);
     assert_eq!(agent.end(), 0);

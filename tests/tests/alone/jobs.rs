@@ -1,8 +1,8 @@
 //! Situations of real PyTorch jobs: a full device, a second device, another job on the same device,
 //! and `memwatch run`.
 
-use memwatch_tests::report::{OnGpu, Report};
-use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, Outcome, Shape, TorchJob};
+use memwatch_tests::report::{ReportLine, ReportedGpu};
+use memwatch_tests::{CONTEXT_BYTES, CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator, TorchJob};
 use serde_json::Value;
 
 /// Returns a number of a checkpoint for the device at this index of its list.
@@ -12,14 +12,14 @@ fn stated(checkpoint: &Value, device: usize, field: &str) -> u64 {
 
 /// Asserts that memwatch's numbers equal PyTorch's. Its native allocator allocates from the driver
 /// what it has reserved, and nothing else allocates.
-fn assert_as_stated(on_gpu: OnGpu<'_>, checkpoint: &Value, device: usize) {
+fn assert_as_stated(on_gpu: ReportedGpu<'_>, checkpoint: &Value, device: usize) {
     let reserved_bytes = stated(checkpoint, device, "memory_reserved");
     assert_eq!(on_gpu.number("driver_allocated_bytes"), reserved_bytes, "live at {checkpoint}: {:#}", on_gpu.0);
     assert_eq!(on_gpu.number("peak_bytes"), stated(checkpoint, device, "max_memory_reserved"), "peak at {checkpoint}");
     assert_eq!(on_gpu.number("used_bytes"), reserved_bytes + CONTEXT_BYTES, "used at {checkpoint}: {:#}", on_gpu.0);
 }
 
-fn assert_exact(report: &Report, job: &TorchJob) {
+fn assert_exact(report: &ReportLine, job: &TorchJob) {
     let process = report.process(job.tgid()).unwrap_or_else(|| panic!("not reported: {report:#?}"));
     assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
 }
@@ -27,9 +27,11 @@ fn assert_exact(report: &Report, job: &TorchJob) {
 #[test]
 fn an_allocation_that_exceeds_the_device_is_shown_with_its_size() {
     // A multiple of the 2 MiB to which PyTorch rounds large requests.
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_TOTAL_MB", &81_560)) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(|gpu| gpu.with("GPUSIM_TOTAL_MB", &81_560)) else {
+        return;
+    };
     let mut watch = gpu.watch(&[]);
-    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["oom.py"]) else { return };
+    let Some(mut job) = gpu.torch("2.15", TorchAllocator::Native, &["oom.py"]) else { return };
     let mut requested_bytes = None;
     while let Some(checkpoint) = job.next_checkpoint() {
         let report = watch.settled();
@@ -53,9 +55,9 @@ fn an_allocation_that_exceeds_the_device_is_shown_with_its_size() {
 
 #[test]
 fn a_job_on_two_gpus_has_each_gpus_bytes_on_it() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_DEVICES", &2)) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(|gpu| gpu.with("GPUSIM_DEVICES", &2)) else { return };
     let mut watch = gpu.watch(&[]);
-    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["two_gpus.py"]) else { return };
+    let Some(mut job) = gpu.torch("2.15", TorchAllocator::Native, &["two_gpus.py"]) else { return };
     let mut checkpoints = 0;
     while let Some(checkpoint) = job.next_checkpoint() {
         let report = watch.settled();
@@ -73,9 +75,9 @@ fn a_job_on_two_gpus_has_each_gpus_bytes_on_it() {
 
 #[test]
 fn two_jobs_on_one_gpu_are_both_exact() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut watch = gpu.watch(&[]);
-    let start = |words| gpu.torch("2.15", Allocator::Native, words);
+    let start = |words| gpu.torch("2.15", TorchAllocator::Native, words);
     let (Some(first), Some(second)) = (start(&["idle_hold.py", "--mib", "256"]), start(&["grow_free.py"])) else {
         return;
     };
@@ -93,15 +95,15 @@ fn two_jobs_on_one_gpu_are_both_exact() {
 
 #[test]
 fn run_reports_what_a_training_took_at_most() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let words = ["transformer.py", "--steps", "2", "--layers", "4", "--dim", "512"];
-    let Some(job) = gpu.torch_command("2.15", Allocator::Native, &words) else { return };
-    let outcome = Outcome::of(gpu.memwatch_run(&["--json"], &job));
+    let Some(job) = gpu.torch_command("2.15", TorchAllocator::Native, &words) else { return };
+    let outcome = CommandOutcome::of(gpu.memwatch_run(&["--json"], &job));
     outcome.assert_ended_with(0, &[]);
     let end: Value =
         outcome.stdout.lines().last().and_then(|line| serde_json::from_str(line).ok()).expect("a checkpoint");
     assert_eq!(end["label"], "end");
-    let report = Report::parse(outcome.stderr.lines().last().expect("the report is the last line"));
+    let report = ReportLine::parse(outcome.stderr.lines().last().expect("the report is the last line"));
     let tgid = end["pid"].as_u64().and_then(|tgid| u32::try_from(tgid).ok()).expect("a checkpoint says who it is");
     let process = report.process(tgid).unwrap_or_else(|| panic!("not reported: {report:#?}"));
     assert!(process.is_exact() && report.is_complete() && process.has_ended(), "{report:#?}");

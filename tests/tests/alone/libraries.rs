@@ -6,39 +6,39 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use memwatch_tests::agent::Agent;
+use memwatch_tests::agent::TestAgent;
 use memwatch_tests::mounts::after_mounting;
 use memwatch_tests::oracle::{Agreement, assert_agrees};
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Shape, Watch, Workload};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{MIB, PrologueShape, RunningWatch, SimulatedGpu, SimulatedWorkload};
 use serde_json::Value;
 
 /// Starts a watch of these processes that has to find their driver libraries itself.
-fn search_for(gpu: &Gpu, workloads: &[&Workload]) -> Watch {
+fn search_for(gpu: &SimulatedGpu, workloads: &[&SimulatedWorkload]) -> RunningWatch {
     let targets: Vec<String> = workloads.iter().map(|workload| workload.tgid_word()).collect();
-    Watch::start(gpu.searching_memwatch(&["--pid", &targets.join(",")]))
+    RunningWatch::start(gpu.searching_memwatch(&["--pid", &targets.join(",")]))
 }
 
 /// Waits until a workload has loaded the driver library. It has not called the library yet.
-fn ready(mut workload: Workload) -> Workload {
+fn ready(mut workload: SimulatedWorkload) -> SimulatedWorkload {
     workload.ask("tgid");
     workload
 }
 
-fn paths(report: &Report) -> Vec<&str> {
+fn paths(report: &ReportLine) -> Vec<&str> {
     let libraries = report.json()["coverage"]["libraries"].as_array().expect("libraries");
     libraries.iter().filter_map(|library| library["path"].as_str()).collect()
 }
 
 /// Returns the report on the library at a path.
-fn library<'a>(report: &'a Report, path: &Path) -> &'a Value {
+fn library<'a>(report: &'a ReportLine, path: &Path) -> &'a Value {
     let mut libraries = report.json()["coverage"]["libraries"].as_array().expect("libraries").iter();
     libraries
         .find(|library| library["path"] == text(path))
         .unwrap_or_else(|| panic!("no {}: {report:#?}", path.display()))
 }
 
-fn assert_probed(report: &Report) {
+fn assert_probed(report: &ReportLine) {
     for library in report.json()["coverage"]["libraries"].as_array().expect("libraries") {
         assert_eq!(library["error"], Value::Null, "{library:#}");
         assert!(library["probes_attached"].as_u64() >= Some(40), "{library:#}");
@@ -46,7 +46,7 @@ fn assert_probed(report: &Report) {
 }
 
 /// Makes some calls in each process and asserts that each call is counted once.
-fn assert_counted_once(gpu: &Gpu, watch: &mut Watch, workloads: &mut [&mut Workload]) {
+fn assert_counted_once(gpu: &SimulatedGpu, watch: &mut RunningWatch, workloads: &mut [&mut SimulatedWorkload]) {
     for workload in workloads.iter_mut() {
         workload.run(&["uuid 0", "device 0", "alloc a 4M", "alloc b 6M", "free a", "async c 2M", "create d 8M"]);
     }
@@ -64,11 +64,11 @@ mod mapping {
     use std::path::Path;
 
     /// The first page of a file, mapped into this process as executable code that is never run.
-    pub(super) struct Executable(*mut libc::c_void);
+    pub(super) struct ExecutableMapping(*mut libc::c_void);
 
     const PAGE_BYTES: usize = 4096;
 
-    impl Executable {
+    impl ExecutableMapping {
         pub(super) fn of(path: &Path) -> Self {
             let file = File::open(path).expect("the file is there");
             let protection = libc::PROT_READ | libc::PROT_EXEC;
@@ -80,7 +80,7 @@ mod mapping {
         }
     }
 
-    impl Drop for Executable {
+    impl Drop for ExecutableMapping {
         fn drop(&mut self) {
             // SAFETY: the mapping is ours, and nothing points into it.
             unsafe { libc::munmap(self.0, PAGE_BYTES) };
@@ -94,7 +94,7 @@ fn text(path: &Path) -> &str {
 
 #[test]
 fn one_file_in_two_containers_is_probed_once() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let libraries = gpu.libcuda().parent().expect("a directory").to_owned();
     let empty = gpu.directory().join("empty");
     fs::create_dir(&empty).expect("a directory in the temporary one");
@@ -102,7 +102,7 @@ fn one_file_in_two_containers_is_probed_once() {
     let overlay = "mount -t overlay overlay -o \"lowerdir=$1:$2\" \"$1\"";
     let start = || {
         let command = after_mounting(overlay, &[text(&libraries), text(&empty)], &gpu.workload_command())?;
-        Some(ready(Workload::start(command)))
+        Some(ready(SimulatedWorkload::start(command)))
     };
     let (Some(mut first), Some(mut second)) = (start(), start()) else { return };
     let mut beside = ready(gpu.workload());
@@ -114,17 +114,17 @@ fn one_file_in_two_containers_is_probed_once() {
 }
 
 /// Starts a job with its own copy of the library in this folder, which is empty for the host.
-fn inside_of(gpu: &Gpu, place: &Path) -> Option<Workload> {
+fn inside_of(gpu: &SimulatedGpu, place: &Path) -> Option<SimulatedWorkload> {
     let copy = "mount -t tmpfs none \"$1\" && cp \"$2\" \"$1\"";
     let mut job = gpu.workload_command();
     job.env("LD_LIBRARY_PATH", place);
     let command = after_mounting(copy, &[text(place), text(&gpu.libcuda())], &job)?;
-    Some(ready(Workload::start(command)))
+    Some(ready(SimulatedWorkload::start(command)))
 }
 
 #[test]
 fn a_containers_own_copy_is_found_through_its_process() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let place = gpu.directory().join("in container");
     fs::create_dir(&place).expect("a directory in the temporary one");
     let Some(mut inside) = inside_of(&gpu, &place) else { return };
@@ -137,13 +137,13 @@ fn a_containers_own_copy_is_found_through_its_process() {
 
 #[test]
 fn two_copies_are_two_files_and_both_are_probed() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let place = gpu.directory().join("copy");
     fs::create_dir(&place).expect("a directory in the temporary one");
     fs::copy(gpu.libcuda(), place.join("libcuda.so.1")).expect("a copy of the library");
     let mut job = gpu.workload_command();
     job.env("LD_LIBRARY_PATH", &place);
-    let mut copied = ready(Workload::start(job));
+    let mut copied = ready(SimulatedWorkload::start(job));
     let mut original = ready(gpu.workload());
     let mut watch = search_for(&gpu, &[&copied, &original]);
     assert_counted_once(&gpu, &mut watch, &mut [&mut copied, &mut original]);
@@ -155,7 +155,7 @@ fn two_copies_are_two_files_and_both_are_probed() {
 #[test]
 fn a_library_deleted_or_replaced_under_a_job_is_probed_all_the_same() {
     for replaced in [false, true] {
-        let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+        let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
         let mut old = ready(gpu.workload());
         let file = gpu.libcuda();
         let copy = gpu.directory().join("newer");
@@ -194,8 +194,8 @@ fn while_stopped<R>(tgid: u32, happens: impl FnOnce() -> R) -> R {
 /// A library appears while the whole machine is watched, and its process allocates before memwatch
 /// has found the library.
 fn appears_while_everybody_is_watched(options: &[&str], discovery: &str) -> Option<(Value, Duration)> {
-    let gpu = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda)?;
-    let mut watch = Watch::start(gpu.searching_memwatch(options));
+    let gpu = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda)?;
+    let mut watch = RunningWatch::start(gpu.searching_memwatch(options));
     let (mut workload, missed) = while_stopped(watch.tgid(), || {
         let mut workload = ready(gpu.workload());
         let begin = Instant::now();
@@ -235,7 +235,7 @@ fn without_mapping_records_a_library_that_appears_is_found_by_looking() {
 
 #[test]
 fn a_library_probed_before_anybody_mapped_it_has_no_gap() {
-    let Some(gpu) = Gpu::new(Shape::Push).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push).map(SimulatedGpu::with_own_libcuda) else { return };
     let mut watch = gpu.watch(&[]);
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
@@ -246,7 +246,7 @@ fn a_library_probed_before_anybody_mapped_it_has_no_gap() {
 
 #[test]
 fn a_target_that_loads_another_library_in_the_middle_of_its_life_is_followed_there() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let mut workload = ready(gpu.workload());
     let mut watch = search_for(&gpu, &[&workload]);
     let next = gpu.directory().join("next");
@@ -269,7 +269,7 @@ fn write_32_bit_library(path: &Path) {
 
 const LEFT_OUT: &str = "32-bit library: only 64-bit processes are watched";
 
-fn errors(report: &Report) -> Vec<(&str, &str)> {
+fn errors(report: &ReportLine) -> Vec<(&str, &str)> {
     let libraries = report.json()["coverage"]["libraries"].as_array().expect("libraries");
     let left_out = libraries.iter().filter_map(|library| Some((library["path"].as_str()?, library["error"].as_str()?)));
     left_out.collect()
@@ -277,18 +277,18 @@ fn errors(report: &Report) -> Vec<(&str, &str)> {
 
 #[test]
 fn a_32_bit_library_is_left_out_with_a_sentence_whether_it_is_named_or_mapped() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let named = gpu.directory().join("libcuda.so.32");
     write_32_bit_library(&named);
     let once = gpu.run_memwatch(&["--libcuda", text(&named), "ps", "--json"]);
     assert_eq!(once.code, 0, "{once:#?}");
-    assert!(errors(&Report::parse(&once.stdout)).contains(&(text(&named), LEFT_OUT)), "{once:#?}");
+    assert!(errors(&ReportLine::parse(&once.stdout)).contains(&(text(&named), LEFT_OUT)), "{once:#?}");
 
     let mut watch = gpu.watch(&[]);
     let mapped = gpu.directory().join("libcuda.so.1");
     write_32_bit_library(&mapped);
     // The test's own process maps the file as executable.
-    let _mapping = mapping::Executable::of(&mapped);
+    let _mapping = mapping::ExecutableMapping::of(&mapped);
     watch.until(|report| errors(report).contains(&(text(&mapped), LEFT_OUT)));
     let mut beside = gpu.workload();
     assert_counted_once(&gpu, &mut watch, &mut [&mut beside]);
@@ -296,22 +296,22 @@ fn a_32_bit_library_is_left_out_with_a_sentence_whether_it_is_named_or_mapped() 
 
 /// Starts a workload on its own overlay over the directory of the machine's library, as in a
 /// container.
-fn on_an_overlay(gpu: &Gpu, empty: &Path) -> Option<Workload> {
+fn on_an_overlay(gpu: &SimulatedGpu, empty: &Path) -> Option<SimulatedWorkload> {
     let overlay = "mount -t overlay overlay -o \"lowerdir=$1:$2\" \"$1\"";
     let libraries = gpu.libcuda().parent().expect("a directory").to_owned();
     let command = after_mounting(overlay, &[text(&libraries), text(empty)], &gpu.workload_command())?;
-    Some(ready(Workload::start(command)))
+    Some(ready(SimulatedWorkload::start(command)))
 }
 
 #[test]
 fn a_file_probed_twice_has_each_call_counted_once() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let empty = gpu.directory().join("empty");
     fs::create_dir(&empty).expect("a directory in the temporary one");
     let Some(mut first) = on_an_overlay(&gpu, &empty) else { return };
     // The test's future children are watched, too.
     let targets = format!("{},{}", first.tgid(), std::process::id());
-    let mut watch = Watch::start(gpu.searching_memwatch(&["--pid", &targets]));
+    let mut watch = RunningWatch::start(gpu.searching_memwatch(&["--pid", &targets]));
     first.run(&["uuid 0", "device 0", "alloc early 2M", "free early"]);
     // After a change, the same file looks like a new one through the next overlay, and gets probes
     // again.
@@ -327,7 +327,7 @@ fn a_file_probed_twice_has_each_call_counted_once() {
         assert_eq!(on_gpu.number("driver_allocated_bytes"), 16 * MIB);
     }
     let report = watch.settled();
-    let calls = |workload: &Workload| {
+    let calls = |workload: &SimulatedWorkload| {
         let on_gpu = report.process(workload.tgid()).expect("both are reported").only_gpu();
         (on_gpu.number("allocations"), on_gpu.number("frees"))
     };
@@ -336,7 +336,7 @@ fn a_file_probed_twice_has_each_call_counted_once() {
 
 #[test]
 fn a_container_that_starts_under_the_watch_with_its_own_copy_is_watched_at_once() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let place = gpu.directory().join("in container");
     fs::create_dir(&place).expect("a directory in the temporary one");
     let mut watch = gpu.watch(&[]);
@@ -349,7 +349,7 @@ fn a_container_that_starts_under_the_watch_with_its_own_copy_is_watched_at_once(
 
 #[test]
 fn a_library_replaced_under_the_watch_leaves_the_old_jobs_watched_and_the_new_ones_too() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let mut watch = gpu.watch(&[]);
     let mut old = ready(gpu.workload());
     let (file, newer) = (gpu.libcuda(), gpu.directory().join("newer"));
@@ -362,7 +362,7 @@ fn a_library_replaced_under_the_watch_leaves_the_old_jobs_watched_and_the_new_on
 
 #[test]
 fn processes_of_a_library_that_cannot_be_opened_are_inexact_and_named() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let place = gpu.directory().join("hidden");
     fs::create_dir(&place).expect("a directory in the temporary one");
     let Some(mut inside) = inside_of(&gpu, &place) else { return };
@@ -371,9 +371,9 @@ fn processes_of_a_library_that_cannot_be_opened_are_inexact_and_named() {
     let mut hide = Command::new("nsenter");
     hide.args(["-t", &inside.tgid().to_string(), "-m", "mount", "-t", "tmpfs", "none"]).arg(&place);
     assert!(hide.status().expect("nsenter is there").success());
-    let agent = Agent::start(&gpu);
+    let agent = TestAgent::start(&gpu);
     let ps = |words: &[&str]| agent.ask(&gpu, 0, &[&["ps"], words].concat());
-    let report = Report::parse(&ps(&["--json"]).stdout);
+    let report = ReportLine::parse(&ps(&["--json"]).stdout);
     let process = report.process(inside.tgid()).expect("it is reported");
     assert!(!process.is_exact() && process.0["losses"]["library_unreadable"] == 1, "{:#}", process.0);
     let words = ps(&[]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -382,11 +382,11 @@ fn processes_of_a_library_that_cannot_be_opened_are_inexact_and_named() {
 
 #[test]
 fn exports_of_a_driver_that_this_version_does_not_know_are_named_by_the_doctor() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
-    let unknown = |gpu: &Gpu| {
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
+    let unknown = |gpu: &SimulatedGpu| {
         let outcome = gpu.run_memwatch(&["doctor", "--json"]);
         outcome.assert_ended_with(0, &[]);
-        let report = Report::parse(&outcome.stdout);
+        let report = ReportLine::parse(&outcome.stdout);
         let libraries = report.json()["data"]["libraries"].as_array().expect("libraries").clone();
         let own = libraries.into_iter().find(|library| library["path"] == text(&gpu.libcuda()));
         own.expect("the named library is examined")["unknown_exports"].clone()

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use memwatch_tests::mounts::after_mounting;
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, Later, MIB, Outcome, Shape, Watch};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{CommandOutcome, Later, MIB, PrologueShape, RunningWatch, SimulatedGpu};
 
 /// Compiles the program that loads the driver library only on demand, with this path in its
 /// RUNPATH.
-fn program(gpu: &Gpu, run_path: Option<&Path>) -> Option<PathBuf> {
+fn program(gpu: &SimulatedGpu, run_path: Option<&Path>) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/later.c");
     let program = gpu.directory().join("later");
     let mut compiler = Command::new("cc");
@@ -26,22 +26,22 @@ fn program(gpu: &Gpu, run_path: Option<&Path>) -> Option<PathBuf> {
 }
 
 /// Returns the program's command on this machine, without a path to the driver.
-fn command(gpu: &Gpu, program: &Path) -> Command {
+fn command(gpu: &SimulatedGpu, program: &Path) -> Command {
     let mut command = Command::new(program);
     gpu.apply(&mut command);
     command.env_remove("LD_LIBRARY_PATH");
     command
 }
 
-fn directory(gpu: &Gpu) -> PathBuf {
+fn directory(gpu: &SimulatedGpu) -> PathBuf {
     gpu.libcuda().parent().expect("a directory").to_owned()
 }
 
 /// Attaches to a process that has not loaded the driver library. The process then loads it and
 /// allocates at once.
-fn assert_nothing_is_missed(gpu: &Gpu, command: Command) {
+fn assert_nothing_is_missed(gpu: &SimulatedGpu, command: Command) {
     let mut later = Later::start(command);
-    let mut watch = Watch::start(gpu.searching_memwatch(&["--pid", &later.tgid().to_string()]));
+    let mut watch = RunningWatch::start(gpu.searching_memwatch(&["--pid", &later.tgid().to_string()]));
     later.load();
     let report = watch.settled();
     assert_whole(&report, later.tgid());
@@ -53,7 +53,7 @@ fn assert_nothing_is_missed(gpu: &Gpu, command: Command) {
     assert!(matches!(own[..], [(Some(path), true)] if Path::new(path).file_name() == Some(name)), "{report:#?}");
 }
 
-fn assert_whole(report: &Report, tgid: u32) {
+fn assert_whole(report: &ReportLine, tgid: u32) {
     let process = report.process(tgid).unwrap_or_else(|| panic!("it is not reported: {report:#?}"));
     assert_eq!(process.0["from_start"], true, "{report:#?}");
     assert!(process.is_exact(), "{report:#?}");
@@ -64,14 +64,14 @@ fn assert_whole(report: &Report, tgid: u32) {
 
 #[test]
 fn a_library_that_only_the_programs_runpath_leads_to_is_probed_before_it_is_loaded() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let Some(program) = program(&gpu, Some(&directory(&gpu))) else { return };
     assert_nothing_is_missed(&gpu, command(&gpu, &program));
 }
 
 #[test]
 fn a_library_that_only_the_processs_environment_leads_to_is_probed_before_it_is_loaded() {
-    let Some(gpu) = Gpu::new(Shape::Push).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push).map(SimulatedGpu::with_own_libcuda) else { return };
     let Some(program) = program(&gpu, None) else { return };
     let mut command = command(&gpu, &program);
     command.env("LD_LIBRARY_PATH", directory(&gpu));
@@ -80,7 +80,7 @@ fn a_library_that_only_the_processs_environment_leads_to_is_probed_before_it_is_
 
 #[test]
 fn a_library_that_only_the_loaders_cache_of_its_own_mounts_leads_to_is_probed_before_it_is_loaded() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let Some(program) = program(&gpu, None) else { return };
     let (cache, list) = (gpu.directory().join("cache"), gpu.directory().join("list"));
     let directories = format!("{}\ninclude /etc/ld.so.conf\n", directory(&gpu).display());
@@ -93,15 +93,15 @@ fn a_library_that_only_the_loaders_cache_of_its_own_mounts_leads_to_is_probed_be
 
 #[test]
 fn run_probes_what_the_commands_own_runpath_leads_to_before_it_starts() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let Some(program) = program(&gpu, Some(&directory(&gpu))) else { return };
     let mut job = command(&gpu, &program);
     job.arg("at-once");
     let mut run = gpu.memwatch_run(&["--json"], &job);
     run.env_remove("LD_LIBRARY_PATH");
-    let outcome = Outcome::of(run);
+    let outcome = CommandOutcome::of(run);
     outcome.assert_ended_with(0, &[]);
-    let report = Report::parse(outcome.stderr.lines().last().expect("a report"));
+    let report = ReportLine::parse(outcome.stderr.lines().last().expect("a report"));
     let process = &report.json()["data"]["processes"][0];
     assert_eq!((&process["from_start"], &process["exact"]), (&true.into(), &true.into()), "{report:#?}");
     let on_gpu = &process["gpus"][0];
@@ -109,7 +109,7 @@ fn run_probes_what_the_commands_own_runpath_leads_to_before_it_starts() {
 }
 
 /// Compiles an NVML that loads the driver library into memwatch, as NVIDIA's does.
-fn nvml_with_the_driver_library(gpu: &Gpu) -> Option<PathBuf> {
+fn nvml_with_the_driver_library(gpu: &SimulatedGpu) -> Option<PathBuf> {
     let simulated = PathBuf::from(std::env::var_os("GPUSIM_CMP")?).join("lib");
     let place = gpu.directory().join("nvml");
     std::fs::create_dir(&place).expect("a directory in the temporary one");
@@ -128,10 +128,10 @@ fn nvml_with_the_driver_library(gpu: &Gpu) -> Option<PathBuf> {
 
 #[test]
 fn memwatch_does_not_list_itself_though_nvml_loads_the_driver_library_into_it() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let Some(nvml) = nvml_with_the_driver_library(&gpu) else { return };
     let gpu = gpu.with_nvml(nvml);
-    let mut watch = Watch::start(gpu.searching_memwatch(&[]));
+    let mut watch = RunningWatch::start(gpu.searching_memwatch(&[]));
     watch.settled();
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", watch.tgid())).expect("it runs");
     assert!(maps.contains(gpu.libcuda().to_str().expect("a plain path")), "NVML has not loaded it");
@@ -146,7 +146,7 @@ fn memwatch_does_not_list_itself_though_nvml_loads_the_driver_library_into_it() 
 
 #[test]
 fn hundreds_of_files_with_the_librarys_name_get_no_more_than_their_share_and_lose_their_probes_when_nobody_maps_them() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(program) = program(&gpu, None) else { return };
     let fakes = gpu.directory().join("fakes");
     for number in 0..300 {
@@ -172,6 +172,6 @@ fn hundreds_of_files_with_the_librarys_name_get_no_more_than_their_share_and_los
     watch.until(|report| libraries(report) == before);
 }
 
-fn libraries(report: &Report) -> usize {
+fn libraries(report: &ReportLine) -> usize {
     report.json()["coverage"]["libraries"].as_array().expect("libraries").len()
 }

@@ -3,13 +3,13 @@
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, Shape};
+use memwatch_tests::{PrologueShape, SimulatedGpu, TorchAllocator};
 
 #[test]
 fn pytorch_is_traced_in_a_process_that_is_named_by_its_script_as_by_its_pid() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let words = ["keeps_tensors.py", "--seconds", "2"];
-    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };
     let watch = PlacesWatch::of(gpu.memwatch(&["--no-agent", "profile", "--json", "-i", "100ms", "keeps_tensors.py"]));
     job.go_on();
     let trained = job.next_checkpoint().expect("it trains to its end");
@@ -23,10 +23,10 @@ fn pytorch_is_traced_in_a_process_that_is_named_by_its_script_as_by_its_pid() {
 
 #[test]
 fn of_a_program_that_starts_after_its_name_was_typed_no_allocation_is_missing() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&["--name", "grow_free.py"]);
     let words = ["grow_free.py", "--tensors", "50"];
-    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &words) else { return };
+    let Some(mut job) = gpu.torch("2.15", TorchAllocator::Native, &words) else { return };
     while let Some(checkpoint) = job.next_checkpoint() {
         let report = watch.settled();
         let process = report.process(job.tgid()).unwrap_or_else(|| panic!("at {checkpoint}: {report:#?}"));

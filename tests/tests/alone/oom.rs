@@ -1,21 +1,21 @@
 //! Processes that held the memory when an allocation failed: a recording of the whole machine has
 //! all of them.
 
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Program, Shape, until};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{MIB, PrologueShape, RunningProgram, SimulatedGpu, until};
 use serde_json::json;
 
 #[test]
 fn who_else_held_the_gpu_is_reported_where_the_whole_machine_was_recorded() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &4_000);
     let (mut other, mut job) = (gpu.workload(), gpu.workload());
     let file = gpu.directory().join("node.mwr").display().to_string();
-    let mut recorder = Program::start(gpu.memwatch(&["record", "-o", &file]));
+    let mut recorder = RunningProgram::start(gpu.memwatch(&["record", "-o", &file]));
     let is_seen = |tgid: u32| {
         let read = gpu.run_memwatch(&["ps", "--json", "--in", &file]);
         read.code == 0
-            && Report::parse(&read.stdout)
+            && ReportLine::parse(&read.stdout)
                 .process(tgid)
                 .is_some_and(|process| process.0["gpus"][0]["used_bytes"].is_u64())
     };
@@ -29,7 +29,7 @@ fn who_else_held_the_gpu_is_reported_where_the_whole_machine_was_recorded() {
     assert_eq!(recorder.end(), 0);
     let outcome = gpu.run_memwatch(&["oom", "--json", "--in", &file]);
     outcome.assert_ended_with(0, &[]);
-    let report = Report::parse(&outcome.stdout);
+    let report = ReportLine::parse(&outcome.stdout);
     let failures = report.json()["data"]["failures"].as_array().expect("a list");
     let [failure] = failures.as_slice() else { panic!("{failures:#?}") };
     assert_eq!((&failure["level"], &failure["symbol"]), (&"driver".into(), &"cuMemAlloc_v2".into()), "{failure:#}");

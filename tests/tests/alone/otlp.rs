@@ -4,27 +4,27 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use memwatch_tests::certificates::{Certificate, self_signed};
+use memwatch_tests::certificates::{TestCertificate, self_signed};
 use memwatch_tests::http;
 use memwatch_tests::readers::python_reader;
-use memwatch_tests::{Gpu, Program, Shape, until};
+use memwatch_tests::{PrologueShape, RunningProgram, SimulatedGpu, until};
 use serde_json::Value;
 
 /// A receiver for all transports, each on its own port.
-struct Receiver {
-    program: Program,
+struct OtlpReceiver {
+    program: RunningProgram,
     ports: Value,
-    signer: Certificate,
+    signer: TestCertificate,
 }
 
-impl Receiver {
+impl OtlpReceiver {
     /// Starts the receiver. Returns `None`, with the reason on standard error, if it cannot be
     /// started.
-    fn start(gpu: &Gpu) -> Option<Self> {
+    fn start(gpu: &SimulatedGpu) -> Option<Self> {
         let signer = self_signed(gpu.directory(), "receiver")?;
         let mut command = python_reader("receive_otlp.py")?;
         command.arg(&signer.certificate).arg(&signer.key);
-        let mut program = Program::start(command);
+        let mut program = RunningProgram::start(command);
         let ports = serde_json::from_str(&program.next_line().expect("its ports")).expect("they are JSON");
         Some(Self { program, ports, signer })
     }
@@ -50,17 +50,17 @@ impl Receiver {
 }
 
 /// An agent that pushes once a second, and its output.
-struct Agent {
-    program: Program,
+struct PushingAgent {
+    program: RunningProgram,
     address: SocketAddr,
 }
 
-impl Agent {
-    fn start(gpu: &Gpu, words: &[&str]) -> Self {
+impl PushingAgent {
+    fn start(gpu: &SimulatedGpu, words: &[&str]) -> Self {
         let (address, socket) = (http::free_port(), gpu.directory().join("memwatch.sock"));
         let mut command = gpu.memwatch(&["agent", "--listen", &address.to_string(), "--otlp-interval", "1s"]);
         command.arg("--socket").arg(socket).args(words);
-        Self { program: Program::start_with_errors(command), address }
+        Self { program: RunningProgram::start_with_errors(command), address }
     }
 
     fn metrics(&self) -> String {
@@ -114,8 +114,8 @@ fn assert_whole(push: &Value, scraped: &str) {
 
 #[test]
 fn all_that_is_scraped_is_pushed_by_each_way_with_the_numbers_of_the_simulator() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut receiver) = Receiver::start(&gpu) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut receiver) = OtlpReceiver::start(&gpu) else { return };
     let headers = gpu.directory().join("headers");
     std::fs::write(&headers, "X-Scope-OrgID: 7\n").expect("a file");
     let gpu = gpu.with("OTEL_RESOURCE_ATTRIBUTES", &"k8s.node.name=gpu-1");
@@ -129,7 +129,7 @@ fn all_that_is_scraped_is_pushed_by_each_way_with_the_numbers_of_the_simulator()
         if scheme == "https" {
             words.extend(["--otlp-ca-file", &signer]);
         }
-        let mut agent = Agent::start(&gpu, &words);
+        let mut agent = PushingAgent::start(&gpu, &words);
         let line = agent.program.until_line_with("metrics to ");
         assert!(line.contains(&format!("pushing metrics to {url}")) && line.ends_with(" every 1 s"), "{line}");
         let mut job = gpu.workload();
@@ -150,12 +150,12 @@ fn all_that_is_scraped_is_pushed_by_each_way_with_the_numbers_of_the_simulator()
 
 #[test]
 fn a_receiver_that_fails_is_reported_once_and_counted_and_the_watch_goes_on() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut receiver) = Receiver::start(&gpu) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut receiver) = OtlpReceiver::start(&gpu) else { return };
     for way in ["http", "grpc"] {
         receiver.obey("/fail");
         let url = format!("http://127.0.0.1:{}", receiver.port(way));
-        let mut agent = Agent::start(&gpu, &["--otlp", &url, "--otlp-protocol", way]);
+        let mut agent = PushingAgent::start(&gpu, &["--otlp", &url, "--otlp-protocol", way]);
         let line = agent.program.until_line_with("metrics cannot be pushed to ");
         assert!(line.contains(": not now") && line.contains("They are pushed again every 1 s."), "{line}");
         until("three failures", || agent.metrics().contains("memwatch_agent_otlp_failures_total 3\n").then_some(()));
@@ -172,8 +172,8 @@ fn a_receiver_that_fails_is_reported_once_and_counted_and_the_watch_goes_on() {
 
 #[test]
 fn a_receiver_that_is_not_there_or_is_not_believed_is_named_with_the_way_out() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(receiver) = Receiver::start(&gpu) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(receiver) = OtlpReceiver::start(&gpu) else { return };
     let other = self_signed(gpu.directory(), "other").expect("openssl was there just now");
     let other = other.certificate.to_string_lossy();
     let nowhere = format!("http://{}", http::free_port());
@@ -188,7 +188,7 @@ fn a_receiver_that_is_not_there_or_is_not_believed_is_named_with_the_way_out() {
             vec!["no connection by TLS", "--otlp-ca-file FILE"],
         ),
     ] {
-        let mut agent = Agent::start(&gpu, &words);
+        let mut agent = PushingAgent::start(&gpu, &words);
         let line = agent.program.until_line_with("metrics cannot be pushed to ");
         assert!(what.iter().all(|what| line.contains(what)), "{what:?}: {line}");
     }

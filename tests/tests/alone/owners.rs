@@ -7,9 +7,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Stdio;
 
-use memwatch_tests::groups::Group;
-use memwatch_tests::report::{Process, Report};
-use memwatch_tests::{Gpu, MIB, Shape, Workload};
+use memwatch_tests::groups::TestControlGroup;
+use memwatch_tests::report::{ReportLine, ReportedProcess};
+use memwatch_tests::{MIB, PrologueShape, SimulatedGpu, SimulatedWorkload};
 use serde_json::Value;
 
 const FIRST: &str = "17db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1a";
@@ -19,18 +19,22 @@ fn container(id: &str) -> String {
     format!("/memwatch-test/docker/{id}")
 }
 
-fn owner(report: &Report, tgid: u32) -> Value {
-    report.process(tgid).map_or(Value::Null, |Process(process)| process.clone())
+fn owner(report: &ReportLine, tgid: u32) -> Value {
+    report.process(tgid).map_or(Value::Null, |ReportedProcess(process)| process.clone())
 }
 
 #[test]
 fn a_process_moved_between_two_groups_changes_its_owner() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let (Some(first), Some(second)) = (Group::new(&container(FIRST)), Group::new(&container(SECOND))) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let (Some(first), Some(second)) =
+        (TestControlGroup::new(&container(FIRST)), TestControlGroup::new(&container(SECOND)))
+    else {
+        return;
+    };
     let mut watch = gpu.watch(&[]);
     let mut command = gpu.workload_command();
     first.start_in(&mut command);
-    let mut workload = Workload::start(command);
+    let mut workload = SimulatedWorkload::start(command);
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
     let before = watch.until(|report| !owner(report, workload.tgid()).is_null());
     let before = owner(&before, workload.tgid());
@@ -47,8 +51,8 @@ fn a_process_moved_between_two_groups_changes_its_owner() {
 #[test]
 fn processes_that_are_gone_at_once_are_reported_with_their_container_user_and_name() {
     const PROCESSES: usize = 200;
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(group) = Group::new(&container(FIRST)) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(group) = TestControlGroup::new(&container(FIRST)) else { return };
     let mut watch = gpu.watch(&[]);
     let script = gpu.directory().join("script");
     // The script ends with SIGKILL from within: nothing happens between the last call and the exit.
@@ -78,12 +82,14 @@ fn processes_that_are_gone_at_once_are_reported_with_their_container_user_and_na
 
 #[test]
 fn a_group_of_a_hostile_name_reaches_no_terminal_unescaped() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(group) = Group::new("/memwatch-test/\u{1b}[31m\u{9b}2J\u{202e}evil\u{ad}.service") else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(group) = TestControlGroup::new("/memwatch-test/\u{1b}[31m\u{9b}2J\u{202e}evil\u{ad}.service") else {
+        return;
+    };
     let mut command = gpu.workload_command();
     command.arg0(OsStr::from_bytes(b"\x1b]0;owned\x07\xe2\x80\xae\xff"));
     group.start_in(&mut command);
-    let mut workload = Workload::start(command);
+    let mut workload = SimulatedWorkload::start(command);
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
     let tgid = workload.tgid_word();
     let harmful = |letter: char| letter.is_control() || matches!(letter, '\u{ad}' | '\u{202e}');
@@ -93,7 +99,7 @@ fn a_group_of_a_hostile_name_reaches_no_terminal_unescaped() {
         assert!(!outcome.stdout.replace('\n', "").contains(harmful), "{outcome:#?}");
         assert!(!outcome.stderr.replace('\n', "").contains(harmful), "{outcome:#?}");
         if words.contains(&"--json") {
-            let report = Report::parse(&outcome.stdout);
+            let report = ReportLine::parse(&outcome.stdout);
             assert_eq!(owner(&report, workload.tgid())["cgroup"], group.path());
             assert_eq!(owner(&report, workload.tgid())["unit"], "\u{1b}[31m\u{9b}2J\u{202e}evil\u{ad}.service");
         }

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use jiff::Timestamp;
-use memwatch_tests::agent::{Agent, workload_of};
+use memwatch_tests::agent::{TestAgent, workload_of};
 use memwatch_tests::certificates::self_signed;
 use memwatch_tests::http;
-use memwatch_tests::report::Report;
-use memwatch_tests::{Allocator, Gpu, MIB, Program, Shape, TorchJob, Workload, until};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{
+    MIB, PrologueShape, RunningProgram, SimulatedGpu, SimulatedWorkload, TorchAllocator, TorchJob, until,
+};
 use serde_json::Value;
 
 const ANN: u32 = 64_001;
@@ -19,15 +21,15 @@ const ROOT: u32 = 0;
 const HOSTILE: &str = "<img src=x onerror=alert(1)>";
 
 /// An agent that serves HTTP on a free port.
-fn serving(gpu: &Gpu) -> Agent {
+fn serving(gpu: &SimulatedGpu) -> TestAgent {
     let mut command = gpu.memwatch(&[]);
     command.env("MEMWATCH_LISTEN", http::free_port().to_string());
     command.env("MEMWATCH_HISTORY", gpu.directory().join("history"));
-    Agent::by(gpu, command)
+    TestAgent::by(gpu, command)
 }
 
 /// Returns the link that the agent gives this user.
-fn link(agent: &Agent, gpu: &Gpu, uid: u32) -> String {
+fn link(agent: &TestAgent, gpu: &SimulatedGpu, uid: u32) -> String {
     let outcome = agent.ask(gpu, uid, &["web", "--no-open"]);
     outcome.assert_ended_with(0, &[]);
     outcome.stdout.trim().to_owned()
@@ -61,7 +63,7 @@ fn browser() -> Option<(PathBuf, PathBuf)> {
 
 /// Returns the command that opens a link in a browser and waits until a process's row has this
 /// text.
-fn reader((modules, chromium): (PathBuf, PathBuf), link: &str, (process, text): (&Workload, &str)) -> Command {
+fn reader((modules, chromium): (PathBuf, PathBuf), link: &str, (process, text): (&SimulatedWorkload, &str)) -> Command {
     let mut script = Command::new("node");
     script.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("readers/open_page.mjs")).arg(modules).arg(chromium);
     script.arg(link).arg(process.tgid_word()).arg(text);
@@ -69,7 +71,7 @@ fn reader((modules, chromium): (PathBuf, PathBuf), link: &str, (process, text): 
 }
 
 /// Reads the next step of the script and asserts its name.
-fn step(script: &mut Program, name: &str) -> Value {
+fn step(script: &mut RunningProgram, name: &str) -> Value {
     let line = script.next_line().unwrap_or_else(|| panic!("the script has ended before {name}"));
     let step: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{name}: {line}"));
     assert_eq!(step["step"], name, "{step}");
@@ -83,7 +85,7 @@ fn numbers(list: &Value) -> Vec<u32> {
 
 #[test]
 fn a_browser_shows_what_is_there_as_it_changes_and_a_hostile_name_stays_a_name() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let Some((modules, chromium)) = browser() else { return };
     let agent = serving(&gpu);
     let mut job = gpu.workload();
@@ -92,9 +94,10 @@ fn a_browser_shows_what_is_there_as_it_changes_and_a_hostile_name_stays_a_name()
     fs::copy(gpu.workload_program(), &program).expect("a copy of the program");
     let mut command = Command::new(&program);
     gpu.apply(&mut command);
-    let mut hostile = Workload::start(command);
+    let mut hostile = SimulatedWorkload::start(command);
     hostile.run(&["device 0", "alloc held 16M"]);
-    let mut script = Program::start(reader((modules, chromium), &link(&agent, &gpu, ROOT), (&hostile, "48.0 MiB")));
+    let mut script =
+        RunningProgram::start(reader((modules, chromium), &link(&agent, &gpu, ROOT), (&hostile, "48.0 MiB")));
 
     let both = [job.tgid(), hostile.tgid()];
     let has_both = |list: &Value| both.iter().all(|tgid| numbers(list).contains(tgid));
@@ -129,20 +132,20 @@ fn a_browser_shows_what_is_there_as_it_changes_and_a_hostile_name_stays_a_name()
 
 #[test]
 fn a_browser_shows_the_page_through_tls_as_it_changes() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let Some(browser) = browser() else { return };
     let Some(ours) = self_signed(gpu.directory(), "ours") else { return };
     let mut command = gpu.memwatch(&[]);
     command.env("MEMWATCH_LISTEN", http::free_port().to_string());
     command.env("MEMWATCH_TLS_CERT", &ours.certificate).env("MEMWATCH_TLS_KEY", &ours.key);
-    let agent = Agent::by(&gpu, command);
+    let agent = TestAgent::by(&gpu, command);
     let mut job = gpu.workload();
     job.run(&["device 0", "alloc held 16M"]);
     let link = link(&agent, &gpu, ROOT);
     assert!(link.starts_with("https://"), "{link}");
     let mut script = reader(browser, &link, (&job, "48.0 MiB"));
     script.arg("short");
-    let mut script = Program::start(script);
+    let mut script = RunningProgram::start(script);
     let opened = step(&mut script, "open");
     assert_eq!((&opened["status"], &opened["gpus"], &opened["plots"]), (&200.into(), &1.into(), &1.into()), "{opened}");
     assert!(opened["url"].as_str().is_some_and(|url| url.starts_with("https://")), "{opened}");
@@ -154,8 +157,8 @@ fn a_browser_shows_the_page_through_tls_as_it_changes() {
 
 #[test]
 fn the_page_of_a_user_has_their_processes_and_an_agent_without_http_says_what_to_start() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
-    let silent = Agent::start(&gpu);
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
+    let silent = TestAgent::start(&gpu);
     silent.ask(&gpu, ANN, &["web"]).assert_ended_with(1, &["it serves no HTTP", "--listen 127.0.0.1:9747"]);
     drop(silent);
     let agent = serving(&gpu);
@@ -167,10 +170,11 @@ fn the_page_of_a_user_has_their_processes_and_an_agent_without_http_says_what_to
         let (address, place) = opened(&link(&agent, &gpu, uid));
         let answer = http::get(address, &format!("{place}snapshot.json"), "").expect("it answers");
         assert_eq!(answer.status, 200, "{answer:?}");
-        Report::parse(&answer.body)
+        ReportLine::parse(&answer.body)
     };
-    let holds =
-        |report: &Report, tgid| report.process(tgid).map(|process| process.only_gpu().number("driver_allocated_bytes"));
+    let holds = |report: &ReportLine, tgid| {
+        report.process(tgid).map(|process| process.only_gpu().number("driver_allocated_bytes"))
+    };
     until("root sees both", || {
         let all = shown(ROOT);
         (holds(&all, own.tgid()) == Some(4 * MIB) && holds(&all, other.tgid()) == Some(8 * MIB)).then_some(())
@@ -182,10 +186,10 @@ fn the_page_of_a_user_has_their_processes_and_an_agent_without_http_says_what_to
 
 #[test]
 fn the_timeline_of_a_page_begins_with_what_the_agent_before_has_left_in_its_history() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let mut job = gpu.workload();
     job.run(&["device 0", "alloc held 64M"]);
-    let trail = |agent: &Agent| -> Value {
+    let trail = |agent: &TestAgent| -> Value {
         let (address, place) = opened(&link(agent, &gpu, ROOT));
         let text = http::event(address, &format!("{place}events"), "trail").expect("the page has a timeline");
         serde_json::from_str(&text).expect("it is JSON")
@@ -221,8 +225,8 @@ fn next(job: &mut TorchJob) -> Option<Value> {
 
 #[test]
 fn the_agent_reads_what_pytorch_has_counted_without_a_probe() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["transformer.py", "--steps", "3"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.15", TorchAllocator::Native, &["transformer.py", "--steps", "3"]) else { return };
     let agent = serving(&gpu);
     let mut last = None;
     while let Some(device) = next(&mut job) {
@@ -233,9 +237,9 @@ fn the_agent_reads_what_pytorch_has_counted_without_a_probe() {
     }
     let stated = last.expect("a checkpoint");
     let bytes = |key: &str| stated[key].as_u64().expect("a number");
-    let gpu_of = |report: &Report| report.process(job.tgid()).map(|process| process.0["tensor"]["gpus"][0].clone());
+    let gpu_of = |report: &ReportLine| report.process(job.tgid()).map(|process| process.0["tensor"]["gpus"][0].clone());
     let read = until("the agent has read it", || {
-        let report = Report::parse(&agent.ask(&gpu, ROOT, &["ps", "--json"]).stdout);
+        let report = ReportLine::parse(&agent.ask(&gpu, ROOT, &["ps", "--json"]).stdout);
         gpu_of(&report).filter(|read| read["allocated_bytes"].as_u64() == Some(bytes("memory_allocated")))
     });
     let number = |key: &str| read[key].as_u64().unwrap_or_else(|| panic!("no {key} in {read}"));
@@ -248,7 +252,7 @@ fn the_agent_reads_what_pytorch_has_counted_without_a_probe() {
     until("its history has it, too", || {
         let past = agent.ask(&gpu, ROOT, &["stats", "--since", "1h", "--json"]);
         // Before the history's next sample, the command knows no PyTorch and exits with 6.
-        let process = Report::parse(&past.stdout).json()["data"]["processes"][0].clone();
+        let process = ReportLine::parse(&past.stdout).json()["data"]["processes"][0].clone();
         (process["devices"][0]["statistics"]["allocated_bytes.all.current"] == stated["memory_allocated"]).then_some(())
     });
 }

@@ -2,22 +2,22 @@
 //! start while memwatch watches the machine: live and from a recording. The real packages require a
 //! real driver, so the programs use libraries with the same names and layout.
 
-use memwatch_tests::pools::{CUPY, Library, RMM, agree, job, pools};
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, Program, Shape};
+use memwatch_tests::pools::{CUPY, PoolLibrary, RMM, agree, job, pools};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{PrologueShape, RunningProgram, SimulatedGpu};
 use serde_json::Value;
 
 /// Returns the live bytes over all call sites of a process.
-fn live_bytes(report: &Report, tgid: u32) -> u64 {
+fn live_bytes(report: &ReportLine, tgid: u32) -> u64 {
     let sites = report.process(tgid).map_or(Value::Null, |process| process.0["tensor"]["places"][0]["sites"].clone());
     sites.as_array().into_iter().flatten().filter_map(|site| site["allocated_bytes"].as_u64()).sum()
 }
 
 /// Compares all kinds of pools of a job from the first block on.
-fn from_the_start((source, what): (Library, &str), checkpoints: usize, functions: &[&str]) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+fn from_the_start((source, what): (PoolLibrary, &str), checkpoints: usize, functions: &[&str]) {
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let recording = gpu.directory().join("pools.mwr").display().to_string();
-    let recorder = Program::start(gpu.memwatch(&["record", "--tensors=layers", "--json", "-o", &recording]));
+    let recorder = RunningProgram::start(gpu.memwatch(&["record", "--tensors=layers", "--json", "-o", &recording]));
     gpu.until_recorded(&recording, |_| true);
     let mut watch = gpu.watch(&["--no-agent", "--tensors=layers"]);
     let Some(mut job) = job(&gpu, source, what) else { return };
@@ -58,7 +58,7 @@ fn from_the_first_chunk_on_live_and_recorded_numbers_of_cupys_pool_are_its_own()
 
 #[test]
 fn pytorch_in_a_block_of_rapids_shows_on_both_levels_and_adds_nothing_twice() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&["--no-agent", "--tensors=layers"]);
     let Some(mut job) = job(&gpu, RMM, "torch") else { return };
     let tgid = job.tgid();

@@ -6,13 +6,15 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::process::{Command, Output, Stdio};
 
-use memwatch_tests::groups::Group;
-use memwatch_tests::http::{self, Answer};
+use memwatch_tests::groups::TestControlGroup;
+use memwatch_tests::http::{self, HttpAnswer};
 use memwatch_tests::ledger::Balance;
 use memwatch_tests::network::Network;
 use memwatch_tests::prometheus::{Prometheus, hurried_rules, promtool, shipped, shipped_queries};
 use memwatch_tests::readers::python_reader;
-use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Program, Shape, Workload, until};
+use memwatch_tests::{
+    CommandOutcome, MIB, PrologueShape, RunningProgram, SimulatedGpu, SimulatedWorkload, TorchAllocator, until,
+};
 
 const OPEN_METRICS: &str = "Accept: application/openmetrics-text; version=1.0.0\r\n";
 
@@ -20,14 +22,14 @@ const OPEN_METRICS: &str = "Accept: application/openmetrics-text; version=1.0.0\
 const OWN_SERIES: usize = 200;
 
 /// An agent and its metrics address.
-struct Agent {
-    program: Program,
+struct ScrapedAgent {
+    program: RunningProgram,
     address: SocketAddr,
 }
 
-impl Agent {
+impl ScrapedAgent {
     /// Starts an agent, in its own network if one is given, and waits until it is ready.
-    fn start(gpu: &Gpu, network: Option<&Network>) -> Self {
+    fn start(gpu: &SimulatedGpu, network: Option<&Network>) -> Self {
         let address = match network {
             Some(network) => SocketAddr::from((network.address(), 9747)),
             None => http::free_port(),
@@ -38,12 +40,12 @@ impl Agent {
             ["agent", "--insecure=metrics", "--listen", &address.to_string(), "--socket", &socket.to_string_lossy()];
         let command = gpu.memwatch(&words);
         let command = network.map_or(command, |network| network.inside(&gpu.memwatch(&words)));
-        let agent = Self { program: Program::start(command), address };
+        let agent = Self { program: RunningProgram::start(command), address };
         until("the agent is ready", || http::get(address, "/readyz", "").filter(|answer| answer.status == 200));
         agent
     }
 
-    fn metrics(&self, accept: &str) -> Answer {
+    fn metrics(&self, accept: &str) -> HttpAnswer {
         let answer = http::get(self.address, "/metrics", accept).expect("the agent answers");
         assert_eq!(answer.status, 200, "{answer:?}");
         answer
@@ -56,7 +58,7 @@ impl Agent {
 }
 
 /// Removes one function from the driver's library, which makes it look like a version before 13.1.
-fn without_newest_function(gpu: &Gpu) {
+fn without_newest_function(gpu: &SimulatedGpu) {
     let mut bytes = fs::read(gpu.libcuda()).expect("it is a copy of ours");
     let name = b"\0cuMulticastBindMem_v2\0";
     let at = bytes.windows(name.len()).position(|window| window == name).expect("the simulator exports it");
@@ -78,8 +80,8 @@ fn assert_accepted(output: &Output) {
 
 /// Starts a job in its own control group on a simulated machine. Returns `None` if no group can be
 /// created.
-fn job(gpu: &Gpu, unit: &str) -> Option<(Workload, Group)> {
-    let group = Group::new(&format!("/memwatch-jobs-{}.slice/{unit}", std::process::id()))?;
+fn job(gpu: &SimulatedGpu, unit: &str) -> Option<(SimulatedWorkload, TestControlGroup)> {
+    let group = TestControlGroup::new(&format!("/memwatch-jobs-{}.slice/{unit}", std::process::id()))?;
     let mut job = gpu.workload();
     group.take(job.tgid());
     job.run(&["device 0"]);
@@ -103,13 +105,13 @@ fn the_shipped_rules_fire_when_they_should_and_only_then() {
 
 #[test]
 fn an_agent_prints_where_it_serves_and_counts_no_function_that_its_driver_is_too_old_for() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     without_newest_function(&gpu);
     let mut job = gpu.workload();
     job.run(&["device 0", "alloc a 4M"]);
     let socket = gpu.directory().join("memwatch.sock");
     let words = ["agent", "--listen", "127.0.0.1:0", "--socket", &socket.to_string_lossy()];
-    let mut agent = Program::start_with_errors(gpu.memwatch(&words));
+    let mut agent = RunningProgram::start_with_errors(gpu.memwatch(&words));
     let line = agent.until_line_with("serving metrics on http://");
     let address = line.lines().last().and_then(|line| line.split("http://").nth(1)?.strip_suffix("/metrics"));
     let address: SocketAddr = address.and_then(|address| address.parse().ok()).unwrap_or_else(|| panic!("{line}"));
@@ -123,13 +125,13 @@ fn an_agent_prints_where_it_serves_and_counts_no_function_that_its_driver_is_too
 
 #[test]
 fn two_agents_are_scraped_and_the_shipped_alerts_fire() {
-    let machines = [Gpu::new(Shape::Cmp), Gpu::new(Shape::Push)];
+    let machines = [SimulatedGpu::new(PrologueShape::Cmp), SimulatedGpu::new(PrologueShape::Push)];
     let [Some(first), Some(second)] = machines else { return };
     let first = first.with("GPUSIM_TOTAL_MB", &81_560);
     let second = second.with("GPUSIM_TOTAL_MB", &40_000).with("GPUSIM_DEVICES", &2);
     let Some(rules) = promtool(&["check", "metrics"]).map(|_| hurried_rules()) else { return };
     let [Some(one), Some(two)] = [Network::new(0), Network::new(1)] else { return };
-    let agents = [Agent::start(&first, Some(&one)), Agent::start(&second, Some(&two))];
+    let agents = [ScrapedAgent::start(&first, Some(&one)), ScrapedAgent::start(&second, Some(&two))];
     let Some((mut training, _group)) = job(&first, "training.service") else { return };
     let Some((mut leak, _other_group)) = job(&second, "leak.service") else { return };
     training.run(&["alloc a 1073741824", "alloc b 1048576", "async c 67108864", "free b"]);
@@ -160,8 +162,10 @@ fn two_agents_are_scraped_and_the_shipped_alerts_fire() {
 
 /// Asserts that each query of the shipped dashboard finds something while a program with PyTorch
 /// runs.
-fn assert_panels_have_numbers(prometheus: &Prometheus, machine: &Gpu) {
-    let Some(mut holder) = machine.torch("2.15", Allocator::Native, &["idle_hold.py", "--mib", "64"]) else { return };
+fn assert_panels_have_numbers(prometheus: &Prometheus, machine: &SimulatedGpu) {
+    let Some(mut holder) = machine.torch("2.15", TorchAllocator::Native, &["idle_hold.py", "--mib", "64"]) else {
+        return;
+    };
     holder.next_checkpoint().expect("it holds something");
     for (panel, query) in shipped_queries() {
         // A panel shows a range of time: the time to full disappears once a GPU stops growing.
@@ -175,17 +179,17 @@ fn assert_panels_have_numbers(prometheus: &Prometheus, machine: &Gpu) {
 fn every_field_of_the_shipped_dashboard_is_one_of_grafanas() {
     let Some(mut check) = python_reader("check_dashboard.py") else { return };
     check.arg(shipped().join("../grafana/memwatch.json"));
-    let checked = Outcome::of(check);
+    let checked = CommandOutcome::of(check);
     checked.assert_ended_with(0, &[]);
     assert_eq!(checked.stdout.trim(), "[]", "not in Grafana's own types");
 }
 
 /// Asserts the fleet of two machines with three GPUs, and the memory of each job.
-fn assert_fleet_is_as_simulated(prometheus: &Prometheus, machines: [&Gpu; 2], jobs: [&Workload; 2]) {
+fn assert_fleet_is_as_simulated(prometheus: &Prometheus, machines: [&SimulatedGpu; 2], jobs: [&SimulatedWorkload; 2]) {
     let url = prometheus.url();
     let ask = |words: &[&str]| machines[0].run_memwatch(&[&["fleet", "--prometheus", &url], words].concat());
-    let sum = |of: fn(&Gpu, usize) -> u64| -> u64 {
-        let each = |machine: &&Gpu| {
+    let sum = |of: fn(&SimulatedGpu, usize) -> u64| -> u64 {
+        let each = |machine: &&SimulatedGpu| {
             (0..machine.ledger().device_count().expect("devices")).map(|device| of(machine, device)).sum::<u64>()
         };
         machines.iter().map(each).sum()
@@ -220,7 +224,7 @@ fn assert_fleet_is_as_simulated(prometheus: &Prometheus, machines: [&Gpu; 2], jo
 }
 
 /// Asserts the memory of each GPU against the simulator's ledger.
-fn assert_machine_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu) {
+fn assert_machine_as_simulated(prometheus: &Prometheus, agent: &ScrapedAgent, machine: &SimulatedGpu) {
     let ledger = machine.ledger();
     for device in 0..ledger.device_count().expect("the ledger can be read") {
         let uuid = ledger.uuid(device).expect("the device is there");
@@ -235,7 +239,12 @@ fn assert_machine_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: 
 }
 
 /// Asserts a job's memory by kind against the simulator's ledger.
-fn assert_job_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu, (tgid, unit): (u32, &str)) {
+fn assert_job_as_simulated(
+    prometheus: &Prometheus,
+    agent: &ScrapedAgent,
+    machine: &SimulatedGpu,
+    (tgid, unit): (u32, &str),
+) {
     let entry = machine.ledger().process(tgid).expect("the job is in the simulator's ledger");
     let device = &entry.devices[0];
     let is = |name: &str, labels: &str, number: u64| {
@@ -258,7 +267,7 @@ fn assert_job_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu
 
 /// Asserts that Prometheus has read every family with its type and unit, and every series, and that
 /// promtool accepts the older format.
-fn assert_all_is_read(prometheus: &Prometheus, agent: &Agent) {
+fn assert_all_is_read(prometheus: &Prometheus, agent: &ScrapedAgent) {
     let plain = agent.metrics("");
     let promtool = promtool(&["check", "metrics"]).expect("it was there just now");
     assert_accepted(&fed(promtool, &plain.body));
@@ -285,7 +294,7 @@ fn assert_all_is_read(prometheus: &Prometheus, agent: &Agent) {
     }
 }
 
-fn assert_refusal_is_reported(prometheus: &Prometheus, agent: &Agent, training: &mut Workload) {
+fn assert_refusal_is_reported(prometheus: &Prometheus, agent: &ScrapedAgent, training: &mut SimulatedWorkload) {
     let refused = training.ask("alloc huge 200000000000");
     assert_eq!(refused["result"], 2, "{refused}");
     // The other agent watches the same processes, so it reports the job too, possibly earlier.
@@ -302,7 +311,7 @@ fn assert_refusal_is_reported(prometheus: &Prometheus, agent: &Agent, training: 
     assert!(matches!(age[..], [(_, age)] if (-1.0..60.0).contains(&age)), "{age:?}");
 }
 
-fn assert_growth_is_reported(prometheus: &Prometheus, agent: &Agent, leak: &mut Workload) {
+fn assert_growth_is_reported(prometheus: &Prometheus, agent: &ScrapedAgent, leak: &mut SimulatedWorkload) {
     let mut number = 0;
     let alert = agent.selector("ALERTS", ",alertname=\"MemwatchWorkloadGrowth\",alertstate=\"firing\"");
     let rate = agent.selector("memwatch_workload_growth_bytes_per_second", "");
@@ -322,7 +331,7 @@ fn assert_growth_is_reported(prometheus: &Prometheus, agent: &Agent, leak: &mut 
 
 #[test]
 fn an_agent_becomes_ready_when_nvml_comes_and_says_why_not_before() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let words = gpu.memwatch(&[]);
     let mut words = words.get_args().skip_while(|word| *word != "--nvml-lib");
     let real = words.nth(1).expect("memwatch is given the simulator's NVML").to_owned();
@@ -332,7 +341,7 @@ fn an_agent_becomes_ready_when_nvml_comes_and_says_why_not_before() {
     let address = http::free_port();
     let socket = gpu.directory().join("memwatch.sock");
     let command = gpu.memwatch(&["agent", "--listen", &address.to_string(), "--socket", &socket.to_string_lossy()]);
-    let _agent = Program::start(command);
+    let _agent = RunningProgram::start(command);
     let readiness = |status| move || http::get(address, "/readyz", "").filter(|answer| answer.status == status);
     let refused = until("the agent says why it is not ready", || {
         readiness(503)().filter(|answer| answer.body.starts_with("not ready: NVML: "))
@@ -348,9 +357,9 @@ fn an_agent_becomes_ready_when_nvml_comes_and_says_why_not_before() {
 #[test]
 fn three_hundred_workloads_have_two_hundred_series_and_a_sum() {
     // Enough memory for 150 contexts of the usual size.
-    let machine = || Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_TOTAL_MB", &200_000));
+    let machine = || SimulatedGpu::new(PrologueShape::Cmp).map(|gpu| gpu.with("GPUSIM_TOTAL_MB", &200_000));
     let [Some(first), Some(second)] = [machine(), machine()] else { return };
-    let agent = Agent::start(&first, None);
+    let agent = ScrapedAgent::start(&first, None);
     let mut jobs = Vec::new();
     for number in 0..300_u64 {
         // A simulated machine has 256 slots for processes.
@@ -386,7 +395,7 @@ fn three_hundred_workloads_have_two_hundred_series_and_a_sum() {
 /// Prometheus' own parser imports a recording as OpenMetrics into a database, at the recorded time.
 #[test]
 fn a_recording_as_openmetrics_is_taken_into_a_prometheus_at_its_own_time() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let place = |name: &str| gpu.directory().join(name).display().to_string();
     let (script, file, text) = (place("script"), place("job.mwr"), place("job.openmetrics"));
     fs::write(&script, "device 0\nalloc a 64M\nalloc b 1M\nfree b\nsleep 2500\nkill\n").expect("it is written");
@@ -394,8 +403,8 @@ fn a_recording_as_openmetrics_is_taken_into_a_prometheus_at_its_own_time() {
     shell.arg("-c").arg(format!("exec {} < {script}", gpu.workload_program().display()));
     let workload = gpu.workload_command();
     shell.envs(workload.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    assert_eq!(Outcome::of(gpu.memwatch_run(&["-o", &file], &shell)).code, 128 + 9);
-    let export = |words: &[&str]| Outcome::of(gpu.memwatch(&[&["export", "--in", &file], words].concat()));
+    assert_eq!(CommandOutcome::of(gpu.memwatch_run(&["-o", &file], &shell)).code, 128 + 9);
+    let export = |words: &[&str]| CommandOutcome::of(gpu.memwatch(&[&["export", "--in", &file], words].concat()));
     export(&["--until", "1s", "-o", &text]).assert_ended_with(0, &["job.openmetrics is written"]);
     export(&["-o", &text]).assert_ended_with(1, &["job.openmetrics"]);
     let stated = fs::read_to_string(&text).expect("it was written");

@@ -11,8 +11,8 @@ use std::process::Command;
 use memwatch_common::meaning::{Meaning, MemoryCall, PoolCall, VirtualCall};
 use memwatch_common::probes::{PROBES, Probe, When};
 use memwatch_tests::real_drivers::{RealDriver, RealDrivers};
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, Outcome, Shape, Watch, Workload};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{CommandOutcome, PrologueShape, RunningWatch, SimulatedGpu, SimulatedWorkload};
 use serde_json::Value;
 
 const NOT_INITIALIZED: u64 = 3;
@@ -22,7 +22,7 @@ const FAILURES_KEPT: usize = 16;
 #[test]
 fn the_functions_of_packaged_drivers_are_found_and_their_calls_recorded() {
     // Requires root, memwatch, and an NVML that is not the machine's.
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(real) = RealDrivers::fetch() else { return };
     let mut calls = 0;
     for driver in &real.drivers {
@@ -50,17 +50,17 @@ fn always() -> impl Iterator<Item = &'static Probe> {
 }
 
 /// Returns the command of memwatch on this machine with a real libcuda.
-fn memwatch(gpu: &Gpu, words: &[&str], libcuda: &Path) -> Command {
+fn memwatch(gpu: &SimulatedGpu, words: &[&str], libcuda: &Path) -> Command {
     let mut command = gpu.searching_memwatch(words);
     command.arg("--libcuda").arg(libcuda);
     command
 }
 
 /// Returns the doctor's report on the library, after checking it against the table of probes.
-fn examine(gpu: &Gpu, driver: &RealDriver) -> Value {
-    let outcome = Outcome::of(memwatch(gpu, &["doctor", "--json"], &driver.libcuda));
+fn examine(gpu: &SimulatedGpu, driver: &RealDriver) -> Value {
+    let outcome = CommandOutcome::of(memwatch(gpu, &["doctor", "--json"], &driver.libcuda));
     outcome.assert_ended_with(0, &[]);
-    let report = Report::parse(&outcome.stdout);
+    let report = ReportLine::parse(&outcome.stdout);
     let libraries = report.json()["data"]["libraries"].as_array().expect("libraries");
     let path = driver.libcuda.to_str().expect("a plain path");
     let library = libraries.iter().find(|library| library["path"] == path).expect("the library was examined").clone();
@@ -74,7 +74,7 @@ fn examine(gpu: &Gpu, driver: &RealDriver) -> Value {
     let unattributed: Vec<&String> = missing.iter().filter(|symbol| since(symbol) <= newest).collect();
     assert!(unattributed.is_empty(), "{} lacks what is older than what it has: {unattributed:?}", driver.package);
 
-    let outcome = Outcome::of(memwatch(gpu, &["doctor"], &driver.libcuda));
+    let outcome = CommandOutcome::of(memwatch(gpu, &["doctor"], &driver.libcuda));
     outcome.assert_ended_with(0, &[]);
     let sentence = format!("{} of {} functions probed", found.len(), always().count());
     let words: Vec<&str> = outcome.stdout.split_whitespace().collect();
@@ -107,7 +107,7 @@ fn sites(library: &Value) -> BTreeMap<(String, String), usize> {
 
 /// Calls every allocating function whose second argument is a size. Each call must fail and be
 /// counted.
-fn record_failures(gpu: &Gpu, driver: &RealDriver, found: &[String]) -> usize {
+fn record_failures(gpu: &SimulatedGpu, driver: &RealDriver, found: &[String]) -> usize {
     let asks = |meaning| {
         matches!(
             meaning,
@@ -122,12 +122,12 @@ fn record_failures(gpu: &Gpu, driver: &RealDriver, found: &[String]) -> usize {
     assert!(!asking.is_empty() && asking.len() <= FAILURES_KEPT, "{asking:?}");
     let mut job = Command::new("python3");
     job.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/uninitialised.py")).arg(&driver.libcuda);
-    let mut job = Workload::start(job);
+    let mut job = SimulatedWorkload::start(job);
     if let Some(error) = job.ask("tgid 0")["error"].as_str() {
         eprintln!("{}: calls not tried: {error}", driver.package);
         return 0;
     }
-    let mut watch = Watch::start(memwatch(gpu, &["--pid", &job.tgid_word()], &driver.libcuda));
+    let mut watch = RunningWatch::start(memwatch(gpu, &["--pid", &job.tgid_word()], &driver.libcuda));
     let mut expected = Vec::new();
     for (bytes, symbol) in (65_536_u64..).zip(&asking) {
         assert_eq!(job.ask(&format!("{symbol} {bytes}"))["result"], NOT_INITIALIZED, "{}: {symbol}", driver.package);

@@ -4,23 +4,23 @@
 use std::process::Command;
 
 use memwatch_tests::contract;
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, Outcome, Program, Shape};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{CommandOutcome, PrologueShape, RunningProgram, SimulatedGpu};
 use serde_json::Value;
 
 /// Runs `memwatch run` on the workload program with this script on standard input.
-fn run_script(gpu: &Gpu, options: &[&str], script: &str) -> Outcome {
+fn run_script(gpu: &SimulatedGpu, options: &[&str], script: &str) -> CommandOutcome {
     let file = gpu.directory().join("script");
     std::fs::write(&file, script).expect("a script in the temporary directory");
     let mut shell = Command::new("sh");
     gpu.apply(&mut shell);
     shell.args(["-c", "exec \"$0\" < \"$1\""]).arg(gpu.workload_program()).arg(file);
-    Outcome::of(gpu.memwatch_run(options, &shell))
+    CommandOutcome::of(gpu.memwatch_run(options, &shell))
 }
 
 #[test]
 fn run_sees_the_first_allocation_and_reports_the_peak_and_the_refusal() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let script = "uuid 0\ndevice 0\nalloc a 4M\nalloc b 60M\nalloc huge 200G\nfree a\nexit 3\n";
     let outcome = run_script(&gpu, &[], script);
     outcome.assert_ended_with(
@@ -38,7 +38,7 @@ fn run_sees_the_first_allocation_and_reports_the_peak_and_the_refusal() {
     assert_eq!(lines.len(), 6, "{}", outcome.stdout);
     let outcome = run_script(&gpu, &["--json"], script);
     outcome.assert_ended_with(3, &[]);
-    let report = Report::parse(outcome.stderr.lines().last().expect("a report"));
+    let report = ReportLine::parse(outcome.stderr.lines().last().expect("a report"));
     assert_eq!(report.json()["schema"], "memwatch.run/2");
     contract::assert_kept(&report);
     let process = report.json()["data"]["processes"][0].clone();
@@ -49,7 +49,7 @@ fn run_sees_the_first_allocation_and_reports_the_peak_and_the_refusal() {
 
 #[test]
 fn run_passes_the_commands_end_on_where_nothing_can_be_reported() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut command = gpu.memwatch(&["run", "--", "sh", "-c", "exit 77"]);
     command.stderr(std::fs::File::create("/dev/full").expect("a device that takes nothing"));
     assert_eq!(command.status().expect("memwatch starts").code(), Some(77));
@@ -57,7 +57,7 @@ fn run_passes_the_commands_end_on_where_nothing_can_be_reported() {
 
 #[test]
 fn run_passes_the_commands_end_on() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let no_program = gpu.directory().join("no-program");
     std::fs::write(&no_program, "data\n").expect("a file in the temporary directory");
     let no_program = no_program.to_str().expect("a plain path").to_owned();
@@ -79,9 +79,9 @@ fn run_passes_the_commands_end_on() {
 
 #[test]
 fn run_passes_sigterm_on_and_reports_all_the_same() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     // The command sends SIGTERM at once: memwatch must handle signals before it starts the command.
     let script = "trap 'exit 9' TERM; kill -TERM $PPID; while :; do sleep 0.1; done";
-    let mut program = Program::start(gpu.memwatch(&["run", "--", "sh", "-c", script]));
+    let mut program = RunningProgram::start(gpu.memwatch(&["run", "--", "sh", "-c", script]));
     assert_eq!(program.end(), 9);
 }

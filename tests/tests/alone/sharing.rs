@@ -1,22 +1,22 @@
 //! Memory that one process owns and another imports: it counts in the owner, and the importer's
 //! report names the owner.
 
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Shape, Workload};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{MIB, PrologueShape, SimulatedGpu, SimulatedWorkload};
 use serde_json::{Value, json};
 
-fn start(gpu: &Gpu) -> Workload {
+fn start(gpu: &SimulatedGpu) -> SimulatedWorkload {
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0"]);
     workload
 }
 
-fn live(report: &Report, tgid: u32) -> Value {
+fn live(report: &ReportLine, tgid: u32) -> Value {
     report.process(tgid).map_or(Value::Null, |process| process.0["gpus"][0]["driver_allocated_bytes"].clone())
 }
 
 /// Returns a process's imports of other processes' memory.
-fn imports(report: &Report, tgid: u32) -> Value {
+fn imports(report: &ReportLine, tgid: u32) -> Value {
     report.process(tgid).expect("it is reported").0["imports"].clone()
 }
 
@@ -26,7 +26,7 @@ fn import(from: u32, bytes: u64, orphaned_bytes: u64) -> Value {
 
 #[test]
 fn an_ipc_handle_leads_to_its_exporter_and_outlives_it() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut watch = gpu.watch(&[]);
     let (mut owner, mut user) = (start(&gpu), start(&gpu));
     owner.run(&["alloc a 4M", "alloc b 2M"]);
@@ -48,7 +48,7 @@ fn an_ipc_handle_leads_to_its_exporter_and_outlives_it() {
 
 #[test]
 fn a_handle_that_came_by_an_open_file_leads_to_its_exporter_under_any_number() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut watch = gpu.watch(&[]);
     let (mut owner, mut user) = (start(&gpu), start(&gpu));
     owner.run(&["create h 4M"]);
@@ -67,7 +67,7 @@ fn a_handle_that_came_by_an_open_file_leads_to_its_exporter_under_any_number() {
 
 #[test]
 fn a_pool_address_leads_to_its_exporter() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut watch = gpu.watch(&[]);
     let (mut owner, mut user) = (start(&gpu), start(&gpu));
     owner.run(&["pool create q 0", "frompool a 4M q", "call cuMemPoolExportPointer *x a"]);
@@ -87,7 +87,7 @@ fn a_pool_address_leads_to_its_exporter() {
 
 #[test]
 fn a_checkpoint_by_another_process_takes_the_memory_off_the_gpu() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut watch = gpu.watch(&[]);
     let (mut job, mut tool) = (start(&gpu), start(&gpu));
     job.run(&["alloc a 4M"]);

@@ -11,11 +11,11 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use memwatch_tests::agent::Agent;
-use memwatch_tests::groups::Group;
+use memwatch_tests::agent::TestAgent;
+use memwatch_tests::groups::TestControlGroup;
 use memwatch_tests::oracle::{Agreement, assert_agrees};
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Shape, Workload, resident_bytes, until};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{MIB, PrologueShape, SimulatedGpu, SimulatedWorkload, resident_bytes, until};
 
 /// Processes that run at once: more than there are processors, and fewer than the slots of the
 /// simulator's ledger.
@@ -27,7 +27,7 @@ fn number(variable: &str, otherwise: usize) -> usize {
 
 /// Starts a process of one of three kinds: linear, stream-ordered or virtual memory. Each keeps
 /// some memory.
-fn start(gpu: &Gpu, number: usize, pairs: usize) -> Workload {
+fn start(gpu: &SimulatedGpu, number: usize, pairs: usize) -> SimulatedWorkload {
     let function = ["cuMemAlloc", "cuMemAllocAsync", "cuMemCreate"][number % 3];
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc kept 2M", "async pooled 4M", "create physical 2M"]);
@@ -37,13 +37,13 @@ fn start(gpu: &Gpu, number: usize, pairs: usize) -> Workload {
 
 #[test]
 fn processes_without_number_end_at_the_simulators_numbers_and_memwatch_does_not_grow() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let (processes, pairs) = (number("MEMWATCH_SOAK_PROCESSES", 50), number("MEMWATCH_SOAK_PAIRS", 4000));
     let mut watch = gpu.watch(&[]);
     let mut first_bytes = None;
     for wave in 0..processes.div_ceil(WAVE) {
         let members = (wave * WAVE..processes.min((wave + 1) * WAVE)).map(|number| start(&gpu, number, pairs));
-        let mut members: Vec<Workload> = members.collect();
+        let mut members: Vec<SimulatedWorkload> = members.collect();
         for workload in &mut members {
             assert_eq!(workload.answer()["result"], 0);
         }
@@ -63,10 +63,10 @@ fn processes_without_number_end_at_the_simulators_numbers_and_memwatch_does_not_
 }
 
 /// A container with its own library and some processes.
-struct Container {
-    workloads: Vec<Workload>,
+struct SoakContainer {
+    workloads: Vec<SimulatedWorkload>,
     libraries: PathBuf,
-    _group: Group,
+    _group: TestControlGroup,
 }
 
 /// Number of concurrent containers, and of processes in each.
@@ -78,9 +78,10 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// then.
 const FIRST_LOOKS: usize = 10;
 
-impl Container {
-    fn start(gpu: &Gpu, number: usize, members: usize) -> Option<Self> {
-        let group = Group::new(&format!("/memwatch-soak-{}/docker-{number:064x}.scope", std::process::id()))?;
+impl SoakContainer {
+    fn start(gpu: &SimulatedGpu, number: usize, members: usize) -> Option<Self> {
+        let group =
+            TestControlGroup::new(&format!("/memwatch-soak-{}/docker-{number:064x}.scope", std::process::id()))?;
         let libraries = gpu.directory().join(format!("container-{number}"));
         std::fs::create_dir(&libraries).expect("a folder in the temporary one");
         gpu.copy_libcuda(&libraries);
@@ -88,7 +89,7 @@ impl Container {
             let mut command = gpu.workload_command();
             command.env("LD_LIBRARY_PATH", &libraries);
             group.start_in(&mut command);
-            let mut workload = Workload::start(command);
+            let mut workload = SimulatedWorkload::start(command);
             workload.run(&["uuid 0", "device 0"]);
             workload
         };
@@ -97,7 +98,7 @@ impl Container {
 
     /// Returns whether the agent has probes in the container's library. Calls before that are older
     /// than the watch.
-    fn is_watched_in(&self, report: &Report) -> bool {
+    fn is_watched_in(&self, report: &ReportLine) -> bool {
         let folder = self.libraries.file_name().expect("a name").to_string_lossy();
         let libraries = report.json()["coverage"]["libraries"].as_array();
         let is_its = |library: &&serde_json::Value| {
@@ -116,8 +117,8 @@ impl Container {
     }
 
     /// Returns whether the agent reports the live bytes of each process correctly.
-    fn is_right_in(&self, report: &Report) -> bool {
-        let right = |workload: &Workload| {
+    fn is_right_in(&self, report: &ReportLine) -> bool {
+        let right = |workload: &SimulatedWorkload| {
             let gpus = report.process(workload.tgid()).and_then(|process| process.0["gpus"].as_array());
             matches!(gpus.map(Vec::as_slice), Some([only]) if only["driver_allocated_bytes"] == 8 * MIB)
         };
@@ -125,7 +126,7 @@ impl Container {
     }
 
     fn end(mut self) {
-        self.workloads.iter_mut().for_each(Workload::end);
+        self.workloads.iter_mut().for_each(SimulatedWorkload::end);
         std::fs::remove_dir_all(&self.libraries).expect("it is ours");
     }
 }
@@ -136,17 +137,17 @@ const AFTER_ANOTHER: usize = 36;
 
 #[test]
 fn a_library_is_probed_where_those_before_it_are_used_by_nobody_any_more() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
-    let mut agent = Agent::start(&gpu);
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
+    let mut agent = TestAgent::start(&gpu);
     let report = || {
         let asked = agent.ask(&gpu, 0, &["ps", "--json"]);
         // An agent that removes probes still answers. Otherwise the client would have started its
         // own watch.
         assert!(!asked.stderr.contains("cannot be used"), "{}", asked.stderr);
-        Report::parse(&asked.stdout)
+        ReportLine::parse(&asked.stdout)
     };
     for number in 0..AFTER_ANOTHER {
-        let Some(mut container) = Container::start(&gpu, number, 1) else { return };
+        let Some(mut container) = SoakContainer::start(&gpu, number, 1) else { return };
         until("the container's library is probed", || container.is_watched_in(&report()).then_some(()));
         container.allocate();
         until("the agent has what the process holds", || container.is_right_in(&report()).then_some(()));
@@ -158,21 +159,21 @@ fn a_library_is_probed_where_those_before_it_are_used_by_nobody_any_more() {
 
 #[test]
 fn an_agent_does_not_grow_while_processes_containers_and_libraries_come_and_go() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let history = gpu.directory().join("history").display().to_string();
-    let mut agent = Agent::with(&gpu, gpu.memwatch(&[]), &["--history", &history]);
+    let mut agent = TestAgent::with(&gpu, gpu.memwatch(&[]), &["--history", &history]);
     let span = Duration::from_secs(number("MEMWATCH_SOAK_SECONDS", 6).try_into().expect("a number of seconds"));
     let (begin, mut looked, mut sizes) = (Instant::now(), Instant::now(), Vec::new());
     let mut there = VecDeque::new();
     for number in 0.. {
-        let Some(mut container) = Container::start(&gpu, number, MEMBERS) else { return };
-        let report = || Report::parse(&agent.ask(&gpu, 0, &["ps", "--json"]).stdout);
+        let Some(mut container) = SoakContainer::start(&gpu, number, MEMBERS) else { return };
+        let report = || ReportLine::parse(&agent.ask(&gpu, 0, &["ps", "--json"]).stdout);
         until("the container's library is probed", || container.is_watched_in(&report()).then_some(()));
         container.allocate();
         until("the agent has what each process holds", || container.is_right_in(&report()).then_some(()));
         there.push_back(container);
         if there.len() > CONTAINERS {
-            there.pop_front().into_iter().for_each(Container::end);
+            there.pop_front().into_iter().for_each(SoakContainer::end);
         }
         if looked.elapsed() >= LOOK_EVERY {
             looked = Instant::now();
@@ -183,7 +184,7 @@ fn an_agent_does_not_grow_while_processes_containers_and_libraries_come_and_go()
             break;
         }
     }
-    there.into_iter().for_each(Container::end);
+    there.into_iter().for_each(SoakContainer::end);
     if let [_, first, .., last] = sizes.get(FIRST_LOOKS..).unwrap_or_default() {
         assert!(last.saturating_sub(*first) <= 2 * MIB, "it grows: {sizes:?}");
     }

@@ -17,11 +17,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use memwatch_tests::agent::Agent;
+use memwatch_tests::agent::TestAgent;
 use memwatch_tests::mounts::{BpfFolder, SmallDisk};
 use memwatch_tests::oracle::{Agreement, assert_agrees};
-use memwatch_tests::report::{Process, Report};
-use memwatch_tests::{Gpu, MIB, Outcome, Shape, TIMEOUT, Watch, Workload, until};
+use memwatch_tests::report::{ReportLine, ReportedProcess};
+use memwatch_tests::{
+    CommandOutcome, MIB, PrologueShape, RunningWatch, SimulatedGpu, SimulatedWorkload, TIMEOUT, until,
+};
 
 use crate::changes::{sees_burst, until_spared};
 
@@ -30,33 +32,33 @@ const LARGE_RING: &str = "64M";
 const ROOT: u32 = 0;
 
 /// A machine whose agents may leave pinned objects behind.
-struct Machine {
-    gpu: Gpu,
+struct RestartMachine {
+    gpu: SimulatedGpu,
     bpf: BpfFolder,
     ring: &'static str,
     /// Path of another build of memwatch.
     other: Option<PathBuf>,
 }
 
-impl Machine {
-    fn new(shape: Shape) -> Option<Self> {
-        let gpu = Gpu::new(shape)?.with_own_libcuda();
+impl RestartMachine {
+    fn new(shape: PrologueShape) -> Option<Self> {
+        let gpu = SimulatedGpu::new(shape)?.with_own_libcuda();
         let bpf = BpfFolder::mount(&gpu.directory().join("bpf"))?;
         let other = std::env::var_os("MEMWATCH_SURVIVE_BIN").map(PathBuf::from);
         Some(Self { gpu, bpf, ring: LARGE_RING, other })
     }
 
-    fn agent(&self, words: &[&str]) -> Agent {
+    fn agent(&self, words: &[&str]) -> TestAgent {
         self.agent_by(self.gpu.memwatch(&["--ring-bytes", self.ring]), words)
     }
 
-    fn agent_by(&self, command: Command, words: &[&str]) -> Agent {
+    fn agent_by(&self, command: Command, words: &[&str]) -> TestAgent {
         let bpf = self.bpf.path().display().to_string();
-        Agent::with(&self.gpu, command, &[&["--bpffs", &bpf], words].concat())
+        TestAgent::with(&self.gpu, command, &[&["--bpffs", &bpf], words].concat())
     }
 
     /// Starts the next agent, every second time with the other build if there is one.
-    fn next_agent(&self, number: u64) -> Agent {
+    fn next_agent(&self, number: u64) -> TestAgent {
         let mut command = self.gpu.memwatch(&["--ring-bytes", self.ring]);
         if let Some(other) = self.other.as_deref().filter(|_| number.is_multiple_of(2)) {
             command = with_program(&command, other);
@@ -91,11 +93,11 @@ impl Machine {
         self.gpu.directory().join("run/memwatch.sock.journal")
     }
 
-    fn uninstall(&self) -> Outcome {
+    fn uninstall(&self) -> CommandOutcome {
         let socket = self.gpu.directory().join("run/memwatch.sock");
         let mut command = self.uninstaller();
         command.arg("--socket").arg(socket);
-        Outcome::of(command)
+        CommandOutcome::of(command)
     }
 
     /// Returns the command that uninstalls all agents.
@@ -111,8 +113,8 @@ impl Machine {
         assert!(!self.bpf.path().join("memwatch").exists() && !self.journal().exists());
     }
 
-    fn watch(&self, agent: &Agent) -> Watch {
-        Watch::start(agent.client(&self.gpu, ROOT, &[]))
+    fn watch(&self, agent: &TestAgent) -> RunningWatch {
+        RunningWatch::start(agent.client(&self.gpu, ROOT, &[]))
     }
 }
 
@@ -130,9 +132,9 @@ fn with_program(command: &Command, program: &Path) -> Command {
 }
 
 /// Pseudorandom numbers, the same in every run.
-struct Drawn(u64);
+struct PseudoRandom(u64);
 
-impl Drawn {
+impl PseudoRandom {
     fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -141,24 +143,24 @@ impl Drawn {
     }
 }
 
-fn killed(mut agent: Agent) {
+fn killed(mut agent: TestAgent) {
     agent.signal(libc::SIGKILL);
     assert_eq!(agent.end(), -1);
 }
 
-fn stop(mut agent: Agent) {
+fn stop(mut agent: TestAgent) {
     agent.signal(libc::SIGTERM);
     assert_eq!(agent.end(), 0);
 }
 
-fn begun(gpu: &Gpu) -> Workload {
+fn begun(gpu: &SimulatedGpu) -> SimulatedWorkload {
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc kept 2M", "async pooled 4M", "create physical 2M"]);
     workload
 }
 
 /// Asserts that the live bytes equal the simulator's.
-fn assert_holds(gpu: &Gpu, report: &Report, workload: &Workload) {
+fn assert_holds(gpu: &SimulatedGpu, report: &ReportLine, workload: &SimulatedWorkload) {
     let live_bytes =
         report.process(workload.tgid()).expect("it is reported").only_gpu().number("driver_allocated_bytes");
     let truth = gpu.ledger().process(workload.tgid()).expect("it is in the simulator's ledger");
@@ -185,7 +187,7 @@ fn has_priority(nice: i32) {
 }
 
 /// Asserts that the numbers of allocations and frees equal the simulator's.
-fn assert_counts(gpu: &Gpu, process: Process<'_>, tgid: u32, kill: u64) {
+fn assert_counts(gpu: &SimulatedGpu, process: ReportedProcess<'_>, tgid: u32, kill: u64) {
     let entry = gpu.ledger().process(tgid).expect("it is there");
     let device = &entry.devices[0];
     let counts = [&device.device, &device.pool_used, &device.physical].map(|kind| (kind.allocations, kind.frees));
@@ -196,7 +198,7 @@ fn assert_counts(gpu: &Gpu, process: Process<'_>, tgid: u32, kill: u64) {
 
 #[test]
 fn an_agent_that_is_killed_under_load_goes_on_with_the_same_numbers() {
-    let Some(mut machine) = Machine::new(Shape::Push) else { return };
+    let Some(mut machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let processes = number("MEMWATCH_SURVIVE_PROCESSES", 4);
     if processes > 4 {
         machine.ring = "512M";
@@ -206,12 +208,12 @@ fn an_agent_that_is_killed_under_load_goes_on_with_the_same_numbers() {
     let turns_per_second = number("MEMWATCH_SURVIVE_CALLS", 0) / 2 / processes;
     let turns = if turns_per_second == 0 { 4000 } else { 2 * turns_per_second };
     let gpu = &machine.gpu;
-    let mut drawn = Drawn(0x9e37_79b9_7f4a_7c15);
+    let mut drawn = PseudoRandom(0x9e37_79b9_7f4a_7c15);
     let mut agent = machine.agent(&[]);
     // A first query before the timed ones: the client is a separate file, which the first query
     // copies.
     agent.ask(gpu, ROOT, &["ps", "--json"]).assert_ended_with(0, &[]);
-    let mut workloads: Vec<Workload> = (0..processes).map(|_| begun(gpu)).collect();
+    let mut workloads: Vec<SimulatedWorkload> = (0..processes).map(|_| begun(gpu)).collect();
     let (mut kept, mut answered) = (0, Vec::new());
     for kill in 0..number("MEMWATCH_SURVIVE_KILLS", 10) {
         for (workload, function) in
@@ -252,7 +254,7 @@ fn an_agent_that_is_killed_under_load_goes_on_with_the_same_numbers() {
 
 #[test]
 fn a_restart_with_keep_goes_on_and_a_stop_without_leaves_nothing() {
-    let Some(machine) = Machine::new(Shape::Cmp) else { return };
+    let Some(machine) = RestartMachine::new(PrologueShape::Cmp) else { return };
     let gpu = &machine.gpu;
     let agent = machine.agent(&["--keep"]);
     let mut workload = begun(gpu);
@@ -276,7 +278,7 @@ fn a_restart_with_keep_goes_on_and_a_stop_without_leaves_nothing() {
 
 #[test]
 fn what_begins_and_ends_while_no_agent_runs_is_known_by_the_next_one() {
-    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let Some(machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let gpu = &machine.gpu;
     let agent = machine.agent(&[]);
     let (mut ends, stays) = (begun(gpu), begun(gpu));
@@ -301,7 +303,7 @@ fn what_begins_and_ends_while_no_agent_runs_is_known_by_the_next_one() {
 
 #[test]
 fn of_a_library_that_was_first_mapped_meanwhile_it_is_known_since_when() {
-    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let Some(machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let gpu = &machine.gpu;
     let agent = machine.agent(&[]);
     let known = begun(gpu);
@@ -312,7 +314,7 @@ fn of_a_library_that_was_first_mapped_meanwhile_it_is_known_since_when() {
     gpu.copy_libcuda(&own);
     let mut command = gpu.workload_command();
     command.env("LD_LIBRARY_PATH", &own);
-    let mut late = Workload::start(command);
+    let mut late = SimulatedWorkload::start(command);
     late.run(&["uuid 0", "device 0", "alloc early 2M"]);
     let agent = machine.agent(&[]);
     late.run(&["alloc seen 4M"]);
@@ -329,7 +331,7 @@ fn of_a_library_that_was_first_mapped_meanwhile_it_is_known_since_when() {
 
 #[test]
 fn a_driver_replaced_under_a_job_stays_exact_across_a_restart() {
-    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let Some(machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let gpu = &machine.gpu;
     let agent = machine.agent(&[]);
     let mut workload = begun(gpu);
@@ -351,7 +353,7 @@ fn a_driver_replaced_under_a_job_stays_exact_across_a_restart() {
 #[test]
 fn where_the_ring_was_full_meanwhile_the_kernel_halfs_books_say_what_is_held() {
     // Requests to the kernel driver are off: they would fill so small a ring first.
-    let Some(mut machine) = Machine::new(Shape::Push) else { return };
+    let Some(mut machine) = RestartMachine::new(PrologueShape::Push) else { return };
     machine.gpu = machine.gpu.with("GPUSIM_RM", &"off");
     machine.ring = "4096";
     let gpu = &machine.gpu;
@@ -381,7 +383,7 @@ fn where_the_ring_was_full_meanwhile_the_kernel_halfs_books_say_what_is_held() {
 
 #[test]
 fn of_a_program_that_was_spared_and_has_a_second_context_meanwhile_no_memory_is_on_the_wrong_gpu() {
-    let Some(mut machine) = Machine::new(Shape::Push) else { return };
+    let Some(mut machine) = RestartMachine::new(PrologueShape::Push) else { return };
     machine.gpu = machine.gpu.with("GPUSIM_DEVICES", &2);
     let mut workload = machine.gpu.workload();
     let agent = machine.agent(&[]);
@@ -409,7 +411,7 @@ fn of_a_program_that_was_spared_and_has_a_second_context_meanwhile_no_memory_is_
 
 #[test]
 fn another_kernel_half_goes_on_and_counts_what_it_could_not_read() {
-    let Some(mut machine) = Machine::new(Shape::Push) else { return };
+    let Some(mut machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let agent = machine.agent(&[]);
     let (quiet, mut busy, mut execs) = (begun(&machine.gpu), begun(&machine.gpu), begun(&machine.gpu));
     assert_agrees(&machine.gpu, &mut machine.watch(&agent), &busy, Agreement::CallsOnly);
@@ -447,7 +449,7 @@ fn another_kernel_half_goes_on_and_counts_what_it_could_not_read() {
 
 #[test]
 fn what_cannot_be_gone_on_with_is_taken_out_and_a_new_watch_begins() {
-    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let Some(machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let agent = machine.agent(&[]);
     let workload = begun(&machine.gpu);
     assert_agrees(&machine.gpu, &mut machine.watch(&agent), &workload, Agreement::CallsOnly);
@@ -463,10 +465,10 @@ fn what_cannot_be_gone_on_with_is_taken_out_and_a_new_watch_begins() {
 
 #[test]
 fn without_a_bpf_file_system_or_a_journal_an_agent_watches_all_the_same() {
-    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let Some(machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let gpu = &machine.gpu;
     let none = gpu.directory().display().to_string();
-    let agent = Agent::with(gpu, gpu.memwatch(&[]), &["--bpffs", &none]);
+    let agent = TestAgent::with(gpu, gpu.memwatch(&[]), &["--bpffs", &none]);
     let workload = begun(gpu);
     assert_agrees(gpu, &mut machine.watch(&agent), &workload, Agreement::CallsOnly);
     stop(agent);

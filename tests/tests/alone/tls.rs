@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use memwatch_tests::certificates::{Certificate, self_signed};
-use memwatch_tests::{Gpu, Program, Shape, http, until};
+use memwatch_tests::certificates::{TestCertificate, self_signed};
+use memwatch_tests::{PrologueShape, RunningProgram, SimulatedGpu, http, until};
 
 /// Python script that reads a URL with Python's own TLS and trusts only this certificate.
 const CLIENT: &str = "import ssl, sys, urllib.request as r; \
@@ -21,11 +21,11 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Starts an agent that serves on a loopback port, and reads its output.
-fn serving(gpu: &Gpu, ours: &Certificate) -> (Program, SocketAddr) {
+fn serving(gpu: &SimulatedGpu, ours: &TestCertificate) -> (RunningProgram, SocketAddr) {
     let (address, socket) = (http::free_port(), gpu.directory().join("memwatch.sock"));
     let mut command = gpu.memwatch(&["agent", "--listen", &address.to_string()]);
     command.arg("--tls-cert").arg(&ours.certificate).arg("--tls-key").arg(&ours.key).arg("--socket").arg(socket);
-    let mut program = Program::start_with_errors(command);
+    let mut program = RunningProgram::start_with_errors(command);
     program.until_line_with(&format!("serving metrics on https://{address}/metrics"));
     program.until_line_with("watching this machine");
     (program, address)
@@ -33,7 +33,7 @@ fn serving(gpu: &Gpu, ours: &Certificate) -> (Program, SocketAddr) {
 
 #[test]
 fn what_is_served_is_encrypted_and_a_renewed_certificate_is_taken_while_it_runs() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(ours) = self_signed(gpu.directory(), "ours") else { return };
     let other = self_signed(gpu.directory(), "other").expect("openssl was there just now");
     let believed = gpu.directory().join("believed.pem");
@@ -69,7 +69,7 @@ fn what_is_served_is_encrypted_and_a_renewed_certificate_is_taken_while_it_runs(
 
 #[test]
 fn an_address_of_the_network_takes_a_decision_and_wrong_files_are_named() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(ours) = self_signed(gpu.directory(), "ours") else { return };
     let other = self_signed(gpu.directory(), "other").expect("openssl was there just now");
     let socket = gpu.directory().join("memwatch.sock");

@@ -7,15 +7,15 @@ use std::process::Command;
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, Outcome, Shape, until};
+use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator, until};
 use serde_json::Value;
 
 /// A command, and JSON pointers to the parts of its answer that do not depend on the start and the
 /// duration of a watch. `*` matches each element of a list. If the command writes a file, the
 /// whole file is compared.
-type Asked = (&'static [&'static str], &'static [&'static str]);
+type ComparedCommand = (&'static [&'static str], &'static [&'static str]);
 
-const ASKED: [Asked; 13] = [
+const ASKED: [ComparedCommand; 13] = [
     (&["sites", "--stacks=all"], &["/data/processes/*/devices/*/stacks"]),
     (&["stages"], &["/data/processes/*/steps", "/data/processes/*/devices/*/stages"]),
     (&["layers"], &["/data/processes/*/devices/*/layers"]),
@@ -100,14 +100,14 @@ fn at<'a>(value: &'a Value, pointer: &str) -> Vec<&'a Value> {
 }
 
 /// A command, and the reader whose answer to it is examined.
-struct Asking<'a> {
-    gpu: &'a Gpu,
-    asked: &'a Asked,
+struct CommandReader<'a> {
+    gpu: &'a SimulatedGpu,
+    asked: &'a ComparedCommand,
     /// Name of the reader: a watch or the reader of a recording.
     who: &'a str,
 }
 
-impl Asking<'_> {
+impl CommandReader<'_> {
     fn file(&self) -> Option<PathBuf> {
         let name = self.asked.0.iter().skip_while(|word| **word != "-o").nth(1)?;
         Some(self.gpu.directory().join(format!("{}-{name}", self.who)))
@@ -153,11 +153,11 @@ fn unpickled(file: &Path) -> Vec<u8> {
 }
 
 /// Waits until a recording in progress has everything that the program holds now.
-fn until_written(gpu: &Gpu, file: &str, checkpoint: &Value) {
+fn until_written(gpu: &SimulatedGpu, file: &str, checkpoint: &Value) {
     let held = &checkpoint["devices"][0]["memory_stats"];
     let [allocated, freed] = ["allocation.all.allocated", "allocation.all.freed"];
     until(&format!("{} allocations and {} frees in {file}", held[allocated], held[freed]), || {
-        let read = Outcome::of(gpu.memwatch(&["stats", "--json", "--in", file]));
+        let read = CommandOutcome::of(gpu.memwatch(&["stats", "--json", "--in", file]));
         let stated: Value = serde_json::from_str(&read.stdout).unwrap_or_default();
         let written = &stated["data"]["processes"][0]["devices"][0]["statistics"];
         [allocated, freed].iter().all(|field| written[field] == held[field]).then_some(())
@@ -166,10 +166,10 @@ fn until_written(gpu: &Gpu, file: &str, checkpoint: &Value) {
 
 #[test]
 fn a_watch_a_recording_and_what_a_killed_recorder_has_left_say_the_same() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &1_000);
     let words = ["courses.py", "linear", "--seconds", "60", "--seed", "1", "--rate", "36", "--pace", "8"];
-    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };
     let tgid = job.tgid().to_string();
     let place = |name: &str| gpu.directory().join(name).display().to_string();
     let recordings = [place("whole.mwr"), place("killed.mwr")];
@@ -178,7 +178,7 @@ fn a_watch_a_recording_and_what_a_killed_recorder_has_left_say_the_same() {
     });
     let watched: Vec<_> = ASKED
         .iter()
-        .map(|asked| Asking { gpu: &gpu, asked, who: "live" })
+        .map(|asked| CommandReader { gpu: &gpu, asked, who: "live" })
         .map(|asking| {
             let watch = PlacesWatch::of(asking.command(&["--no-agent", "-d", "10m", "--pid", &tgid]));
             (asking, watch)
@@ -194,8 +194,8 @@ fn a_watch_a_recording_and_what_a_killed_recorder_has_left_say_the_same() {
         let name = live.asked.0.join(" ");
         let stated = live.answer(&watch.stop());
         for (who, file) in ["whole", "killed"].into_iter().zip(&recordings) {
-            let reading = Asking { who, ..live };
-            let outcome = Outcome::of(reading.command(&["--in", file]));
+            let reading = CommandReader { who, ..live };
+            let outcome = CommandOutcome::of(reading.command(&["--in", file]));
             outcome.assert_ended_with(0, &[]);
             assert_eq!(reading.answer(&outcome.stdout), stated, "{name}, {who}");
         }

@@ -2,8 +2,8 @@
 //! start and with late attach.
 
 use memwatch_tests::places::PlacesWatch;
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Outcome, Release, Shape, TorchJob};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{CommandOutcome, FrameworkRelease, MIB, PrologueShape, SimulatedGpu, TorchJob};
 use serde_json::Value;
 
 /// Fields that both report.
@@ -29,16 +29,16 @@ fn agrees(report: &Value, checkpoint: &Value) -> bool {
 
 #[test]
 fn attached_late_an_arena_has_the_numbers_that_jax_says_at_every_checkpoint() {
-    attached_late(Release::Newest);
+    attached_late(FrameworkRelease::Newest);
 }
 
 #[test]
 fn attached_late_an_arena_has_the_numbers_that_the_oldest_jax_says_at_every_checkpoint() {
-    attached_late(Release::Oldest);
+    attached_late(FrameworkRelease::Oldest);
 }
 
-fn attached_late(release: Release) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+fn attached_late(release: FrameworkRelease) {
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.jax_command(release, &["jax_job.py"]) else { return };
     let mut job = TorchJob::start(command);
     let first = job.next_checkpoint().expect("the first checkpoint");
@@ -59,15 +59,15 @@ fn attached_late(release: Release) {
 
 #[test]
 fn without_a_single_probe_an_arena_has_the_numbers_that_jax_says_and_is_never_exact() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(command) = gpu.jax_command(Release::Newest, &["jax_job.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(command) = gpu.jax_command(FrameworkRelease::Newest, &["jax_job.py"]) else { return };
     let mut job = TorchJob::start(command);
     let tgid = job.tgid();
     let mut watch = None;
     let mut checkpoints = 0;
     while let Some(checkpoint) = job.next_checkpoint() {
         let watch = watch.get_or_insert_with(|| gpu.watch(&["--no-agent", "--budget=0", "--pid", &tgid.to_string()]));
-        let of_process = |report: &Report| {
+        let of_process = |report: &ReportLine| {
             let process = report.process(tgid)?;
             process.0["tensor"]["arenas"].as_array()?.first().cloned()
         };
@@ -82,10 +82,10 @@ fn without_a_single_probe_an_arena_has_the_numbers_that_jax_says_and_is_never_ex
 
 #[test]
 fn a_recording_from_the_start_has_jaxs_last_numbers_and_the_lines_that_hold_its_memory() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(job) = gpu.jax_command(Release::Newest, &["jax_job.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(job) = gpu.jax_command(FrameworkRelease::Newest, &["jax_job.py"]) else { return };
     let recording = gpu.directory().join("jax.mwr").display().to_string();
-    let ended = Outcome::of(gpu.memwatch_run(&["--no-agent", "-o", &recording], &job));
+    let ended = CommandOutcome::of(gpu.memwatch_run(&["--no-agent", "-o", &recording], &job));
     ended.assert_ended_with(0, &["is written"]);
     let last = ended.stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).next_back();
     let last = last.filter(|checkpoint| checkpoint["label"] == "end").expect("the job has reached its end");
@@ -121,9 +121,9 @@ fn named<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
 
 #[test]
 fn an_arena_that_has_no_room_is_an_out_of_memory_failure_with_its_line_and_what_the_arena_had() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &1_600);
-    let Some(mut command) = gpu.jax_command(Release::Newest, &["jax_oom.py"]) else { return };
+    let Some(mut command) = gpu.jax_command(FrameworkRelease::Newest, &["jax_oom.py"]) else { return };
     // The arena is full before the GPU is.
     command.env("XLA_PYTHON_CLIENT_MEM_FRACTION", ".3");
     let mut job = TorchJob::start(command);
@@ -140,7 +140,7 @@ fn an_arena_that_has_no_room_is_an_out_of_memory_failure_with_its_line_and_what_
     recorder.interrupt();
     let replayed = gpu.run_memwatch(&["oom", "--json", "--in", &file]);
     replayed.assert_ended_with(0, &[]);
-    for report in [&live, Report::parse(&replayed.stdout).json()] {
+    for report in [&live, ReportLine::parse(&replayed.stdout).json()] {
         let failure = &report["data"]["failures"][0];
         assert_eq!((&failure["level"], &failure["framework"]), (&"tensor".into(), &"jax".into()), "{report:#}");
         assert_eq!(failure["wanted_bytes"], 600 * MIB, "{failure:#}");

@@ -6,8 +6,10 @@
 
 use std::process::Command;
 
-use memwatch_tests::report::{Report, as_recorded};
-use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape, TorchJob, Watch, until};
+use memwatch_tests::report::{ReportLine, as_recorded};
+use memwatch_tests::{
+    CommandOutcome, PrologueShape, RunningProgram, RunningWatch, SimulatedGpu, TorchAllocator, TorchJob, until,
+};
 use serde_json::Value;
 
 const CALM: &str = "200";
@@ -17,8 +19,8 @@ const FAST: &str = "0";
 const HOT: u64 = 10_000;
 
 /// Starts a job, which begins with the first of these rates.
-fn job(gpu: &Gpu, words: &[&str]) -> Option<TorchJob> {
-    let mut job = gpu.torch("2.15", Allocator::Native, &[&["decode_loop.py"], words].concat())?;
+fn job(gpu: &SimulatedGpu, words: &[&str]) -> Option<TorchJob> {
+    let mut job = gpu.torch("2.15", TorchAllocator::Native, &[&["decode_loop.py"], words].concat())?;
     let begun = job.next_checkpoint().expect("it begins with the first rate");
     assert_eq!(begun["label"], format!("rate {}", words[0]));
     Some(job)
@@ -32,30 +34,30 @@ fn next(job: &mut TorchJob, label: &str) -> Value {
     checkpoint
 }
 
-fn level(report: &Report, job: &TorchJob) -> Value {
+fn level(report: &ReportLine, job: &TorchJob) -> Value {
     report.process(job.tgid()).map_or(Value::Null, |process| process.0["tensor_level"].clone())
 }
 
-fn is_at(report: &Report, job: &TorchJob, chosen: &str) -> bool {
+fn is_at(report: &ReportLine, job: &TorchJob, chosen: &str) -> bool {
     level(report, job)["chosen"] == chosen
 }
 
 /// Returns the totals of the allocator of the job's only device.
-fn sums(report: &Report, job: &TorchJob) -> Value {
+fn sums(report: &ReportLine, job: &TorchJob) -> Value {
     report.process(job.tgid()).map_or(Value::Null, |process| process.0["tensor"]["gpus"][0].clone())
 }
 
 /// Returns the number of allocations seen.
-fn allocations(report: &Report, job: &TorchJob) -> Option<u64> {
+fn allocations(report: &ReportLine, job: &TorchJob) -> Option<u64> {
     sums(report, job)["allocations"].as_u64()
 }
 
-fn has_tensors(report: &Report, job: &TorchJob) -> bool {
+fn has_tensors(report: &ReportLine, job: &TorchJob) -> bool {
     sums(report, job).is_object()
 }
 
 /// Returns whether the line that makes the tensors is among the call sites.
-fn has_lines(report: &Report, job: &TorchJob) -> bool {
+fn has_lines(report: &ReportLine, job: &TorchJob) -> bool {
     let Some(process) = report.process(job.tgid()) else { return false };
     let sites = process.0["tensor"]["places"][0]["sites"].as_array().map_or(&[][..], Vec::as_slice);
     let is_counted = |site: &&Value| site["function"] == "run" && site["allocations"].as_u64() > Some(0);
@@ -64,7 +66,7 @@ fn has_lines(report: &Report, job: &TorchJob) -> bool {
 
 /// Waits until memwatch's totals, peaks and counts equal PyTorch's at the checkpoint at which the
 /// job waits.
-fn until_equal(watch: &mut Watch, job: &TorchJob, checkpoint: &Value) -> Report {
+fn until_equal(watch: &mut RunningWatch, job: &TorchJob, checkpoint: &Value) -> ReportLine {
     let stats = &checkpoint["devices"][0]["memory_stats"];
     let keys = [
         ("allocated_bytes", "allocated_bytes.all.current"),
@@ -83,16 +85,16 @@ fn until_equal(watch: &mut Watch, job: &TorchJob, checkpoint: &Value) -> Report 
 }
 
 /// Reads a recording, while it is written, until its report fulfils a condition.
-fn until_recorded(gpu: &Gpu, path: &str, holds: impl Fn(&Report) -> bool) {
+fn until_recorded(gpu: &SimulatedGpu, path: &str, holds: impl Fn(&ReportLine) -> bool) {
     until("the recording is as expected", || {
         let outcome = gpu.run_memwatch(&["report", "--json", path]);
-        (outcome.code == 0 && holds(&Report::parse(&outcome.stdout))).then_some(())
+        (outcome.code == 0 && holds(&ReportLine::parse(&outcome.stdout))).then_some(())
     });
 }
 
 #[test]
 fn a_calm_program_is_traced_with_modules_and_lines() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(job) = job(&gpu, &[CALM]) else { return };
     let mut watch = gpu.watch(&["--no-agent", "--pid", &job.tgid().to_string()]);
     let report = watch.until(|report| has_lines(report, &job));
@@ -105,7 +107,7 @@ fn a_calm_program_is_traced_with_modules_and_lines() {
 /// The full sequence of rates: calm, hot, calm again.
 #[test]
 fn a_program_that_becomes_hot_is_read_until_it_is_calm_again_and_its_totals_are_right_throughout() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = job(&gpu, &[CALM, FAST, CALM, "--rest"]) else { return };
     let mut watch = gpu.watch(&["--no-agent", "--pid", &job.tgid().to_string()]);
     watch.until(|report| is_at(report, &job, "layers") && has_lines(report, &job));
@@ -139,11 +141,11 @@ fn a_program_that_becomes_hot_is_read_until_it_is_calm_again_and_its_totals_are_
 
 #[test]
 fn each_change_of_a_level_is_one_line_and_stands_in_the_recording() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = job(&gpu, &[CALM, FAST, CALM]) else { return };
     let (tgid, path) = (job.tgid(), gpu.directory().join("job.mwr").display().to_string());
     let words = ["record", "--json", "--pid", &tgid.to_string(), "-o", &path];
-    let mut recorder = Program::start_with_errors(gpu.memwatch(&words));
+    let mut recorder = RunningProgram::start_with_errors(gpu.memwatch(&words));
     until_recorded(&gpu, &path, |report| is_at(report, &job, "layers") && has_tensors(report, &job));
     next(&mut job, &format!("rate {FAST}"));
     // The level is lowered by the predicted or by the measured overhead.
@@ -170,26 +172,26 @@ fn each_change_of_a_level_is_one_line_and_stands_in_the_recording() {
 
 #[test]
 fn a_recording_of_a_program_that_becomes_hot_says_what_its_recorder_reported() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = job(&gpu, &[CALM, FAST]) else { return };
     let (tgid, path) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
-    let mut recorder = Program::start(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &path]));
+    let mut recorder = RunningProgram::start(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &path]));
     until_recorded(&gpu, &path, |report| is_at(report, &job, "layers") && has_tensors(report, &job));
     next(&mut job, &format!("rate {FAST}"));
     until_recorded(&gpu, &path, |report| is_at(report, &job, "read"));
     recorder.signal(libc::SIGINT);
     let reported = recorder.next_line().expect("it says what it has");
     assert_eq!(recorder.end(), 0, "{reported}");
-    let replayed = Outcome::of(gpu.memwatch(&["report", "--json", &path]));
+    let replayed = CommandOutcome::of(gpu.memwatch(&["report", "--json", &path]));
     assert_eq!(as_recorded(&replayed.stdout), reported);
-    let report = Report::parse(&reported);
+    let report = ReportLine::parse(&reported);
     assert!(has_tensors(&report, &job), "what was traced by then is there");
     assert_eq!(level(&report, &job)["asked"], "layers");
 }
 
 #[test]
 fn without_a_limit_a_hot_program_is_traced_and_its_price_is_known() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(job) = job(&gpu, &[FAST]) else { return };
     let mut watch = gpu.watch(&["--no-agent", "--budget=none", "--pid", &job.tgid().to_string()]);
     let chosen = level(&watch.until(|report| has_lines(report, &job)), &job);
@@ -200,7 +202,7 @@ fn without_a_limit_a_hot_program_is_traced_and_its_price_is_known() {
 
 #[test]
 fn a_level_that_is_asked_for_is_obeyed_and_its_price_is_printed_first() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(job) = job(&gpu, &[FAST]) else { return };
     let tgid = job.tgid().to_string();
     let mut watch = gpu.watch(&["--no-agent", "--tensors=sites", "--pid", &tgid]);
@@ -209,7 +211,8 @@ fn a_level_that_is_asked_for_is_obeyed_and_its_price_is_printed_first() {
     assert!(chosen["predicted_seconds_per_second"].as_f64() > Some(0.02), "{chosen}");
     drop(watch);
     for words in [&["--json", "--tensors=sites"][..], &["sites", "--duration", "10m"]] {
-        let mut program = Program::start_with_errors(gpu.memwatch(&[words, &["--no-agent", "--pid", &tgid]].concat()));
+        let mut program =
+            RunningProgram::start_with_errors(gpu.memwatch(&[words, &["--no-agent", "--pid", &tgid]].concat()));
         let price = program.until_line_with("tensor events/s");
         assert!(price.contains(&format!("tracing PID {tgid} takes about ")), "{price}");
     }
@@ -217,12 +220,12 @@ fn a_level_that_is_asked_for_is_obeyed_and_its_price_is_printed_first() {
 
 #[test]
 fn a_report_with_a_budget_traces_no_more_than_fits_and_prints_what_it_leaves_out() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(job) = job(&gpu, &[FAST]) else { return };
     let tgid = job.tgid().to_string();
     for words in ["where", "leak"] {
         let command = gpu.memwatch(&["--no-agent", words, "--budget", "2%", "--duration", "10m", "--pid", &tgid]);
-        let mut program = Program::start_with_errors(command);
+        let mut program = RunningProgram::start_with_errors(command);
         let line = program.until_line_with("tensor events/s");
         assert!(line.contains(" (budget 2 %)") && line.ends_with("To trace anyway: --budget none"), "{line}");
     }
@@ -230,7 +233,7 @@ fn a_report_with_a_budget_traces_no_more_than_fits_and_prints_what_it_leaves_out
 
 #[test]
 fn a_budget_that_is_none_is_refused_with_2() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     for wrong in ["-1", "abc", "-2%", "101", "2%%"] {
         let sentence = "a budget is a part of one processor from 0 to 100 percent, such as 2%, or none for no limit";
         let budget = format!("--budget={wrong}");
@@ -243,10 +246,10 @@ fn a_budget_that_is_none_is_refused_with_2() {
 }
 
 /// Returns the doctor's predictions for processes, in JSON.
-fn prices(gpu: &Gpu, words: &[&str]) -> Value {
+fn prices(gpu: &SimulatedGpu, words: &[&str]) -> Value {
     let outcome = gpu.run_memwatch(&[&["doctor", "--json"], words].concat());
     outcome.assert_ended_with(0, &[]);
-    Report::parse(&outcome.stdout).json()["data"]["prices"].clone()
+    ReportLine::parse(&outcome.stdout).json()["data"]["prices"].clone()
 }
 
 /// Returns the levels that fit the budget, after checking that each has an overhead.
@@ -259,11 +262,11 @@ fn fitting(process: &Value) -> Vec<&str> {
 
 #[test]
 fn the_doctor_predicts_the_price_of_each_level_and_says_which_is_chosen() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let (Some(calm), Some(hot)) = (job(&gpu, &[CALM]), job(&gpu, &[FAST])) else { return };
     let mut stranger = Command::new("sleep");
     stranger.arg("1000");
-    let mut stranger = Program::start(stranger);
+    let mut stranger = RunningProgram::start(stranger);
     let named = [calm.tgid(), hot.tgid(), stranger.tgid()].map(|tgid| tgid.to_string());
     let words = ["--pid", &named[0], "--pid", &named[1], "--pid", &named[2]];
     let report = prices(&gpu, &words);

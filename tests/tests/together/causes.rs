@@ -1,7 +1,7 @@
 //! Causes in real programs: where a known cause applies, it is listed first; where the program only
 //! looks similar, it is not listed first.
 
-use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
+use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
 
 fn first(causes: &Value) -> Option<&str> {
@@ -10,8 +10,8 @@ fn first(causes: &Value) -> Option<&str> {
 
 #[test]
 fn what_is_held_has_its_cause_and_what_looks_like_it_has_not() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["causes.py", "held"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &["causes.py", "held"]) else { return };
     let tgid = job.tgid().to_string();
     let mut situations = 0;
     while let Some(checkpoint) = job.next_checkpoint().filter(|checkpoint| checkpoint["label"] == "held") {
@@ -31,10 +31,10 @@ fn what_is_held_has_its_cause_and_what_looks_like_it_has_not() {
 
 #[test]
 fn what_an_allocation_failed_for_is_its_first_cause() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
-    let Some(job) = gpu.torch_command("2.8", Allocator::Native, &["causes.py", "failed"]) else { return };
-    let ended = Outcome::of(gpu.memwatch_run(&["--json"], &job));
+    let Some(job) = gpu.torch_command("2.8", TorchAllocator::Native, &["causes.py", "failed"]) else { return };
+    let ended = CommandOutcome::of(gpu.memwatch_run(&["--json"], &job));
     ended.assert_ended_with(0, &[]);
     assert!(!ended.stderr.contains("contradicts itself"), "{}", ended.stderr);
     let stated: Value = ended.stdout.lines().find_map(|line| serde_json::from_str(line).ok()).expect("what has failed");

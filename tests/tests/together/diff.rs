@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
+use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
 
 /// Records a training with `layers` layers. Returns the recording and PyTorch's peak.
-fn recorded(gpu: &Gpu, layers: &str) -> Option<(PathBuf, u64)> {
+fn recorded(gpu: &SimulatedGpu, layers: &str) -> Option<(PathBuf, u64)> {
     let words = ["transformer.py", "--steps", "2", "--layers", layers, "--dim", "128"];
-    let job = gpu.torch_command("2.15", Allocator::Native, &words)?;
+    let job = gpu.torch_command("2.15", TorchAllocator::Native, &words)?;
     let file = gpu.directory().join(format!("layers-{layers}.mwr"));
-    let outcome = Outcome::of(gpu.memwatch_run(&["-o", &file.display().to_string()], &job));
+    let outcome = CommandOutcome::of(gpu.memwatch_run(&["-o", &file.display().to_string()], &job));
     outcome.assert_ended_with(0, &["is written"]);
     let last = outcome.stdout.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
     let statistics = last.expect("the job says what it has")["devices"][0]["memory_stats"].clone();
@@ -21,13 +21,13 @@ fn recorded(gpu: &Gpu, layers: &str) -> Option<(PathBuf, u64)> {
 
 #[test]
 fn with_a_layer_more_the_peak_has_grown_by_what_pytorch_says() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some((two, peak_of_two)) = recorded(&gpu, "2") else { return };
     let Some((three, peak_of_three)) = recorded(&gpu, "3") else { return };
     let diff = |words: &[&str], files: [&PathBuf; 2]| {
         let mut command = gpu.memwatch(&["diff"]);
         command.args(files).args(words);
-        Outcome::of(command)
+        CommandOutcome::of(command)
     };
     let outcome = diff(&["--json"], [&two, &three]);
     outcome.assert_ended_with(0, &[]);
@@ -52,11 +52,11 @@ fn with_a_layer_more_the_peak_has_grown_by_what_pytorch_says() {
 }
 
 /// Compares a recording at two times: what is allocated at the first time exists at the second too.
-fn two_times_of_one(gpu: &Gpu, file: &PathBuf) {
+fn two_times_of_one(gpu: &SimulatedGpu, file: &PathBuf) {
     let diff = |words: &[&str]| {
         let mut command = gpu.memwatch(&["diff", "--json"]);
         command.arg(file).args(words);
-        Outcome::of(command)
+        CommandOutcome::of(command)
     };
     let outcome = diff(&["--from", "1s"]);
     outcome.assert_ended_with(0, &[]);
@@ -71,9 +71,9 @@ fn two_times_of_one(gpu: &Gpu, file: &PathBuf) {
 }
 
 /// Compares a recording with a run that is watched from before its first allocation.
-fn a_watch(gpu: &Gpu, before: &Path, peak_after: u64) {
+fn a_watch(gpu: &SimulatedGpu, before: &Path, peak_after: u64) {
     let words = ["transformer.py", "--steps", "2", "--layers", "3", "--dim", "128"];
-    let Some(mut job) = held_job(gpu, "2.15", Allocator::Native, &words) else { return };
+    let Some(mut job) = held_job(gpu, "2.15", TorchAllocator::Native, &words) else { return };
     let mut command = gpu.memwatch(&["--no-agent", "diff", "--json", "--fail-on", "10%", "-d", "10m"]);
     command.arg(before).arg("--pid").arg(job.tgid().to_string());
     let watch = PlacesWatch::of(command);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape, TIMEOUT};
+use memwatch_tests::{CommandOutcome, PrologueShape, RunningProgram, SimulatedGpu, TIMEOUT, TorchAllocator};
 use serde_json::Value;
 
 /// Weights that are not 0 after the end of a program, with PyTorch's name of the same number.
@@ -18,21 +18,21 @@ const WEIGHTS: [(&str, &str); 3] = [
 ];
 
 /// A recording, and what its program reported at the end.
-struct Recorded {
-    gpu: Gpu,
+struct ExportRecording {
+    gpu: SimulatedGpu,
     file: PathBuf,
     devices: Value,
 }
 
-impl Recorded {
+impl ExportRecording {
     /// Records a training with `memwatch run -o`. Returns `None` if PyTorch is not installed.
     fn training() -> Option<Self> {
         let words = ["transformer.py", "--steps", "2", "--layers", "2", "--dim", "128"];
-        let gpu = Gpu::new(Shape::Cmp)?;
-        let job = gpu.torch_command("2.15", Allocator::Native, &words)?;
+        let gpu = SimulatedGpu::new(PrologueShape::Cmp)?;
+        let job = gpu.torch_command("2.15", TorchAllocator::Native, &words)?;
         let file = gpu.directory().join("job.mwr");
         let path = file.display().to_string();
-        let outcome = Outcome::of(gpu.memwatch_run(&["-o", &path], &job));
+        let outcome = CommandOutcome::of(gpu.memwatch_run(&["-o", &path], &job));
         outcome.assert_ended_with(0, &["job.mwr is written"]);
         let last = outcome.stdout.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
         let devices = last.expect("the job says what it has")["devices"].clone();
@@ -42,11 +42,11 @@ impl Recorded {
     /// Records a job on two devices whose code has unusual names, while it holds memory: names are
     /// read from a living process.
     fn strange() -> Option<Self> {
-        let gpu = Gpu::new(Shape::Cmp)?.with("GPUSIM_DEVICES", &2);
-        let mut job = held_job(&gpu, "2.15", Allocator::Native, &["strange_names.py"])?;
+        let gpu = SimulatedGpu::new(PrologueShape::Cmp)?.with("GPUSIM_DEVICES", &2);
+        let mut job = held_job(&gpu, "2.15", TorchAllocator::Native, &["strange_names.py"])?;
         let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr"));
         let recorder = gpu.memwatch(&["record", "--tensors=layers", "--pid", &tgid, "-o", &file.display().to_string()]);
-        let mut recorder = Program::start(recorder);
+        let mut recorder = RunningProgram::start(recorder);
         let mut made = Self { gpu, file, devices: Value::Null };
         made.until(|table| table.code == 0);
         job.go_on();
@@ -58,13 +58,13 @@ impl Recorded {
     }
 
     /// Exports the recording as a table, while it is written, until the table fulfils a condition.
-    fn until(&self, holds: impl Fn(&Outcome) -> bool) {
+    fn until(&self, holds: impl Fn(&CommandOutcome) -> bool) {
         let begin = Instant::now();
         let mut table = None;
         while begin.elapsed() < TIMEOUT {
             let mut command = self.gpu.memwatch(&["export", "-f", "csv", "-o", "-", "--in"]);
             command.arg(&self.file);
-            let outcome = Outcome::of(command);
+            let outcome = CommandOutcome::of(command);
             if holds(&outcome) {
                 return;
             }
@@ -84,7 +84,7 @@ impl Recorded {
 
     fn export(&self, weight: &str, name: &str) -> PathBuf {
         let (command, output) = self.command(&["export", "--weight", weight], name);
-        Outcome::of(command).assert_ended_with(0, &["is written"]);
+        CommandOutcome::of(command).assert_ended_with(0, &["is written"]);
         output
     }
 
@@ -102,7 +102,7 @@ impl Recorded {
 /// Runs a script of `tests/readers` on these files and returns its output.
 fn read(mut reader: Command, script: &str, first: Option<&Path>, files: &[PathBuf]) -> Value {
     reader.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("readers").join(script)).args(first).args(files);
-    let outcome = Outcome::of(reader);
+    let outcome = CommandOutcome::of(reader);
     outcome.assert_ended_with(0, &[]);
     serde_json::from_str(&outcome.stdout).expect("it prints JSON")
 }
@@ -123,7 +123,7 @@ fn total(profile: &Value) -> u64 {
 
 #[test]
 fn speedscope_and_pprof_find_what_pytorch_has_counted() {
-    let Some(job) = Recorded::training() else { return };
+    let Some(job) = ExportRecording::training() else { return };
     let mut files: Vec<PathBuf> =
         WEIGHTS.iter().map(|(weight, _)| job.export(weight, &format!("{weight}.folded"))).collect();
     files.push(job.export("peak", "job.speedscope.json"));
@@ -156,10 +156,10 @@ fn speedscope_and_pprof_find_what_pytorch_has_counted() {
 
 #[test]
 fn tables_pictures_and_pages_have_what_pytorch_has_counted() {
-    let Some(job) = Recorded::training() else { return };
+    let Some(job) = ExportRecording::training() else { return };
     let mut files = vec![job.export("inuse", "job.csv"), job.export("alloc", "job.svg")];
     let (command, page) = job.command(&["flamegraph", "--weight", "peak"], "job.html");
-    Outcome::of(command).assert_ended_with(0, &["in use at the peak", "open it in a browser"]);
+    CommandOutcome::of(command).assert_ended_with(0, &["in use at the peak", "open it in a browser"]);
     files.push(page);
     let read = read(Command::new("python3"), "read_tables.py", None, &files);
     let rows = read["job.csv"].as_array().expect("rows");
@@ -185,13 +185,13 @@ fn tables_pictures_and_pages_have_what_pytorch_has_counted() {
 }
 
 /// Returns the live bytes of two devices as PyTorch reports them.
-fn live(job: &Recorded) -> [u64; 2] {
+fn live(job: &ExportRecording) -> [u64; 2] {
     [0, 1].map(|device| job.stated_of(device, "allocated_bytes.all.current"))
 }
 
 #[test]
 fn strange_names_on_two_devices_are_read_by_everybody() {
-    let Some(job) = Recorded::strange() else { return };
+    let Some(job) = ExportRecording::strange() else { return };
     let live = live(&job);
     assert!(live[0] > 0 && live[1] > live[0], "{live:?}");
     let names = ["job.folded", "job.speedscope.json", "job.pb.gz", "job.csv", "job.svg", "job.html"];
@@ -225,10 +225,10 @@ fn strange_names_on_two_devices_are_read_by_everybody() {
 
 #[test]
 fn one_of_two_devices_can_be_chosen() {
-    let Some(job) = Recorded::strange() else { return };
+    let Some(job) = ExportRecording::strange() else { return };
     let (mut command, output) = job.command(&["export", "--gpu", "1"], "job.speedscope.json");
     command.arg("--force");
-    Outcome::of(command).assert_ended_with(0, &["is written"]);
+    CommandOutcome::of(command).assert_ended_with(0, &["is written"]);
     let written: Value = serde_json::from_str(&std::fs::read_to_string(output).expect("text")).expect("JSON");
     assert_eq!(written["profiles"].as_array().map(Vec::len), Some(4));
     assert_eq!(written["profiles"][0]["endValue"], live(&job)[1]);
@@ -236,8 +236,8 @@ fn one_of_two_devices_can_be_chosen() {
 
 #[test]
 fn what_cannot_be_written_is_stated_with_the_way_out() {
-    let Some(job) = Recorded::training() else { return };
-    let written = |words: &[&str], name: &str| Outcome::of(job.command(words, name).0);
+    let Some(job) = ExportRecording::training() else { return };
+    let written = |words: &[&str], name: &str| CommandOutcome::of(job.command(words, name).0);
     written(&["export"], "job.png").assert_ended_with(2, &["has no known format", "-f folded, speedscope"]);
     written(&["flamegraph"], "job.csv").assert_ended_with(2, &["an .svg or an .html"]);
     let at_its_end = ["flamegraph", "--weight", "inuse"];
@@ -252,7 +252,7 @@ fn what_cannot_be_written_is_stated_with_the_way_out() {
     written(&["export", "--force"], "job.csv").assert_ended_with(0, &["job.csv is written", "in use at the peak"]);
     let same = |words: &[&str], name: &str| {
         let (command, output) = job.command(words, name);
-        Outcome::of(command).assert_ended_with(0, &["is written"]);
+        CommandOutcome::of(command).assert_ended_with(0, &["is written"]);
         std::fs::read(output).expect("it was written")
     };
     assert_eq!(same(&["export", "-f", "memory-viz"], "one.pickle"), same(&["snapshot"], "other.pickle"));
@@ -260,9 +260,9 @@ fn what_cannot_be_written_is_stated_with_the_way_out() {
 
 #[test]
 fn a_running_program_is_exported_by_an_own_watch() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let words = ["transformer.py", "--steps", "2", "--layers", "2", "--dim", "128"];
-    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };
     let tgid = job.tgid().to_string();
     let words = ["--no-agent", "export", "-f", "speedscope", "-o", "-", "--duration", "10m", "--pid", &tgid];
     let watch = PlacesWatch::of(gpu.memwatch(&words));

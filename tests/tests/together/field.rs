@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
-use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape};
+use memwatch_tests::{CommandOutcome, PrologueShape, RunningProgram, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
 
 /// Duration of the programs in seconds, and of each watch.
@@ -25,12 +25,13 @@ const GROWING: [(&str, [&str; 2]); 4] = [
 const STANDING: [(&str, &str); 2] = [("pages", "pool.pages[*]"), ("flat", "param_groups[*][*][*]")];
 
 /// Starts the programs together with a recording of all of them. Returns their process ids by name.
-fn started(gpu: &Gpu, names: &[&str], file: &str) -> Option<(Program, BTreeMap<String, String>)> {
-    let job = gpu.torch_command("2.15", Allocator::Native, &[&["many.py", RUN_SECONDS, "field"], names].concat())?;
+fn started(gpu: &SimulatedGpu, names: &[&str], file: &str) -> Option<(RunningProgram, BTreeMap<String, String>)> {
+    let job =
+        gpu.torch_command("2.15", TorchAllocator::Native, &[&["many.py", RUN_SECONDS, "field"], names].concat())?;
     let mut run = gpu.memwatch(&["run", "-o", file, "--"]);
     run.envs(job.get_envs().filter_map(|(name, value)| Some((name, value?))));
     run.arg(job.get_program()).args(job.get_args());
-    let mut program = Program::start(run);
+    let mut program = RunningProgram::start(run);
     let line = program.until_line_with("running");
     let running: Value = serde_json::from_str(&line).expect("it reports what runs");
     let tgids = running["pids"].as_object().expect("numbers by name");
@@ -50,13 +51,13 @@ fn wrong(name: &str, words: [&str; 2], report: &str) -> Option<String> {
 
 #[test]
 fn programs_of_public_reports_have_their_cause_late_and_from_the_start() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let file = gpu.directory().join("field.mwr").display().to_string();
     let names: Vec<&str> = GROWING.iter().map(|(name, _)| *name).chain(STANDING.map(|(name, _)| name)).collect();
     let Some((mut run, tgids)) = started(&gpu, &names, &file) else { return };
     thread::sleep(LATE);
     let ask = |words: &[&str], name: &str| {
-        let outcome = Outcome::of(gpu.memwatch(&[words, &["--pid", &tgids[name]]].concat()));
+        let outcome = CommandOutcome::of(gpu.memwatch(&[words, &["--pid", &tgids[name]]].concat()));
         outcome.assert_ended_with(0, &[]);
         outcome.stdout
     };

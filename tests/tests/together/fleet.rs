@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use memwatch_tests::prometheus::{Prometheus, hurried_rules, promtool};
-use memwatch_tests::{Gpu, Outcome, Shape, http, until};
+use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, http, until};
 use serde_json::{Value, json};
 
 const GIB: u64 = 1 << 30;
@@ -71,7 +71,7 @@ fn rows(report: &Value, kind: &str) -> Vec<Value> {
 
 #[test]
 fn a_fleet_is_the_same_by_recorded_series_and_by_raw_ones() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(rules) = promtool(&["check", "rules", "rules.yaml"]).map(|_| hurried_rules()) else { return };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970").as_secs();
     let refused_at = now - 1_000;
@@ -80,7 +80,7 @@ fn a_fleet_is_the_same_by_recorded_series_and_by_raw_ones() {
     targets.push(http::free_port());
     let recorded = Prometheus::start(&targets, &rules);
     let raw = Prometheus::start(&targets, "groups: []\n");
-    let ask = |prometheus: &Prometheus, words: &[&str]| -> Outcome {
+    let ask = |prometheus: &Prometheus, words: &[&str]| -> CommandOutcome {
         gpu.run_memwatch(&[&["fleet", "--prometheus", &prometheus.url()], words].concat())
     };
     let report = |prometheus: &Prometheus, words: &[&str]| -> Option<Value> {
@@ -150,7 +150,7 @@ fn assert_rows_are_as_generated(report: &dyn Fn(&[&str]) -> Value, (first, refus
 
 #[test]
 fn who_is_no_prometheus_with_agents_is_named_with_the_way_out() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     if promtool(&["--version"]).is_none() {
         return;
     }

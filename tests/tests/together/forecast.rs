@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
+use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
 
 const WARNINGS: [&str; 3] = ["medium", "high", "critical"];
@@ -70,10 +70,10 @@ fn assert_reported_in_time(changes: &[Value], report: &Value) {
 
 #[test]
 fn memory_that_runs_out_is_reported_before_once_for_each_level_and_a_command_is_run() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &1_050);
     let words = ["courses.py", "linear", "--seconds", "120", "--rate", "12", "--pace", "8"];
-    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };
     let path = |name: &str| gpu.directory().join(name).display().to_string();
     let (tgid, file, heard) = (job.tgid().to_string(), path("job.mwr"), path("heard"));
     let recorder =
@@ -98,11 +98,11 @@ fn memory_that_runs_out_is_reported_before_once_for_each_level_and_a_command_is_
     assert!(growing.clone().count() > 0 && growing.clone().all(is_named), "{:#?}", growing.collect::<Vec<_>>());
 
     let replay = ["oom", "--json", "--follow", "--threshold", "75,90", "--fail-on", "forecast", "--in", &file];
-    let replayed = Outcome::of(gpu.memwatch(&replay));
+    let replayed = CommandOutcome::of(gpu.memwatch(&replay));
     replayed.assert_ended_with(3, &[]);
     let (changes, report) = parted(&replayed.stdout);
     assert_reported_in_time(&changes, &report);
-    let text = Outcome::of(gpu.memwatch(&["oom", "--in", &file]));
+    let text = CommandOutcome::of(gpu.memwatch(&["oom", "--in", &file]));
     text.assert_ended_with(0, &[]);
     assert!(
         text.stdout.starts_with("cause  ")

@@ -4,9 +4,9 @@
 use std::process::Command;
 
 use memwatch_tests::places::PlacesWatch;
-use memwatch_tests::report::Report;
+use memwatch_tests::report::ReportLine;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, Outcome, Shape};
+use memwatch_tests::{CONTEXT_BYTES, CommandOutcome, MIB, PrologueShape, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
 
 /// Asserts that the only device has PyTorch's numbers at this checkpoint.
@@ -51,9 +51,9 @@ fn assert_lies(report: &Value, checkpoint: &Value) {
 
 #[test]
 fn memory_in_pieces_lies_as_pytorch_counts_it_live_and_at_its_worst_in_a_recording() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
-    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &["fragments.py"]) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &["fragments.py"]) else { return };
     let place = |name: &str| gpu.directory().join(name).display().to_string();
     let (tgid, file, svg, html) = (job.tgid().to_string(), place("job.mwr"), place("map.svg"), place("map.html"));
     let recorder =
@@ -68,10 +68,10 @@ fn memory_in_pieces_lies_as_pytorch_counts_it_live_and_at_its_worst_in_a_recordi
     job.go_on();
     assert!(job.next_checkpoint().is_none(), "it ends");
     recorder.wait();
-    let reading = |words: &[&str]| Outcome::of(gpu.memwatch(&[&["fragment", "--in", &file], words].concat()));
+    let reading = |words: &[&str]| CommandOutcome::of(gpu.memwatch(&[&["fragment", "--in", &file], words].concat()));
     let replayed = reading(&["--json", "-r", "512M", "-o", &html]);
     replayed.assert_ended_with(0, &[]);
-    let report = Report::parse(&replayed.stdout);
+    let report = ReportLine::parse(&replayed.stdout);
     assert!(report.json()["data"]["devices"][0]["at_worst"].is_string(), "{report:#?}");
     assert_lies(report.json(), &pieces);
     let text = reading(&[]);
@@ -88,8 +88,8 @@ fn memory_in_pieces_lies_as_pytorch_counts_it_live_and_at_its_worst_in_a_recordi
 /// Compares what `empty_cache` releases, what each stream and private pool has, and what a request
 /// gets with PyTorch's own numbers.
 fn free_memory_is_whose_pytorch_says(version: &str) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch(version, Allocator::Native, &["private_pools.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch(version, TorchAllocator::Native, &["private_pools.py"]) else { return };
     let stated = job.next_checkpoint().expect("it comes so far");
     let words = ["--no-agent", "fragment", "--json", "-d", "10m", "-r", "40M", "--pid", &job.tgid().to_string()];
     let report = PlacesWatch::of(gpu.memwatch(&words)).interrupt();
@@ -157,17 +157,17 @@ kill
 
 #[test]
 fn what_the_driver_gave_and_nobody_uses_is_what_nvml_has_beyond_the_context() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let (script, file) = (gpu.directory().join("script"), gpu.directory().join("job.mwr").display().to_string());
     std::fs::write(&script, OF_THE_DRIVER).expect("the script is written");
     let workload = gpu.workload_command();
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(format!("exec {} < {}", gpu.workload_program().display(), script.display()));
     shell.envs(workload.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let outcome = Outcome::of(gpu.memwatch_run(&["-o", &file], &shell));
+    let outcome = CommandOutcome::of(gpu.memwatch_run(&["-o", &file], &shell));
     assert_eq!(outcome.code, 128 + 9, "{outcome:#?}");
     let stated = |command: &str, words: &[&str]| {
-        let outcome = Outcome::of(gpu.memwatch(&[&[command, "--json", "--in", &file], words].concat()));
+        let outcome = CommandOutcome::of(gpu.memwatch(&[&[command, "--json", "--in", &file], words].concat()));
         outcome.assert_ended_with(0, &[]);
         serde_json::from_str::<Value>(&outcome.stdout).expect("JSON")["data"].clone()
     };
@@ -197,7 +197,7 @@ fn what_the_driver_gave_and_nobody_uses_is_what_nvml_has_beyond_the_context() {
     assert_eq!(unused("device") + unused("pool"), unattributed - CONTEXT_BYTES, "{on_gpu:#}");
     assert_eq!(on_gpu["request"]["driver_bytes"], 512 * MIB);
     assert!(on_gpu["request"]["driver_free_bytes"].as_u64() > Some(512 * MIB), "{on_gpu:#}");
-    let text = Outcome::of(gpu.memwatch(&["fragment", "--in", &file]));
+    let text = CommandOutcome::of(gpu.memwatch(&["fragment", "--in", &file]));
     text.assert_ended_with(0, &[]);
     for words in ["neither mapped nor bound", "at its worst at", "80.0 MiB have no memory"] {
         assert!(text.stdout.contains(words), "{words}: {}", text.stdout);
@@ -206,8 +206,10 @@ fn what_the_driver_gave_and_nobody_uses_is_what_nvml_has_beyond_the_context() {
 
 #[test]
 fn where_a_watch_begins_late_no_setting_is_advised_by_what_it_has_replayed() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_TOTAL_MB", &2_100)) else { return };
-    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &["fragments.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(|gpu| gpu.with("GPUSIM_TOTAL_MB", &2_100)) else {
+        return;
+    };
+    let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &["fragments.py"]) else { return };
     job.go_on();
     job.next_checkpoint().expect("it comes so far");
     let words = ["--no-agent", "fragment", "-d", "10m", "--pid", &job.tgid().to_string()];

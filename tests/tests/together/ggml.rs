@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use memwatch_tests::{Gpu, Outcome, Release, Shape, TorchJob};
+use memwatch_tests::{CommandOutcome, FrameworkRelease, PrologueShape, SimulatedGpu, TorchJob};
 use serde_json::Value;
 
 /// Returns the buffers of the only process that has some.
@@ -21,26 +21,26 @@ fn of_usage(buffers: &Value, usage: &str) -> Option<u64> {
 
 #[test]
 fn a_process_of_llama_cpp_is_listed_with_its_framework() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(command) = gpu.ggml_command(Release::Newest, &["ggml_job.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(command) = gpu.ggml_command(FrameworkRelease::Newest, &["ggml_job.py"]) else { return };
     let mut job = TorchJob::start(command);
     job.next_checkpoint().expect("the first checkpoint");
-    let listed = Outcome::of(gpu.memwatch(&["--no-agent", "ps"]));
+    let listed = CommandOutcome::of(gpu.memwatch(&["--no-agent", "ps"]));
     assert!(listed.stdout.contains("FRAMEWORK") && listed.stdout.contains(" ggml "), "{}", listed.stdout);
 }
 
 #[test]
 fn attached_late_only_younger_buffers_are_known_and_no_number_is_that_of_all() {
-    attached_late(Release::Newest);
+    attached_late(FrameworkRelease::Newest);
 }
 
 #[test]
 fn attached_late_only_younger_buffers_of_the_oldest_llama_cpp_are_known_and_no_number_is_that_of_all() {
-    attached_late(Release::Oldest);
+    attached_late(FrameworkRelease::Oldest);
 }
 
-fn attached_late(release: Release) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+fn attached_late(release: FrameworkRelease) {
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.ggml_command(release, &["ggml_job.py"]) else { return };
     let mut job = TorchJob::start(command);
     job.next_checkpoint().expect("its weights are there");
@@ -81,20 +81,20 @@ fn attached_late(release: Release) {
 
 #[test]
 fn on_the_screen_buffers_that_are_older_than_the_attach_are_reported_as_unknown() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(command) = gpu.ggml_command(Release::Newest, &["ggml_job.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(command) = gpu.ggml_command(FrameworkRelease::Newest, &["ggml_job.py"]) else { return };
     let mut job = TorchJob::start(command);
     job.next_checkpoint().expect("its weights are there");
     for words in ["stats", "where"] {
-        let shown = Outcome::of(gpu.memwatch(&["--no-agent", words, &job.tgid().to_string()]));
+        let shown = CommandOutcome::of(gpu.memwatch(&["--no-agent", words, &job.tgid().to_string()]));
         assert!(shown.stdout.contains("buffers from before the attach are not known"), "{words}: {shown:#?}");
     }
 }
 
 #[test]
 fn a_cache_is_known_by_its_tensors_and_each_of_them_by_its_name() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(command) = gpu.ggml_command(Release::Newest, &["ggml_job.py", "--early"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(command) = gpu.ggml_command(FrameworkRelease::Newest, &["ggml_job.py", "--early"]) else { return };
     let mut job = TorchJob::start(command);
     assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");
     let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
@@ -115,7 +115,7 @@ fn a_cache_is_known_by_its_tensors_and_each_of_them_by_its_name() {
 
 /// Compiles a C++ program and its library. Returns `None`, with the reason on standard error, if
 /// there is no compiler.
-fn compiled(gpu: &Gpu) -> Option<Command> {
+fn compiled(gpu: &SimulatedGpu) -> Option<Command> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/ggml_throws.cpp");
     let (library, program) = (gpu.directory().join("libggml-base.so"), gpu.directory().join("throws"));
     let compile = |words: &[&str], out: &Path, libraries: &[&Path]| {
@@ -139,7 +139,7 @@ fn compiled(gpu: &Gpu) -> Option<Command> {
 
 #[test]
 fn an_exception_that_passes_probed_functions_of_ggml_ends_nobody() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = compiled(&gpu) else { return };
     let mut job = TorchJob::start(command);
     assert_eq!(job.next_checkpoint().expect("it catches what is thrown")["caught"], 3);

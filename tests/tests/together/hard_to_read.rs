@@ -5,21 +5,21 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
 use std::process::Command;
 
-use memwatch_tests::{Allocator, Gpu, Outcome, Shape, TorchJob, until};
+use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator, TorchJob, until};
 use serde_json::Value;
 
 /// Child processes of `hard_to_read.py`.
 struct Children {
-    gpu: Gpu,
+    gpu: SimulatedGpu,
     job: TorchJob,
 }
 
 impl Children {
     fn start(mode: &str, children: u32, step_ms: u32) -> Option<Self> {
-        let gpu = Gpu::new(Shape::Cmp)?;
+        let gpu = SimulatedGpu::new(PrologueShape::Cmp)?;
         let (children, step) = (children.to_string(), step_ms.to_string());
         let words = ["hard_to_read.py", mode, "--children", &children, "--step", &step];
-        let job = gpu.torch("2.8", Allocator::Native, &words)?;
+        let job = gpu.torch("2.8", TorchAllocator::Native, &words)?;
         Some(Self { gpu, job })
     }
 
@@ -29,13 +29,13 @@ impl Children {
         Some(u32::try_from(checkpoint["child"].as_u64().expect("a child")).expect("a process id"))
     }
 
-    fn holdings(&self, child: u32) -> Outcome {
+    fn holdings(&self, child: u32) -> CommandOutcome {
         self.gpu.run_memwatch(&["--json", "holdings", "--pid", &child.to_string()])
     }
 }
 
 /// Returns the reading, or `None` if a sentence says why there is none.
-fn read_or_refused(ended: &Outcome) -> Option<Value> {
+fn read_or_refused(ended: &CommandOutcome) -> Option<Value> {
     assert!(!ended.stderr.contains("panicked"), "{ended:#?}");
     if ended.code != 0 {
         assert!(ended.stderr.starts_with("memwatch: "), "{ended:#?}");
@@ -115,9 +115,9 @@ fn is_in_state(child: u32, state: u8) -> Option<()> {
 }
 
 /// Pseudorandom numbers, the same in every run.
-struct Numbers(u64);
+struct GarbageNumbers(u64);
 
-impl Numbers {
+impl GarbageNumbers {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -128,7 +128,7 @@ impl Numbers {
 
 /// Overwrites `per_100_000` of 100,000 words with garbage, in all writable memory without a file;
 /// if `with_heap`, also in the C library's heap.
-fn spoil(child: u32, per_100_000: u64, with_heap: bool, numbers: &mut Numbers) -> u64 {
+fn spoil(child: u32, per_100_000: u64, with_heap: bool, numbers: &mut GarbageNumbers) -> u64 {
     const PAGE: usize = 4096;
     let maps = std::fs::read_to_string(format!("/proc/{child}/maps")).expect("it is there");
     let memory: File =
@@ -175,7 +175,7 @@ fn a_process_with_garbage_in_its_memory_is_read_or_refused() {
     let rates =
         [(2, false), (20, false), (200, false), (5000, false), (2, true), (20, true), (200, true), (5000, true)];
     let Some(mut all) = Children::start("rests", 8, 0) else { return };
-    let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+    let mut numbers = GarbageNumbers(0x9e37_79b9_7f4a_7c15);
     for (rate, with_heap) in rates {
         let child = all.next().expect("a child");
         stop(child);
@@ -217,7 +217,7 @@ fn addresses_without_memory_are_not_filled_by_a_reading() {
 }
 
 /// Asserts how `holdings` and `stats` report an allocator whose state memwatch cannot read.
-fn refused_as(gpu: &Gpu, job: &TorchJob, class: &str) {
+fn refused_as(gpu: &SimulatedGpu, job: &TorchJob, class: &str) {
     let tgid = job.tgid().to_string();
     let refused = gpu.run_memwatch(&["holdings", &tgid]);
     refused.assert_ended_with(5, &[class, "which keeps other books"]);
@@ -233,22 +233,22 @@ fn refused_as(gpu: &Gpu, job: &TorchJob, class: &str) {
 
 #[test]
 fn the_driver_s_own_pool_is_refused_by_its_name() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.8", Allocator::Async, &["idle_hold.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", TorchAllocator::Async, &["idle_hold.py"]) else { return };
     job.next_checkpoint().expect("it holds something");
     refused_as(&gpu, &job, "CudaMallocAsyncAllocator");
 }
 
 #[test]
 fn a_pluggable_allocator_is_refused_by_its_name() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let library = gpu.directory().join("libpluggable.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/workloads/pluggable.c");
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source);
     assert!(compiler.status().expect("a C compiler").success());
     let words = ["pluggable.py", library.to_str().expect("a path")];
-    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &words) else { return };
+    let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &words) else { return };
     job.next_checkpoint().expect("it holds something");
     refused_as(&gpu, &job, "CUDAPluggableAllocator");
 }
@@ -257,9 +257,9 @@ fn a_pluggable_allocator_is_refused_by_its_name() {
 /// proven layout.
 #[test]
 fn what_was_proven_of_a_build_is_known_for_its_next_process() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let searches = || {
-        let mut job = gpu.torch("2.8", Allocator::Native, &["idle_hold.py"])?;
+        let mut job = gpu.torch("2.8", TorchAllocator::Native, &["idle_hold.py"])?;
         let checkpoint = job.next_checkpoint().expect("it holds something");
         let read = gpu.run_memwatch(&["--json", "holdings", "--pid", &job.tgid().to_string()]);
         let process = read_or_refused(&read).expect("it is read");

@@ -3,20 +3,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use memwatch_tests::{Allocator, Gpu, Shape, TorchJob, until};
+use memwatch_tests::{PrologueShape, SimulatedGpu, TorchAllocator, TorchJob, until};
 use serde_json::Value;
 
 use crate::keepers::end_of_readings;
 
 /// Starts a job and waits for its first checkpoint.
-fn held(gpu: &Gpu, version: &str, allocator: Allocator) -> Option<(TorchJob, Value)> {
+fn held(gpu: &SimulatedGpu, version: &str, allocator: TorchAllocator) -> Option<(TorchJob, Value)> {
     let mut job = gpu.torch(version, allocator, &["holdings.py"])?;
     let checkpoint = job.next_checkpoint().expect("it holds something");
     Some((job, checkpoint))
 }
 
 /// Returns memwatch's report on the process.
-fn report(gpu: &Gpu, job: &TorchJob, words: &[&str]) -> Value {
+fn report(gpu: &SimulatedGpu, job: &TorchJob, words: &[&str]) -> Value {
     let tgid = job.tgid().to_string();
     let all = [&["--json", "holdings", "--pid", &tgid], words].concat();
     let ended = gpu.run_memwatch(&all);
@@ -43,8 +43,8 @@ fn names(block: &Value) -> BTreeSet<String> {
     others.chain([&block["name"]]).filter_map(|name| name.as_str().map(str::to_owned)).collect()
 }
 
-fn names_are_pytorchs_own(version: &str, allocator: Allocator) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+fn names_are_pytorchs_own(version: &str, allocator: TorchAllocator) {
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some((mut job, checkpoint)) = held(&gpu, version, allocator) else { return };
     let process = report(&gpu, &job, &[]);
     let truth = truth(&mut job);
@@ -101,25 +101,25 @@ fn assert_advice(process: &Value) {
 
 #[test]
 fn everything_that_2_6_holds_has_the_name_that_the_process_gives_it() {
-    names_are_pytorchs_own("2.6", Allocator::Native);
+    names_are_pytorchs_own("2.6", TorchAllocator::Native);
 }
 
 #[test]
 fn everything_that_2_8_holds_has_the_name_that_the_process_gives_it() {
-    names_are_pytorchs_own("2.8", Allocator::Native);
-    names_are_pytorchs_own("2.8", Allocator::Expandable);
+    names_are_pytorchs_own("2.8", TorchAllocator::Native);
+    names_are_pytorchs_own("2.8", TorchAllocator::Expandable);
 }
 
 #[test]
 fn everything_that_2_9_2_10_and_2_11_hold_has_the_name_that_the_process_gives_it() {
     for version in ["2.9", "2.10", "2.11"] {
-        names_are_pytorchs_own(version, Allocator::Native);
+        names_are_pytorchs_own(version, TorchAllocator::Native);
     }
 }
 
 #[test]
 fn everything_that_2_15_holds_has_the_name_that_the_process_gives_it() {
-    names_are_pytorchs_own("2.15", Allocator::Native);
+    names_are_pytorchs_own("2.15", TorchAllocator::Native);
 }
 
 /// Returns the first word of a line of `/proc/PID/status`.
@@ -145,8 +145,8 @@ fn page_faults(job: &TorchJob) -> [u64; 2] {
 
 #[test]
 fn a_reading_of_names_changes_nothing_in_the_process() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some((job, _)) = held(&gpu, "2.8", Allocator::Native) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some((job, _)) = held(&gpu, "2.8", TorchAllocator::Native) else { return };
     let keys = ["VmPTE", "VmSwap", "Threads", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"];
     // The kernel may meanwhile reclaim pages that the process has freed, so the counts may only
     // fall.
@@ -164,8 +164,8 @@ fn a_reading_of_names_changes_nothing_in_the_process() {
 
 #[test]
 fn groups_are_printed_with_a_star_for_every_index() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some((job, _)) = held(&gpu, "2.8", Allocator::Native) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some((job, _)) = held(&gpu, "2.8", TorchAllocator::Native) else { return };
     let tgid = job.tgid().to_string();
     let shown = gpu.run_memwatch(&["holdings", &tgid, "--top", "100"]);
     shown.assert_ended_with(0, &[]);
@@ -193,7 +193,7 @@ fn groups_are_printed_with_a_star_for_every_index() {
 
 #[test]
 fn a_process_without_pytorch_is_refused_with_a_sentence() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let workload = gpu.workload();
     let tgid = workload.tgid().to_string();
     gpu.run_memwatch(&["holdings", &tgid]).assert_ended_with(6, &["no PyTorch with CUDA"]);
@@ -205,8 +205,8 @@ fn a_process_without_pytorch_is_refused_with_a_sentence() {
 /// Like the workers of a data loader: their memory shows their parent's objects.
 #[test]
 fn a_child_that_was_forked_later_is_reported_to_have_a_copy() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["fork_copy.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &["fork_copy.py"]) else { return };
     let checkpoint = job.next_checkpoint().expect("it has a child");
     let tgid = job.tgid().to_string();
     let ended = gpu.run_memwatch(&["--json", "holdings", &tgid]);

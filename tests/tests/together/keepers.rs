@@ -2,7 +2,7 @@
 //! reading alone and by tracing.
 
 use memwatch_tests::places::PlacesWatch;
-use memwatch_tests::{Allocator, Gpu, Outcome, Shape, TorchJob};
+use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator, TorchJob};
 use serde_json::Value;
 
 /// Kinds of retainers in `keepers.py`, and the path that leads to the tensors of each.
@@ -30,7 +30,7 @@ fn path(keeper: &Value) -> &str {
     keeper["kept_by"].as_str().or_else(|| keeper["name"].as_str()).unwrap_or_default()
 }
 
-fn parsed(ended: &Outcome) -> Value {
+fn parsed(ended: &CommandOutcome) -> Value {
     serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error} in {ended:?}"))
 }
 
@@ -42,7 +42,7 @@ fn growing(report: &Value) -> Vec<&str> {
 
 /// Watches an idle job without probes while something happens to it. Returns the reported reason
 /// for which the readings ended.
-pub(crate) fn end_of_readings(gpu: &Gpu, job: &mut TorchJob, happens: impl FnOnce(&mut TorchJob)) -> String {
+pub(crate) fn end_of_readings(gpu: &SimulatedGpu, job: &mut TorchJob, happens: impl FnOnce(&mut TorchJob)) -> String {
     let tgid = job.tgid().to_string();
     let words = ["leak", "--json", "--read-only", "--interval", "100ms", "--duration", "10m", &tgid];
     let watch = PlacesWatch::of(gpu.memwatch(&words));
@@ -55,8 +55,8 @@ pub(crate) fn end_of_readings(gpu: &Gpu, job: &mut TorchJob, happens: impl FnOnc
 
 #[test]
 fn all_kinds_of_leaks_are_found_with_the_path_that_keeps_them() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["keepers.py", "--hold"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &["keepers.py", "--hold"]) else { return };
     assert_eq!(job.next_checkpoint().expect("it holds")["label"], "begun");
     let tgid = job.tgid().to_string();
     let traced = PlacesWatch::of(gpu.memwatch(&["--no-agent", "leak", "--json", "--duration", "10m", "--pid", &tgid]));

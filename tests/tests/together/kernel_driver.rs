@@ -3,31 +3,33 @@
 
 use std::path::{Path, PathBuf};
 
-use memwatch_tests::requests::{self, ALLOC, CONTROL, DUP, FREE, HOST_MEMORY, MAP, PINNED_MEMORY, Request, UNMAP_PART};
+use memwatch_tests::requests::{
+    self, ALLOC, CONTROL, DUP, FREE, HOST_MEMORY, LoggedRequest, MAP, PINNED_MEMORY, UNMAP_PART,
+};
 use memwatch_tests::scenarios::{PROLOGUE, SCENARIOS};
-use memwatch_tests::{CONTEXT_BYTES, Gpu, MIB, Shape, Workload};
+use memwatch_tests::{CONTEXT_BYTES, MIB, PrologueShape, SimulatedGpu, SimulatedWorkload};
 
 /// Creates a machine that writes its requests to a journal.
-fn machine() -> Option<(Gpu, PathBuf)> {
-    let gpu = Gpu::new(Shape::Cmp)?;
+fn machine() -> Option<(SimulatedGpu, PathBuf)> {
+    let gpu = SimulatedGpu::new(PrologueShape::Cmp)?;
     let journal = gpu.directory().join("requests");
     let path = journal.display().to_string();
     Some((gpu.with("GPUSIM_RM_LOG", &path), journal))
 }
 
-fn used_bytes(gpu: &Gpu, workload: &Workload) -> u64 {
+fn used_bytes(gpu: &SimulatedGpu, workload: &SimulatedWorkload) -> u64 {
     let entry = gpu.ledger().process(workload.tgid()).expect("the workload is in the simulator's ledger");
     entry.devices.iter().map(|device| device.used_bytes).sum()
 }
 
 /// Returns the requests of one process.
-fn requests_of(journal: &Path, workload: &Workload) -> Vec<Request> {
+fn requests_of(journal: &Path, workload: &SimulatedWorkload) -> Vec<LoggedRequest> {
     let mut all = requests::read(journal);
     all.retain(|request| request.tgid == workload.tgid());
     all
 }
 
-fn assert_sum(gpu: &Gpu, journal: &Path, workload: &Workload, what: &str) {
+fn assert_sum(gpu: &SimulatedGpu, journal: &Path, workload: &SimulatedWorkload, what: &str) {
     let live_bytes = requests::live_bytes(&requests_of(journal, workload));
     assert_eq!(live_bytes, used_bytes(gpu, workload), "{what}");
 }
@@ -55,7 +57,7 @@ const MIXED: &[&str] = &[
     "sync",
 ];
 
-fn assert_sums(gpu: &Gpu, journal: &Path, what: &str) {
+fn assert_sums(gpu: &SimulatedGpu, journal: &Path, what: &str) {
     let mut workload = gpu.workload();
     for command in MIXED {
         workload.ask(command);
@@ -101,7 +103,8 @@ fn it_is_so_in_every_layout_of_requests_and_for_every_way_to_call() {
         let Some((gpu, journal)) = machine() else { return };
         let gpu = gpu.with("GPUSIM_RM", &setting).with_variant(variant);
         assert_sums(&gpu, &journal, &format!("{setting} {variant}"));
-        let made: Vec<Request> = requests::read(&journal).into_iter().filter(Request::is_video_memory).collect();
+        let made: Vec<LoggedRequest> =
+            requests::read(&journal).into_iter().filter(LoggedRequest::is_video_memory).collect();
         let bytes = match setting {
             "515" | "525" => 40,
             "nvos21" => 32,
@@ -258,7 +261,7 @@ fn memory_that_its_exporter_has_no_more_is_charged_to_the_first_importer() {
     for importer in [&mut first, &mut second] {
         importer.run(&["device 0", &format!("ipcopen b {handle}"), &take, "import i g"]);
     }
-    let used = |one: &Workload, other: &Workload| [used_bytes(&gpu, one), used_bytes(&gpu, other)];
+    let used = |one: &SimulatedWorkload, other: &SimulatedWorkload| [used_bytes(&gpu, one), used_bytes(&gpu, other)];
     assert_eq!(used(&first, &second), [CONTEXT_BYTES; 2]);
     exporter.run(&["free a"]);
     assert_eq!(used(&first, &second), [CONTEXT_BYTES + 6 * MIB, CONTEXT_BYTES]);
@@ -283,7 +286,8 @@ fn every_piece_of_video_memory_is_mapped_whole() {
     workload.run(&["device 0", "alloc a 3M", "alloc b 100", "async p 40M", "array t 100 100"]);
     let all = requests_of(&journal, &workload);
     for made in all.iter().filter(|request| request.is_video_memory() && request.is_granted()) {
-        let is_of_it = |map: &&Request| map.number == MAP && (map.client, map.object) == (made.client, made.object);
+        let is_of_it =
+            |map: &&LoggedRequest| map.number == MAP && (map.client, map.object) == (made.client, made.object);
         assert_eq!(all.iter().find(is_of_it).map(|map| map.length), Some(made.granted_bytes), "{made:?}");
     }
 }
@@ -366,7 +370,9 @@ fn without_a_kernel_driver_the_numbers_are_the_same_and_nobody_is_asked() {
     let (mut asking, mut silent) = (gpu.workload(), plain.workload());
     for command in MIXED {
         assert_eq!(asking.ask(command)["result"], silent.ask(command)["result"], "{command}");
-        let of = |gpu: &Gpu, workload: &Workload| gpu.ledger().process(workload.tgid()).expect("it is there").devices;
+        let of = |gpu: &SimulatedGpu, workload: &SimulatedWorkload| {
+            gpu.ledger().process(workload.tgid()).expect("it is there").devices
+        };
         assert_eq!(of(&gpu, &asking), of(&plain, &silent), "{command}");
     }
     assert!(!requests_of(&journal, &asking).is_empty() && requests_of(&journal, &silent).is_empty());
@@ -433,7 +439,7 @@ fn memory_of_two_devices_lies_below_the_device_that_it_is_of() {
     assert_sum(&gpu, &journal, &workload, "two devices");
     let all = requests_of(&journal, &workload);
     let devices: Vec<_> = all.iter().filter(|request| request.number == ALLOC && request.class == 0x80).collect();
-    let under = |device: &Request| {
+    let under = |device: &LoggedRequest| {
         let made = all.iter().filter(|request| request.is_video_memory() && request.parent == device.object);
         made.map(|request| request.granted_bytes).sum::<u64>() - CONTEXT_BYTES
     };

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::Command;
 
-use memwatch_tests::{Allocator, Gpu, Shape, TorchJob};
+use memwatch_tests::{PrologueShape, SimulatedGpu, TorchAllocator, TorchJob};
 use serde_json::Value;
 
 use super::late_books::{compared, run_until};
@@ -15,13 +15,13 @@ use super::late_books::{compared, run_until};
 const TRANSFORMERS: &str = "TRANSFORMERS_PACKAGES";
 
 /// A job at its first checkpoint.
-struct Held {
+struct KindJob {
     what: String,
     job: TorchJob,
     checkpoint: Value,
 }
 
-impl Held {
+impl KindJob {
     fn of(what: String, command: Command) -> Self {
         let mut job = TorchJob::start(command);
         let checkpoint = job.next_checkpoint().expect("it holds something");
@@ -29,7 +29,7 @@ impl Held {
     }
 
     /// Compares the segments and blocks of `memwatch snapshot` with the checkpoint.
-    fn assert_books(&self, gpu: &Gpu) {
+    fn assert_books(&self, gpu: &SimulatedGpu) {
         let tgid = self.job.tgid().to_string();
         let [snapshot, truth] =
             ["kind.pickle", "kind.json"].map(|name| gpu.directory().join(name).display().to_string());
@@ -43,7 +43,7 @@ impl Held {
     }
 
     /// Compares the names of `memwatch holdings` with the names that the job reports afterwards.
-    fn assert_names(&mut self, gpu: &Gpu) {
+    fn assert_names(&mut self, gpu: &SimulatedGpu) {
         let ended = gpu.run_memwatch(&["--json", "holdings", "--pid", &self.job.tgid().to_string()]);
         ended.assert_ended_with(0, &[]);
         let report: Value = serde_json::from_str(&ended.stdout).expect("it prints JSON");
@@ -81,21 +81,21 @@ fn of_block(block: &Value) -> ((u64, &str), BTreeSet<&str>) {
 }
 
 fn are_read_as_they_are(version: &str, kind: &str, settings: &[(&str, PathBuf)]) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut command) = gpu.torch_command(version, Allocator::Native, &["kinds.py", kind]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut command) = gpu.torch_command(version, TorchAllocator::Native, &["kinds.py", kind]) else { return };
     command.envs(settings.iter().map(|(name, value)| (name, value)));
-    let mut held = Held::of(format!("{kind} on {version}"), command);
+    let mut held = KindJob::of(format!("{kind} on {version}"), command);
     held.assert_books(&gpu);
     held.assert_names(&gpu);
 }
 
 fn two_ranks_are_read_as_they_are(version: &str, kind: &str) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_DEVICES", &2);
     let store = gpu.directory().join("store").display().to_string();
     let command = |rank: u32| {
         let words = ["kinds.py", kind, "--store", &store];
-        let mut command = gpu.torch_command(version, Allocator::Native, &words)?;
+        let mut command = gpu.torch_command(version, TorchAllocator::Native, &words)?;
         command.env("RANK", rank.to_string());
         Some(command)
     };
@@ -104,7 +104,7 @@ fn two_ranks_are_read_as_they_are(version: &str, kind: &str) {
     let started: Vec<_> = commands.into_iter().map(TorchJob::start).collect();
     let held = started.into_iter().enumerate().map(|(rank, mut job)| {
         let checkpoint = job.next_checkpoint().expect("it holds something");
-        Held { what: format!("rank {rank} of {kind} on {version}"), job, checkpoint }
+        KindJob { what: format!("rank {rank} of {kind} on {version}"), job, checkpoint }
     });
     let mut held: Vec<_> = held.collect();
     for one in &held {

@@ -3,9 +3,9 @@
 
 use std::process::Command;
 
-use memwatch_tests::report::Report;
+use memwatch_tests::report::ReportLine;
 use memwatch_tests::statistics::{compare_statistics, stats_of};
-use memwatch_tests::{Allocator, Gpu, Outcome, Shape, TorchJob, Watch};
+use memwatch_tests::{CommandOutcome, PrologueShape, RunningWatch, SimulatedGpu, TorchAllocator, TorchJob};
 use serde_json::Value;
 
 /// The states of `late_books.py` that differ most.
@@ -32,7 +32,11 @@ pub(super) fn compared(snapshot: &str, checkpoint: &str) -> Value {
 
 /// Runs a command for a second, and for longer while its outcome is not as expected: on a busy
 /// machine a second may be too short to find PyTorch in a process.
-pub(crate) fn run_until(gpu: &Gpu, words: &[&str], is_there: impl Fn(&Outcome) -> bool) -> Outcome {
+pub(crate) fn run_until(
+    gpu: &SimulatedGpu,
+    words: &[&str],
+    is_there: impl Fn(&CommandOutcome) -> bool,
+) -> CommandOutcome {
     let mut durations = ["1s", "2s", "4s", "8s", "16s"].into_iter();
     loop {
         let duration = durations.next();
@@ -43,8 +47,8 @@ pub(crate) fn run_until(gpu: &Gpu, words: &[&str], is_there: impl Fn(&Outcome) -
     }
 }
 
-fn books_are_pytorchs_own(version: &str, allocator: Allocator, gpus: u32) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+fn books_are_pytorchs_own(version: &str, allocator: TorchAllocator, gpus: u32) {
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_DEVICES", &gpus);
     let Some(mut job) = gpu.torch(version, allocator, &["late_books.py", "--gpus", &gpus.to_string()]) else { return };
     let tgid = job.tgid().to_string();
@@ -56,7 +60,7 @@ fn books_are_pytorchs_own(version: &str, allocator: Allocator, gpus: u32) {
         let words = ["--no-agent", "snapshot", &tgid, "--force", "-o", &snapshot];
         // The job is idle: every reading gives the same result once PyTorch is found within that
         // second.
-        let found = |ended: &Outcome| ended.code == 0 && compared(&snapshot, &truth)["differ"] == 0;
+        let found = |ended: &CommandOutcome| ended.code == 0 && compared(&snapshot, &truth)["differ"] == 0;
         let ended = run_until(&gpu, &words, found);
         ended.assert_ended_with(0, &["is written"]);
         let compared = compared(&snapshot, &truth);
@@ -68,49 +72,49 @@ fn books_are_pytorchs_own(version: &str, allocator: Allocator, gpus: u32) {
 
 #[test]
 fn segments_and_blocks_of_2_6_are_read_as_it_has_them() {
-    books_are_pytorchs_own("2.6", Allocator::Native, 1);
-    books_are_pytorchs_own("2.6", Allocator::Expandable, 1);
+    books_are_pytorchs_own("2.6", TorchAllocator::Native, 1);
+    books_are_pytorchs_own("2.6", TorchAllocator::Expandable, 1);
 }
 
 #[test]
 fn segments_and_blocks_of_2_8_are_read_as_it_has_them() {
-    books_are_pytorchs_own("2.8", Allocator::Native, 1);
-    books_are_pytorchs_own("2.8", Allocator::Expandable, 1);
+    books_are_pytorchs_own("2.8", TorchAllocator::Native, 1);
+    books_are_pytorchs_own("2.8", TorchAllocator::Expandable, 1);
 }
 
 #[test]
 fn segments_and_blocks_of_2_9_2_10_and_2_11_are_read_as_they_have_them() {
     for version in ["2.9", "2.10", "2.11"] {
-        books_are_pytorchs_own(version, Allocator::Native, 1);
+        books_are_pytorchs_own(version, TorchAllocator::Native, 1);
     }
 }
 
 #[test]
 fn segments_and_blocks_of_2_15_are_read_as_it_has_them() {
-    books_are_pytorchs_own("2.15", Allocator::Native, 1);
-    books_are_pytorchs_own("2.15", Allocator::Expandable, 1);
+    books_are_pytorchs_own("2.15", TorchAllocator::Native, 1);
+    books_are_pytorchs_own("2.15", TorchAllocator::Expandable, 1);
 }
 
 #[test]
 fn segments_and_blocks_on_two_gpus_are_read_as_they_are() {
-    books_are_pytorchs_own("2.8", Allocator::Native, 2);
+    books_are_pytorchs_own("2.8", TorchAllocator::Native, 2);
 }
 
 /// Returns the last report of a memwatch that has exited.
-fn last(ended: &Outcome) -> Report {
-    Report::parse(ended.stdout.lines().last().expect("it has reported"))
+fn last(ended: &CommandOutcome) -> ReportLine {
+    ReportLine::parse(ended.stdout.lines().last().expect("it has reported"))
 }
 
 /// `memwatch stats` and `where` of a process that is idle during the whole command.
 #[test]
 fn a_resting_process_says_at_once_what_it_holds() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["late_books.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &["late_books.py"]) else { return };
     let checkpoint = at_state(&mut job, "holes");
     let tgid = job.tgid();
     let named = tgid.to_string();
-    let has_read = |ended: &Outcome| {
-        let report = ended.stdout.lines().last().map(Report::parse);
+    let has_read = |ended: &CommandOutcome| {
+        let report = ended.stdout.lines().last().map(ReportLine::parse);
         report.is_some_and(|report| {
             report.process(tgid).is_some_and(|one| one.0["devices"][0]["counted_from"] == "readout")
         })
@@ -119,14 +123,14 @@ fn a_resting_process_says_at_once_what_it_holds() {
     stats.assert_ended_with(0, &[]);
     let exact = compare_statistics(&last(&stats), &checkpoint, tgid);
     assert!(exact > 100, "{exact} fields of {} are exact", checkpoint["devices"][0]["memory_stats"]);
-    let has_places = |ended: &Outcome| ended.code == 0 && ended.stdout.contains("allocated_bytes");
+    let has_places = |ended: &CommandOutcome| ended.code == 0 && ended.stdout.contains("allocated_bytes");
     let words = ["--no-agent", "--json", "where", "--pid", &named];
     let places = run_until(&gpu, &words, has_places);
     let report = last(&places);
     let device = &report.json()["data"]["processes"][0]["devices"][0];
     assert_eq!(device["allocated_bytes"], checkpoint["devices"][0]["memory_allocated"]);
     assert_eq!(device["unplaced_bytes"], 0, "{device:#}");
-    let is_mapped = |ended: &Outcome| ended.stdout.contains("SEGMENTS");
+    let is_mapped = |ended: &CommandOutcome| ended.stdout.contains("SEGMENTS");
     let fragments = run_until(&gpu, &["--no-agent", "fragment", "--pid", &named], is_mapped);
     assert!(fragments.stdout.contains("torch.cuda.empty_cache() would release 20"), "{fragments:#?}");
     // The rest of the cached memory is in a private pool.
@@ -137,12 +141,12 @@ fn a_resting_process_says_at_once_what_it_holds() {
 /// end.
 #[test]
 fn what_was_read_and_what_comes_after_are_one_ledger() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["late_books.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &["late_books.py"]) else { return };
     at_state(&mut job, "pool");
     let tgid = job.tgid();
     let mut watch = stats_of(&gpu, &[&job]);
-    let read = |report: &Report| {
+    let read = |report: &ReportLine| {
         report.process(tgid).is_some_and(|process| process.0["devices"][0]["counted_from"] == "readout")
     };
     watch.until(read);
@@ -158,14 +162,14 @@ fn what_was_read_and_what_comes_after_are_one_ledger() {
 /// while they change, and corrected with the events of that time.
 #[test]
 fn blocks_of_a_program_that_never_rests_are_all_known() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["late_books.py", "--training"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &["late_books.py", "--training"]) else { return };
     at_state(&mut job, "training");
     let tgid = job.tgid();
     let mut command = gpu.memwatch(&["--no-agent", "stats"]);
     command.arg("--pid").arg(tgid.to_string());
-    let mut watch = Watch::start(command);
-    let knows_all = |report: &Report| {
+    let mut watch = RunningWatch::start(command);
+    let knows_all = |report: &ReportLine| {
         report.process(tgid).is_some_and(|process| {
             let device = &process.0["devices"][0];
             device["allocated_bytes"].as_u64() > Some(0) && device["known_block_bytes"] == device["allocated_bytes"]
@@ -181,8 +185,8 @@ fn blocks_of_a_program_that_never_rests_are_all_known() {
 
 #[test]
 fn an_allocator_that_keeps_other_books_is_named() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.8", Allocator::Async, &["idle_hold.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", TorchAllocator::Async, &["idle_hold.py"]) else { return };
     job.next_checkpoint().expect("it holds something");
     let sentence = "CudaMallocAsyncAllocator, which keeps other books";
     let words = ["--no-agent", "stats", "--pid", &job.tgid().to_string()];
@@ -194,8 +198,8 @@ fn an_allocator_that_keeps_other_books_is_named() {
 /// freed.
 #[test]
 fn a_program_that_never_rests_has_names_for_what_stands_still() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["late_books.py", "--training"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &["late_books.py", "--training"]) else { return };
     at_state(&mut job, "training");
     let holdings = gpu.run_memwatch(&["--no-agent", "--json", "holdings", "--pid", &job.tgid().to_string()]);
     holdings.assert_ended_with(0, &[]);

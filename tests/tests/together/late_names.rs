@@ -2,22 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape, TorchJob, until};
+use memwatch_tests::{CommandOutcome, PrologueShape, RunningProgram, SimulatedGpu, TorchAllocator, TorchJob, until};
 use serde_json::Value;
 
 use crate::late_books::{at_state, run_until};
 
 /// Bytes by name.
-type Sums = BTreeMap<String, u64>;
+type NamedBytes = BTreeMap<String, u64>;
 
 /// Starts `holdings.py` and waits for its first checkpoint.
-fn held(gpu: &Gpu) -> Option<TorchJob> {
-    let mut job = gpu.torch("2.8", Allocator::Native, &["holdings.py"])?;
+fn held(gpu: &SimulatedGpu) -> Option<TorchJob> {
+    let mut job = gpu.torch("2.8", TorchAllocator::Native, &["holdings.py"])?;
     job.next_checkpoint().expect("it holds something");
     Some(job)
 }
 
-fn parsed(ended: &Outcome) -> Value {
+fn parsed(ended: &CommandOutcome) -> Value {
     serde_json::from_str(ended.stdout.lines().last().expect("it has reported")).expect("it prints JSON")
 }
 
@@ -39,10 +39,10 @@ fn text(row: &Value, field: &str) -> String {
 }
 
 /// Returns the live bytes that `holdings` reports, by class and pattern or by module.
-fn by_holdings(gpu: &Gpu, job: &TorchJob, by: &str) -> Sums {
+fn by_holdings(gpu: &SimulatedGpu, job: &TorchJob, by: &str) -> NamedBytes {
     let tgid = job.tgid().to_string();
     let ended = gpu.run_memwatch(&["--json", "holdings", &tgid, "--by", by, "--top", "1000"]);
-    let mut sums = Sums::new();
+    let mut sums = NamedBytes::new();
     for group in rows(&parsed(&ended)["data"]["processes"][0], "groups") {
         let what = if by == "module" {
             text(group, "name")
@@ -55,20 +55,20 @@ fn by_holdings(gpu: &Gpu, job: &TorchJob, by: &str) -> Sums {
 }
 
 /// Runs `where` until it has read the names.
-fn places(gpu: &Gpu, job: &TorchJob, by: &str) -> Value {
+fn places(gpu: &SimulatedGpu, job: &TorchJob, by: &str) -> Value {
     let tgid = job.tgid().to_string();
     let words = ["--no-agent", "--json", "where", "--pid", &tgid, "--by", by, "--top", "1000"];
     let is_named =
-        |ended: &Outcome| ended.code == 0 && ended.stdout.contains("parameter") | ended.stdout.contains("query");
+        |ended: &CommandOutcome| ended.code == 0 && ended.stdout.contains("parameter") | ended.stdout.contains("query");
     parsed(&run_until(gpu, &words, is_named))
 }
 
 #[test]
 fn lines_and_modules_of_older_memory_are_those_of_who_holds_it() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(job) = held(&gpu) else { return };
     let report = places(&gpu, &job, "line");
-    let mut sums = Sums::new();
+    let mut sums = NamedBytes::new();
     for site in rows(device(&report), "sites") {
         assert_eq!(site["kind"], "preexisting", "the process rests: {site:#}");
         let held = &site["held"];
@@ -76,7 +76,7 @@ fn lines_and_modules_of_older_memory_are_those_of_who_holds_it() {
     }
     assert_eq!(sums, by_holdings(&gpu, &job, "name"));
     let report = places(&gpu, &job, "module");
-    let modules: Sums = rows(device(&report), "layers")
+    let modules: NamedBytes = rows(device(&report), "layers")
         .filter(|layer| layer["kind"] == "module")
         .inspect(|layer| assert_eq!(layer["model"], "Net"))
         .map(|layer| (text(layer, "name"), bytes(layer, "allocated_bytes")))
@@ -91,12 +91,13 @@ fn lines_and_modules_of_older_memory_are_those_of_who_holds_it() {
 /// own viewer, and in a replay.
 #[test]
 fn a_recording_that_began_late_has_what_was_there_before() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["late_books.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &["late_books.py"]) else { return };
     at_state(&mut job, "pool");
     let tgid = job.tgid().to_string();
     let [file, pickle] = ["late.mwr", "late.pickle"].map(|name| gpu.directory().join(name).display().to_string());
-    let mut recorder = Program::start(gpu.memwatch(&["record", "--tensors=layers", "--pid", &tgid, "-o", &file]));
+    let mut recorder =
+        RunningProgram::start(gpu.memwatch(&["record", "--tensors=layers", "--pid", &tgid, "-o", &file]));
     let holdings = ["--json", "holdings", "--in", &file];
     until("the recording has names", || (gpu.run_memwatch(&holdings).code == 0).then_some(()));
     job.go_on();

@@ -2,9 +2,9 @@
 //! is not reported.
 
 use memwatch_tests::places::PlacesWatch;
-use memwatch_tests::report::Report;
+use memwatch_tests::report::ReportLine;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape};
+use memwatch_tests::{CommandOutcome, PrologueShape, RunningProgram, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
 
 /// Returns the number of the workload's line that ends with this comment.
@@ -54,9 +54,9 @@ fn assert_reported(report: &Value) {
 
 #[test]
 fn a_tensor_kept_each_step_is_found_by_its_line_and_a_cache_is_not_taken_for_it() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let words = ["keeps_tensors.py", "--seconds", "20"];
-    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let recorder =
         PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
@@ -68,10 +68,10 @@ fn a_tensor_kept_each_step_is_found_by_its_line_and_a_cache_is_not_taken_for_it(
     let live = watch.interrupt_with(3);
     assert_reported(&live);
     recorder.interrupt();
-    let reading = |words: &[&str]| Outcome::of(gpu.memwatch(&[words, &["--in", &file]].concat()));
+    let reading = |words: &[&str]| CommandOutcome::of(gpu.memwatch(&[words, &["--in", &file]].concat()));
     let replayed = reading(&["leak", "--json"]);
     replayed.assert_ended_with(0, &[]);
-    assert_reported(Report::parse(&replayed.stdout).json());
+    assert_reported(ReportLine::parse(&replayed.stdout).json());
     let text = reading(&["leak", "--fail-on", "slow"]);
     text.assert_ended_with(3, &[]);
     let leaking = format!("keeps_tensors.py:{} Trainer.step", line_of("leak"));
@@ -82,20 +82,21 @@ fn a_tensor_kept_each_step_is_found_by_its_line_and_a_cache_is_not_taken_for_it(
 
 #[test]
 fn memory_of_the_driver_that_grows_is_found_without_pytorch() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut job = gpu.workload();
     job.run(&["device 0", "alloc held 268435456"]);
     let (tgid, file) = (job.tgid_word(), gpu.directory().join("job.mwr").display().to_string());
-    let mut recorder = Program::start(gpu.memwatch(&["record", "--tensors=layers", "--pid", &tgid, "-o", &file]));
+    let mut recorder =
+        RunningProgram::start(gpu.memwatch(&["record", "--tensors=layers", "--pid", &tgid, "-o", &file]));
     for number in 0..28 {
         job.run(&[&format!("alloc grown{number} 8388608"), "alloc passing 67108864", "free passing"]);
         std::thread::sleep(std::time::Duration::from_millis(500));
     }
     recorder.signal(libc::SIGINT);
     assert_eq!(recorder.end(), 0);
-    let outcome = Outcome::of(gpu.memwatch(&["leak", "--json", "--in", &file]));
+    let outcome = CommandOutcome::of(gpu.memwatch(&["leak", "--json", "--in", &file]));
     outcome.assert_ended_with(0, &[]);
-    let report = Report::parse(&outcome.stdout);
+    let report = ReportLine::parse(&outcome.stdout);
     let findings = &report.json()["data"]["processes"][0]["findings"];
     assert_eq!((&findings[0]["verdict"], &findings[0]["level"]), (&"leak".into(), &"driver".into()), "{findings:#}");
     assert_eq!(

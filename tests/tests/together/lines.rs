@@ -4,14 +4,14 @@
 use std::path::Path;
 use std::process::Command;
 
-use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Shape};
+use memwatch_tests::{CommandOutcome, MIB, PrologueShape, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
 
 const PIECE_BYTES: u64 = 64 * MIB;
 
 /// Creates a folder with links to the packages installed for the command's Python. Its path does
 /// not look like one of packages.
-fn packages(gpu: &Gpu, command: &Command) -> String {
+fn packages(gpu: &SimulatedGpu, command: &Command) -> String {
     let folder = gpu.directory().join("own_packages");
     std::fs::create_dir_all(&folder).expect("the folder is made");
     let library = Path::new(command.get_program()).ancestors().nth(2).expect("bin/python").join("lib");
@@ -24,8 +24,8 @@ fn packages(gpu: &Gpu, command: &Command) -> String {
     folder.display().to_string()
 }
 
-fn data(gpu: &Gpu, words: &[&str]) -> Value {
-    let outcome = Outcome::of(gpu.memwatch(&[words, &["--json"]].concat()));
+fn data(gpu: &SimulatedGpu, words: &[&str]) -> Value {
+    let outcome = CommandOutcome::of(gpu.memwatch(&[words, &["--json"]].concat()));
     outcome.assert_ended_with(0, &[]);
     serde_json::from_str::<Value>(&outcome.stdout).expect("JSON")["data"].clone()
 }
@@ -47,12 +47,12 @@ fn lines(report: &Value) -> Vec<(String, Option<String>)> {
 
 #[test]
 fn packages_in_any_folder_stand_behind_the_line_of_the_program() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch_command("2.15", Allocator::Native, &["lines.py", "--packages"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch_command("2.15", TorchAllocator::Native, &["lines.py", "--packages"]) else { return };
     let packages = packages(&gpu, &job);
     job.arg(&packages);
     let file = gpu.directory().join("job.mwr").display().to_string();
-    let outcome = Outcome::of(gpu.memwatch_run(&["-o", &file], &job));
+    let outcome = CommandOutcome::of(gpu.memwatch_run(&["-o", &file], &job));
     outcome.assert_ended_with(0, &[]);
     let begin = outcome.stdout.find("{\"label\": \"held\"").expect("its checkpoint");
     let mut checkpoints = serde_json::Deserializer::from_str(&outcome.stdout[begin..]).into_iter::<Value>();
@@ -68,16 +68,16 @@ fn packages_in_any_folder_stand_behind_the_line_of_the_program() {
         assert_eq!(called, library, "{found:?}");
     }
     assert_eq!(found.len(), 4, "{found:?}");
-    let text = Outcome::of(gpu.memwatch(&["where", "--in", &file]));
+    let text = CommandOutcome::of(gpu.memwatch(&["where", "--in", &file]));
     assert!(text.stdout.contains(&format!("{} in ", number(0))) && text.stdout.contains("__init__.py"), "{text:#?}");
     // If the package is the program, its innermost line that passes nothing on is the call site.
     let mut job = Command::new(job.get_program());
-    let plain = gpu.torch_command("2.15", Allocator::Native, &["lines.py"]).expect("it was there before");
+    let plain = gpu.torch_command("2.15", TorchAllocator::Native, &["lines.py"]).expect("it was there before");
     job.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let workloads = Path::new(plain.get_args().next().expect("the script")).parent().expect("its folder");
     job.env("PYTHONPATH", std::env::join_paths([Path::new(&packages), workloads]).expect("no colons"));
     job.args(["-m", "shelf"]);
-    let outcome = Outcome::of(gpu.memwatch_run(&["--force", "-o", &file], &job));
+    let outcome = CommandOutcome::of(gpu.memwatch_run(&["--force", "-o", &file], &job));
     outcome.assert_ended_with(0, &[]);
     let found = lines(&data(&gpu, &["where", "--in", &file]));
     let places: Vec<_> = found.iter().filter_map(|(line, _)| line.rsplit_once(' ')).collect();

@@ -3,15 +3,15 @@
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, Shape, TorchJob};
+use memwatch_tests::{PrologueShape, SimulatedGpu, TorchAllocator, TorchJob};
 use serde_json::Value;
 
 /// Returns the result of comparing memwatch's frames with PyTorch's own.
 fn compared(version: &str) -> Option<Value> {
-    let gpu = Gpu::new(Shape::Cmp)?;
+    let gpu = SimulatedGpu::new(PrologueShape::Cmp)?;
     let file = |name: &str| gpu.directory().join(name).display().to_string();
     let (ours, truth) = (file("ours.pickle"), file("truth.pickle"));
-    let mut command = gpu.torch_command(version, Allocator::Native, &["native_truth.py", &truth, "--hold"])?;
+    let mut command = gpu.torch_command(version, TorchAllocator::Native, &["native_truth.py", &truth, "--hold"])?;
     // With this setting PyTorch records the address of every frame, without lines and without names
     // of unexported functions.
     command.env("TORCH_SYMBOLIZE_MODE", "dladdr");
@@ -25,7 +25,7 @@ fn compared(version: &str) -> Option<Value> {
         job.go_on();
     }
     watch.stop();
-    let mut reader = gpu.torch_command(version, Allocator::Native, &["same_frames.py", &ours, &truth])?;
+    let mut reader = gpu.torch_command(version, TorchAllocator::Native, &["same_frames.py", &ours, &truth])?;
     let stated = reader.output().expect("Python starts");
     assert!(stated.status.success(), "{}", String::from_utf8_lossy(&stated.stderr));
     Some(serde_json::from_slice(&stated.stdout).expect("a line of JSON"))
@@ -56,10 +56,10 @@ fn native_frames_are_all_that_pytorch_2_15_records() {
 /// graph that requests them.
 #[test]
 fn a_thread_without_python_has_a_site() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let truth = gpu.directory().join("truth.pickle").display().to_string();
     let words = ["native_truth.py", &truth];
-    let Some(mut job) = held_job(&gpu, "2.8", Allocator::Native, &words) else { return };
+    let Some(mut job) = held_job(&gpu, "2.8", TorchAllocator::Native, &words) else { return };
     let watch = PlacesWatch::start(&gpu, "sites", &[&job]);
     job.go_on();
     while job.next_checkpoint().is_some_and(|checkpoint| checkpoint["label"] != "held") {

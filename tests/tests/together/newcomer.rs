@@ -6,56 +6,60 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// A question, the command, and parts of its answer.
-struct Task {
+struct NewcomerTask {
     question: &'static str,
     words: &'static [&'static str],
     answer: &'static [&'static str],
 }
 
 /// `{recordings}` and `{out}` stand for folders.
-const TASKS: [Task; 10] = [
-    Task {
+const TASKS: [NewcomerTask; 10] = [
+    NewcomerTask {
         question: "who holds GPU 0",
         words: &["ps", "--gpu", "0", "--in", "{recordings}/hf.mwr"],
         answer: &["GPU 0  NVIDIA H100", "COMMAND", "python"],
     },
-    Task {
+    NewcomerTask {
         question: "which line holds it",
         words: &["where", "--in", "{recordings}/sim.mwr"],
         answer: &["ranked AT PEAK", "LINE", ".py:"],
     },
-    Task {
+    NewcomerTask {
         question: "which modules hold it",
         words: &["where", "--by", "module", "--in", "{recordings}/hf.mwr"],
         answer: &["MODULE", "BACKWARD"],
     },
-    Task {
+    NewcomerTask {
         question: "why did it fail",
         words: &["oom", "--in", "{recordings}/oom.mwr"],
         answer: &["CUDA OUT OF MEMORY  ", "requested", "cause"],
     },
-    Task { question: "does it leak", words: &["leak", "--in", "{recordings}/hf.mwr"], answer: &["leaking", "steady"] },
-    Task {
+    NewcomerTask {
+        question: "does it leak",
+        words: &["leak", "--in", "{recordings}/hf.mwr"],
+        answer: &["leaking", "steady"],
+    },
+    NewcomerTask {
         question: "what does PyTorch itself count",
         words: &["stats", "--in", "{recordings}/hf.mwr"],
         answer: &["Allocated memory", "GPU reserved memory", "PEAK"],
     },
-    Task {
+    NewcomerTask {
         question: "is memory cached that it cannot use",
         words: &["fragment", "--in", "{recordings}/hf.mwr"],
         answer: &["INACTIVE SPLIT", "FRAGMENTATION"],
     },
-    Task {
+    NewcomerTask {
         question: "what is in a recording",
         words: &["report", "{recordings}/hf.mwr"],
         answer: &["peak allocated", "at peak"],
     },
-    Task {
+    NewcomerTask {
         question: "record, then compare",
         words: &["diff", "{recordings}/hf.mwr", "{recordings}/compile.mwr"],
         answer: &["PEAK"],
     },
-    Task {
+    NewcomerTask {
         question: "draw it",
         words: &["flamegraph", "--in", "{recordings}/hf.mwr", "-o", "{out}/flame.html"],
         answer: &["is written: ", "in use at the peak"],
@@ -76,7 +80,7 @@ fn ten_tasks_of_a_newcomer_take_one_command_each_that_the_help_names() {
     let out = tempfile::tempdir().expect("a folder");
     let Some(help) = memwatch(&["--help".to_owned()]) else { return };
     let help = String::from_utf8(help.stdout).expect("it is text");
-    for Task { question, words, answer } in TASKS {
+    for NewcomerTask { question, words, answer } in TASKS {
         let listed = format!("\n  {:<12}", words[0]);
         assert!(help.contains(&listed), "{question}: {help}");
         let folder = |word: &&str| {

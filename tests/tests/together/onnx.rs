@@ -1,7 +1,7 @@
 //! ONNX Runtime's arena: memwatch's numbers equal those of its own `AllocatorGetStats`, from before
 //! its first chunk and with late attach.
 
-use memwatch_tests::{Gpu, Outcome, Shape, TorchJob};
+use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchJob};
 use serde_json::Value;
 
 /// Fields by memwatch's name and by ONNX Runtime's.
@@ -35,7 +35,7 @@ fn agrees(report: &Value, checkpoint: &Value, fields: &[(&str, &str)]) -> bool {
 
 #[test]
 fn from_before_its_first_chunk_an_arena_has_onnx_runtimes_numbers_at_every_checkpoint_and_its_weights() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.onnx_command(&["onnx_job.py", "--early"]) else { return };
     let mut job = TorchJob::start(command);
     assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");
@@ -57,7 +57,7 @@ fn from_before_its_first_chunk_an_arena_has_onnx_runtimes_numbers_at_every_check
 #[test]
 fn memory_outside_its_regions_is_an_arenas_from_the_start_and_attached_late() {
     for words in [&["onnx_job.py", "--reserve", "--early"][..], &["onnx_job.py", "--reserve"]] {
-        let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+        let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
         let Some(command) = gpu.onnx_command(words) else { return };
         let mut job = TorchJob::start(command);
         let mut checkpoint = job.next_checkpoint().expect("the first checkpoint");
@@ -84,7 +84,7 @@ fn memory_outside_its_regions_is_an_arenas_from_the_start_and_attached_late() {
 
 #[test]
 fn attached_late_an_arena_has_onnx_runtimes_numbers_at_every_checkpoint() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.onnx_command(&["onnx_job.py"]) else { return };
     let mut job = TorchJob::start(command);
     let first = job.next_checkpoint().expect("the first checkpoint");
@@ -106,10 +106,10 @@ fn attached_late_an_arena_has_onnx_runtimes_numbers_at_every_checkpoint() {
 
 #[test]
 fn a_process_is_listed_with_its_framework() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.onnx_command(&["onnx_job.py"]) else { return };
     let mut job = TorchJob::start(command);
     job.next_checkpoint().expect("the first checkpoint");
-    let listed = Outcome::of(gpu.memwatch(&["--no-agent", "ps"]));
+    let listed = CommandOutcome::of(gpu.memwatch(&["--no-agent", "ps"]));
     assert!(listed.stdout.contains("FRAMEWORK") && listed.stdout.contains(" onnxruntime "), "{}", listed.stdout);
 }

@@ -2,13 +2,13 @@
 //! its recording.
 
 use memwatch_tests::places::PlacesWatch;
-use memwatch_tests::report::Report;
+use memwatch_tests::report::ReportLine;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Shape};
+use memwatch_tests::{CommandOutcome, MIB, PrologueShape, SimulatedGpu, TorchAllocator};
 use serde_json::{Value, json};
 
-fn in_recording(gpu: &Gpu, words: &[&str], file: &str) -> Outcome {
-    Outcome::of(gpu.memwatch(&[words, &["--in", file]].concat()))
+fn in_recording(gpu: &SimulatedGpu, words: &[&str], file: &str) -> CommandOutcome {
+    CommandOutcome::of(gpu.memwatch(&[words, &["--in", file]].concat()))
 }
 
 /// Returns the only failure of a report.
@@ -20,9 +20,9 @@ fn failure(report: &Value) -> &Value {
 
 #[test]
 fn memory_in_pieces_is_reported_as_the_cause_with_how_to_find_the_setting_that_helps() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
-    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &["fragments.py"]) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &["fragments.py"]) else { return };
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let recorder =
         PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
@@ -37,7 +37,7 @@ fn memory_in_pieces_is_reported_as_the_cause_with_how_to_find_the_setting_that_h
     let replayed = in_recording(&gpu, &["oom", "--json"], &file);
     replayed.assert_ended_with(0, &[]);
     let stated = &pieces["devices"][0]["memory_stats"];
-    for report in [&live, Report::parse(&replayed.stdout).json()] {
+    for report in [&live, ReportLine::parse(&replayed.stdout).json()] {
         assert_eq!(report["data"]["causes"][0]["kind"], "fragmentation", "{report:#}");
         let failure = failure(report);
         assert_eq!(
@@ -63,10 +63,10 @@ fn memory_in_pieces_is_reported_as_the_cause_with_how_to_find_the_setting_that_h
 
 #[test]
 fn memory_that_pytorch_was_refused_and_got_when_it_tried_again_is_listed_and_is_no_failure() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     // The context makes 17 requests; the failing one is for the second segment.
     let gpu = gpu.with("GPUSIM_RM_FAIL", &"status51:19");
-    let Some(mut job) = held_job(&gpu, "2.8", Allocator::Native, &["idle_hold.py"]) else { return };
+    let Some(mut job) = held_job(&gpu, "2.8", TorchAllocator::Native, &["idle_hold.py"]) else { return };
     let tgid = job.tgid();
     let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid.to_string()];
     let watch = PlacesWatch::of(gpu.memwatch(&oom));

@@ -2,10 +2,10 @@
 //! cycles, masters of optimizers, buckets of DDP. Also of a program that moves the references to
 //! its tensors during the reading.
 
-use memwatch_tests::{Allocator, Gpu, Shape, TorchJob};
+use memwatch_tests::{PrologueShape, SimulatedGpu, TorchAllocator, TorchJob};
 use serde_json::Value;
 
-fn report(gpu: &Gpu, job: &TorchJob, words: &[&str]) -> Value {
+fn report(gpu: &SimulatedGpu, job: &TorchJob, words: &[&str]) -> Value {
     let tgid = job.tgid().to_string();
     let all = [&["--json", "holdings", "--pid", &tgid, "--top", "100"], words].concat();
     let ended = gpu.run_memwatch(&all);
@@ -23,7 +23,7 @@ fn block_at<'v>(process: &'v Value, address: &Value) -> &'v Value {
     blocks.find(|block| block["address"] == *address).unwrap_or_else(|| panic!("no block is at {address}"))
 }
 
-fn assert_owners_at_rest(gpu: &Gpu, job: &TorchJob, checkpoint: &Value) {
+fn assert_owners_at_rest(gpu: &SimulatedGpu, job: &TorchJob, checkpoint: &Value) {
     let process = report(gpu, job, &[]);
     assert_eq!(process["dropped_names"], 0);
     for expected in checkpoint["expected"].as_array().expect("rows") {
@@ -57,8 +57,8 @@ fn assert_owners_at_rest(gpu: &Gpu, job: &TorchJob, checkpoint: &Value) {
 
 #[test]
 fn owners_that_are_no_plain_variable_are_named_at_rest_and_while_they_move() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["owners.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &["owners.py"]) else { return };
     let checkpoint = job.next_checkpoint().expect("it holds something");
     assert_owners_at_rest(&gpu, &job, &checkpoint);
     job.go_on();

@@ -2,13 +2,13 @@
 //! real packages are probed by the same rows as the libraries used in their place.
 
 use memwatch_tests::pools::{CUPY, RMM, job, pools, rows};
-use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, Outcome, Shape, TorchJob};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchJob};
 use serde_json::{Value, json};
 
 #[test]
 fn attached_late_rapids_pools_have_the_blocks_since_then_and_no_number_of_all() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = job(&gpu, RMM, "late") else { return };
     job.next_checkpoint().expect("the library");
     job.go_on();
@@ -27,13 +27,13 @@ fn attached_late_rapids_pools_have_the_blocks_since_then_and_no_number_of_all() 
         assert_eq!((&pool["exact"], &pool["older_unknown"]), (&json!(false), &json!(true)));
     }
     drop(watch);
-    let shown = Outcome::of(gpu.memwatch(&["--no-agent", "ps"]));
+    let shown = CommandOutcome::of(gpu.memwatch(&["--no-agent", "ps"]));
     assert!(shown.stdout.contains(" rmm "), "{}", shown.stdout);
 }
 
 #[test]
 fn attached_late_cupys_pool_says_itself_what_is_in_use() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = job(&gpu, CUPY, "late") else { return };
     job.next_checkpoint().expect("the library");
     job.go_on();
@@ -63,17 +63,17 @@ fn attached_late_cupys_pool_says_itself_what_is_in_use() {
 
 #[test]
 fn the_files_of_the_packages_have_the_functions_and_the_layout_that_these_libraries_stand_for() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.pools_command(&["pools_files.py"]) else { return };
     let mut job = TorchJob::start(command);
     job.next_checkpoint().expect("both files are mapped");
     let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
     let frameworks =
-        |report: &Report| report.process(job.tgid()).map(|process| process.0["pools"]["frameworks"].clone());
+        |report: &ReportLine| report.process(job.tgid()).map(|process| process.0["pools"]["frameworks"].clone());
     watch.until(|report| frameworks(report) == Some(json!(["rmm", "cupy"])));
     job.go_on();
     let checkpoint = job.next_checkpoint().expect("RAPIDS' own functions were called");
-    let found = |report: &Report| pools(report, job.tgid());
+    let found = |report: &ReportLine| pools(report, job.tgid());
     let report = watch.until(|report| {
         rows(&found(report), &["kind", "known_bytes"]) == rows(&checkpoint["pools"], &["kind", "known_bytes"])
     });

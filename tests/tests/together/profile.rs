@@ -2,9 +2,9 @@
 //! PyTorch's.
 
 use memwatch_tests::places::PlacesWatch;
-use memwatch_tests::report::Report;
+use memwatch_tests::report::ReportLine;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
+use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
 
 /// Returns the first process's row on its GPU.
@@ -25,9 +25,9 @@ fn assert_near(one: u64, other: u64, what: &str) {
 
 #[test]
 fn a_watch_and_its_recording_agree_and_peaks_are_all_that_pytorch_reports() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let words = ["keeps_tensors.py", "--seconds", "8"];
-    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let recorder =
         PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
@@ -41,9 +41,9 @@ fn a_watch_and_its_recording_agree_and_peaks_are_all_that_pytorch_reports() {
     // machine's load.
     let [since, until] = ["begin_time", "end_time"].map(|key| live["data"][key].as_str().expect("a time").to_owned());
     let in_the_same_time = ["profile", "--json", "-i", "100ms", "--in", &file, "--since", &since, "--until", &until];
-    let replayed = Outcome::of(gpu.memwatch(&in_the_same_time));
+    let replayed = CommandOutcome::of(gpu.memwatch(&in_the_same_time));
     replayed.assert_ended_with(0, &[]);
-    let replayed = Report::parse(&replayed.stdout).json().clone();
+    let replayed = ReportLine::parse(&replayed.stdout).json().clone();
     let statistics = &trained["devices"][0]["memory_stats"];
     for report in [&live, &replayed] {
         let row = row(report);
@@ -66,13 +66,13 @@ fn a_watch_and_its_recording_agree_and_peaks_are_all_that_pytorch_reports() {
 
 #[test]
 fn memory_older_than_the_watch_is_reported_by_nvml_alone_and_pytorch_is_absent() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut job = gpu.workload();
     job.run(&["device 0", "alloc held 268435456"]);
     let words = ["--no-agent", "profile", "--json", "-d", "3s", "-i", "200ms", "--pid", &job.tgid_word()];
-    let outcome = Outcome::of(gpu.memwatch(&words));
+    let outcome = CommandOutcome::of(gpu.memwatch(&words));
     outcome.assert_ended_with(0, &[]);
-    let report = Report::parse(&outcome.stdout).json().clone();
+    let report = ReportLine::parse(&outcome.stdout).json().clone();
     let used = &report["data"]["gpus"][0]["used"];
     assert!(used["current_bytes"].as_u64() >= Some(268_435_456), "{used}");
     assert_eq!(used["peak_bytes"], Value::Null, "NVML is only read now and then");
@@ -82,20 +82,20 @@ fn memory_older_than_the_watch_is_reported_by_nvml_alone_and_pytorch_is_absent()
     assert!(row["used"]["p50_bytes"].as_u64() >= Some(268_435_456), "{row:#}");
     let (allocated, fragmentation) = (&row["allocated"], &row["fragmentation"]);
     assert_eq!((allocated, fragmentation), (&Value::Null, &Value::Null), "PyTorch is not there");
-    let text = Outcome::of(gpu.memwatch(&["--no-agent", "profile", "-d", "1s", "--pid", &job.tgid_word()]));
+    let text = CommandOutcome::of(gpu.memwatch(&["--no-agent", "profile", "-d", "1s", "--pid", &job.tgid_word()]));
     text.assert_ended_with(0, &[]);
     assert!(text.stdout.contains("used (NVML)") && text.stdout.contains("used on average"), "{}", text.stdout);
 }
 
 #[test]
 fn a_monitor_has_what_every_detector_has_to_say() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut job = gpu.workload();
     job.run(&["device 0", "alloc held 268435456"]);
     let words = ["--no-agent", "monitor", "--all", "--json", "-d", "2s", "--pid", &job.tgid_word()];
-    let outcome = Outcome::of(gpu.memwatch(&words));
+    let outcome = CommandOutcome::of(gpu.memwatch(&words));
     outcome.assert_ended_with(0, &[]);
-    let report = Report::parse(&outcome.stdout).json().clone();
+    let report = ReportLine::parse(&outcome.stdout).json().clone();
     assert!(report["data"]["oom"]["failures"].is_array(), "{report:#}");
     assert!(report["data"]["leak"]["processes"].is_array(), "{report:#}");
     let forecast = &report["data"]["forecast"]["gpus"][0];
@@ -104,6 +104,6 @@ fn a_monitor_has_what_every_detector_has_to_say() {
     assert_eq!(report["data"]["fragment"]["devices"], serde_json::json!([]), "without PyTorch: {report:#}");
     assert!(report["data"]["churn"]["kinds"].is_array(), "{report:#}");
     assert!(report["data"]["profile"]["gpus"][0]["used"]["current_bytes"].as_u64() >= Some(268_435_456), "{report:#}");
-    let refused = Outcome::of(gpu.memwatch(&["monitor", "--only", "nothing", "--pid", &job.tgid_word()]));
+    let refused = CommandOutcome::of(gpu.memwatch(&["monitor", "--only", "nothing", "--pid", &job.tgid_word()]));
     refused.assert_ended_with(2, &["there is forecast, oom, leak, profile, fragment, churn"]);
 }

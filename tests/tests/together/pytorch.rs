@@ -1,12 +1,12 @@
 //! Real, unmodified PyTorch on the simulated GPU: at every checkpoint memwatch's numbers equal
 //! PyTorch's to the byte.
 
-use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, Shape, Watch};
+use memwatch_tests::{CONTEXT_BYTES, PrologueShape, RunningWatch, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
 
 /// Runs a script to its end while the whole machine is watched, and compares at every checkpoint.
-fn compare(version: &str, allocator: Allocator, words: &[&str]) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+fn compare(version: &str, allocator: TorchAllocator, words: &[&str]) {
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let Some(mut job) = gpu.torch(version, allocator, words) else { return };
     let mut checkpoints = 0;
@@ -22,7 +22,7 @@ fn compare(version: &str, allocator: Allocator, words: &[&str]) {
     assert!(process.is_exact() && end.is_complete());
 }
 
-fn compare_checkpoint(gpu: &Gpu, watch: &mut Watch, allocator: Allocator, checkpoint: &Value) {
+fn compare_checkpoint(gpu: &SimulatedGpu, watch: &mut RunningWatch, allocator: TorchAllocator, checkpoint: &Value) {
     let tgid = u32::try_from(checkpoint["pid"].as_u64().expect("a checkpoint says who it is")).expect("a pid");
     let stated =
         |field: &str| checkpoint["devices"][0][field].as_u64().unwrap_or_else(|| panic!("{field}: {checkpoint}"));
@@ -30,8 +30,10 @@ fn compare_checkpoint(gpu: &Gpu, watch: &mut Watch, allocator: Allocator, checkp
     let process = report.process(tgid).unwrap_or_else(|| panic!("not reported at {checkpoint}: {report:#?}"));
     let on_gpu = process.only_gpu();
     let (live, peak) = match allocator {
-        Allocator::Native | Allocator::Expandable => (stated("memory_reserved"), stated("max_memory_reserved")),
-        Allocator::Async => (stated("memory_allocated"), stated("max_memory_allocated")),
+        TorchAllocator::Native | TorchAllocator::Expandable => {
+            (stated("memory_reserved"), stated("max_memory_reserved"))
+        }
+        TorchAllocator::Async => (stated("memory_allocated"), stated("max_memory_allocated")),
     };
     assert_eq!(on_gpu.number("driver_allocated_bytes"), live, "live at {checkpoint}");
     assert_eq!(on_gpu.number("peak_bytes"), peak, "peak at {checkpoint}");
@@ -47,7 +49,7 @@ macro_rules! script_matches_memwatch {
     ($($name:ident: $version:literal, $allocator:ident, $words:expr;)*) => {$(
         #[test]
         fn $name() {
-            compare($version, Allocator::$allocator, &$words);
+            compare($version, TorchAllocator::$allocator, &$words);
         }
     )*};
 }

@@ -7,23 +7,25 @@ use std::process::Command;
 use std::time::Instant;
 
 use memwatch_tests::mounts::SmallDisk;
-use memwatch_tests::report::{Report, as_recorded};
+use memwatch_tests::report::{ReportLine, as_recorded};
 use memwatch_tests::statistics::{compare_statistics, held_job};
-use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Program, Shape, TIMEOUT, Workload};
+use memwatch_tests::{
+    CommandOutcome, MIB, PrologueShape, RunningProgram, SimulatedGpu, SimulatedWorkload, TIMEOUT, TorchAllocator,
+};
 use serde_json::Value;
 
 /// A running recorder.
 struct Recorder {
-    program: Program,
+    program: RunningProgram,
     file: PathBuf,
 }
 
 impl Recorder {
-    fn start(gpu: &Gpu, tgid: u32, file: PathBuf, more: &[&str]) -> Self {
+    fn start(gpu: &SimulatedGpu, tgid: u32, file: PathBuf, more: &[&str]) -> Self {
         let (tgid, path) = (tgid.to_string(), file.display().to_string());
         let mut command = gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &path]);
         command.args(more);
-        Self { program: Program::start(command), file }
+        Self { program: RunningProgram::start(command), file }
     }
 
     /// Interrupts the recorder and returns its last line.
@@ -35,14 +37,14 @@ impl Recorder {
     }
 
     /// Reads the recording, while it is written, until its report fulfils a condition.
-    fn until(&self, gpu: &Gpu, holds: impl Fn(&Report) -> bool) -> Report {
+    fn until(&self, gpu: &SimulatedGpu, holds: impl Fn(&ReportLine) -> bool) -> ReportLine {
         let begin = Instant::now();
         let mut last = None;
         while begin.elapsed() < TIMEOUT {
             // The file does not exist at first, and then has no header yet.
             let outcome = reading(gpu, &["report", "--json"], &self.file);
             if outcome.code == 0 {
-                let report = Report::parse(&outcome.stdout);
+                let report = ReportLine::parse(&outcome.stdout);
                 if holds(&report) {
                     return report;
                 }
@@ -55,23 +57,23 @@ impl Recorder {
 }
 
 /// Runs a command on a recording.
-fn reading(gpu: &Gpu, words: &[&str], file: &Path) -> Outcome {
+fn reading(gpu: &SimulatedGpu, words: &[&str], file: &Path) -> CommandOutcome {
     let mut command = Command::new(gpu.memwatch(&[]).get_program());
     command.args(words).arg(file);
-    Outcome::of(command)
+    CommandOutcome::of(command)
 }
 
-fn live_bytes(report: &Report, tgid: u32) -> Option<u64> {
+fn live_bytes(report: &ReportLine, tgid: u32) -> Option<u64> {
     report.process(tgid)?.0["gpus"][0]["driver_allocated_bytes"].as_u64()
 }
 
-fn recorder(gpu: &Gpu, job: &Workload, more: &[&str]) -> Recorder {
+fn recorder(gpu: &SimulatedGpu, job: &SimulatedWorkload, more: &[&str]) -> Recorder {
     Recorder::start(gpu, job.tgid(), gpu.directory().join("job.mwr"), more)
 }
 
 #[test]
 fn a_recording_says_to_the_byte_what_its_recorder_stated() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut job = gpu.workload();
     job.run(&["device 0"]);
     let recorder = recorder(&gpu, &job, &[]);
@@ -85,13 +87,13 @@ fn a_recording_says_to_the_byte_what_its_recorder_stated() {
     replayed.assert_ended_with(0, &[]);
     assert_eq!(as_recorded(&replayed.stdout), stated);
     assert!(replayed.stderr.is_empty(), "{}", replayed.stderr);
-    let report = Report::parse(&stated);
+    let report = ReportLine::parse(&stated);
     assert_eq!(report.json()["schema"], "memwatch.report/2");
     assert_eq!(report.json()["data"]["recording"]["ending"], "whole");
     assert_eq!(report.process(job.tgid()).expect("it is in it").0["failures"][0]["error"], "out of memory");
     // The other commands give the same result.
     let listed = reading(&gpu, &["ps", "--json", "--in"], &file);
-    assert_eq!(Report::parse(&listed.stdout).json()["data"]["processes"], report.json()["data"]["processes"]);
+    assert_eq!(ReportLine::parse(&listed.stdout).json()["data"]["processes"], report.json()["data"]["processes"]);
     let text = reading(&gpu, &["report"], &file);
     text.assert_ended_with(0, &[]);
     assert!(text.stdout.contains("stopped as requested") && text.stdout.contains("4.0 MiB"), "{}", text.stdout);
@@ -99,7 +101,7 @@ fn a_recording_says_to_the_byte_what_its_recorder_stated() {
 
 #[test]
 fn what_a_killed_recorder_had_written_is_read() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut job = gpu.workload();
     job.run(&["device 0"]);
     let recorder = recorder(&gpu, &job, &[]);
@@ -111,14 +113,14 @@ fn what_a_killed_recorder_had_written_is_read() {
     assert_eq!(program.end(), -1, "a signal has ended it");
     let replayed = reading(&gpu, &["report", "--json"], &file);
     replayed.assert_ended_with(0, &["has no end: its recorder was killed"]);
-    let report = Report::parse(&replayed.stdout);
+    let report = ReportLine::parse(&replayed.stdout);
     assert_eq!((live_bytes(&report, job.tgid()), report.is_complete()), (Some(7 * MIB), true));
     assert_eq!(report.json()["data"]["recording"]["ending"], "cut");
 }
 
 #[test]
 fn a_full_disk_ends_the_recording_and_leaves_what_fits() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(disk) = SmallDisk::mount(&gpu.directory().join("disk"), "64k") else { return };
     let mut job = gpu.workload();
     job.run(&["device 0"]);
@@ -132,18 +134,18 @@ fn a_full_disk_ends_the_recording_and_leaves_what_fits() {
     assert_eq!(recorder.program.end(), 1, "{stated}");
     let replayed = reading(&gpu, &["report", "--json"], &recorder.file);
     replayed.assert_ended_with(0, &["has no end"]);
-    assert_eq!(live_bytes(&Report::parse(&replayed.stdout), job.tgid()), Some(5 * MIB));
+    assert_eq!(live_bytes(&ReportLine::parse(&replayed.stdout), job.tgid()), Some(5 * MIB));
 }
 
 #[test]
 fn a_recording_with_a_limit_ends_below_it() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut job = gpu.workload();
     job.run(&["device 0"]);
     let mut recorder = recorder(&gpu, &job, &["--max-size", "64K"]);
     recorder.until(&gpu, |report| report.process(job.tgid()).is_some());
     job.run(&["churn 2 100000 4096"]);
-    let stated = Report::parse(&recorder.program.next_line().expect("it says what it has"));
+    let stated = ReportLine::parse(&recorder.program.next_line().expect("it says what it has"));
     assert_eq!(recorder.program.end(), 0);
     assert_eq!(stated.json()["data"]["recording"]["stopped"], "limit");
     let length = std::fs::metadata(&recorder.file).expect("the file is there").len();
@@ -153,12 +155,12 @@ fn a_recording_with_a_limit_ends_below_it() {
     );
     let replayed = reading(&gpu, &["report", "--json"], &recorder.file);
     replayed.assert_ended_with(0, &[]);
-    assert_eq!(Report::parse(&replayed.stdout).json()["data"]["recording"]["stopped"], "limit");
+    assert_eq!(ReportLine::parse(&replayed.stdout).json()["data"]["recording"]["stopped"], "limit");
 }
 
 #[test]
 fn a_program_is_recorded_from_its_first_allocation_and_keeps_its_exit_code() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let file = gpu.directory().join("job.mwr");
     let path = file.display().to_string();
     let script = gpu.directory().join("script");
@@ -166,36 +168,36 @@ fn a_program_is_recorded_from_its_first_allocation_and_keeps_its_exit_code() {
     let mut job = Command::new("sh");
     gpu.apply(&mut job);
     job.args(["-c", "exec \"$0\" < \"$1\""]).arg(gpu.workload_program()).arg(script);
-    let outcome = Outcome::of(gpu.memwatch_run(&["-o", &path], &job));
+    let outcome = CommandOutcome::of(gpu.memwatch_run(&["-o", &path], &job));
     outcome.assert_ended_with(7, &["job.mwr is written"]);
     let replayed = reading(&gpu, &["report", "--json"], &file);
-    let report = Report::parse(&replayed.stdout);
+    let report = ReportLine::parse(&replayed.stdout);
     let process = &report.json()["data"]["processes"][0];
     assert_eq!((&process["gpus"][0]["peak_bytes"], &process["from_start"]), (&(2 * MIB).into(), &true.into()));
     assert_eq!(report.json()["data"]["recording"]["stopped"], "nobody_left");
     assert_eq!(std::fs::metadata(&file).expect("it is there").mode() & 0o777, 0o600, "it has what root saw");
     // The file is not replaced without `--force`: the program is not even started.
-    let again = Outcome::of(gpu.memwatch_run(&["-o", &path], &job));
+    let again = CommandOutcome::of(gpu.memwatch_run(&["-o", &path], &job));
     again.assert_ended_with(125, &["is there already", "--force"]);
 }
 
 #[test]
 fn standard_output_takes_a_recording_and_no_file_gets_its_name() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let directory = gpu.directory();
     let in_shell = |line: &str, words: &[&str]| {
         let memwatch = gpu.memwatch(words);
         let mut shell = Command::new("sh");
         shell.args(["-c", line]).arg(memwatch.get_program()).args(memwatch.get_args()).current_dir(directory);
         shell.envs(memwatch.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        Outcome::of(shell)
+        CommandOutcome::of(shell)
     };
     for name in ["-", "/dev/stdout"] {
         let piped = in_shell("\"$0\" \"$@\" | cat > piped.mwr", &["record", "-d", "1s", "-o", name]);
         piped.assert_ended_with(0, &["recording into standard output", "the recording is written to standard output"]);
         let replayed = reading(&gpu, &["report", "--json"], &directory.join("piped.mwr"));
         replayed.assert_ended_with(0, &[]);
-        assert_eq!(Report::parse(&replayed.stdout).json()["data"]["recording"]["stopped"], "asked");
+        assert_eq!(ReportLine::parse(&replayed.stdout).json()["data"]["recording"]["stopped"], "asked");
     }
     let refused = |words: &[&str]| in_shell("\"$0\" \"$@\" | cat", words);
     refused(&["record", "--json", "-o", "-"]).assert_ended_with(0, &["cannot both go to standard output", "-o FILE"]);
@@ -209,7 +211,7 @@ fn standard_output_takes_a_recording_and_no_file_gets_its_name() {
 
 #[test]
 fn what_is_no_recording_or_not_in_it_is_stated_with_the_way_out() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let text = gpu.directory().join("notes.txt");
     std::fs::write(&text, "no recording").expect("the directory is ours");
     reading(&gpu, &["report"], &text).assert_ended_with(1, &["notes.txt: it is no recording of memwatch's"]);
@@ -228,11 +230,12 @@ fn what_is_no_recording_or_not_in_it_is_stated_with_the_way_out() {
 
 #[test]
 fn a_training_is_distinguished_from_its_recording_as_the_program_itself_reports_it() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let words = ["transformer.py", "--steps", "3", "--layers", "2", "--dim", "128"];
-    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };
     let recorder = Recorder::start(&gpu, job.tgid(), gpu.directory().join("job.mwr"), &[]);
-    let is_seen = |report: &Report| report.process(job.tgid()).is_some_and(|process| !process.0["tensor"].is_null());
+    let is_seen =
+        |report: &ReportLine| report.process(job.tgid()).is_some_and(|process| !process.0["tensor"].is_null());
     recorder.until(&gpu, is_seen);
     let mut last = Value::Null;
     job.go_on();
@@ -253,7 +256,7 @@ fn a_training_is_distinguished_from_its_recording_as_the_program_itself_reports_
     assert_eq!(as_recorded(&reading(&gpu, &["report", "--json"], &file).stdout), spoken);
     let statistics = reading(&gpu, &["stats", "--json", "--in"], &file);
     statistics.assert_ended_with(0, &[]);
-    let exact = compare_statistics(&Report::parse(&statistics.stdout), &last, job.tgid());
+    let exact = compare_statistics(&ReportLine::parse(&statistics.stdout), &last, job.tgid());
     assert!(exact > 50, "{exact} fields are exact");
     for list in ["sites", "stages", "layers"] {
         let report = reading(&gpu, &[list, "--json", "--in"], &file);
@@ -267,8 +270,8 @@ fn a_training_is_distinguished_from_its_recording_as_the_program_itself_reports_
     let path = pickle.display().to_string();
     let mut writing = gpu.memwatch(&["snapshot", "-o", &path, "--in"]);
     writing.arg(&file);
-    Outcome::of(writing).assert_ended_with(0, &["snapshot.pickle is written"]);
-    let reader = gpu.torch_command("2.15", Allocator::Native, &["read_snapshot.py", &path, "transformer.py"]);
+    CommandOutcome::of(writing).assert_ended_with(0, &["snapshot.pickle is written"]);
+    let reader = gpu.torch_command("2.15", TorchAllocator::Native, &["read_snapshot.py", &path, "transformer.py"]);
     let read = reader.expect("it was there just now").output().expect("Python starts");
     assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
 }

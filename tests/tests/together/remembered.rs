@@ -4,11 +4,11 @@
 use std::fs;
 use std::path::PathBuf;
 
-use memwatch_tests::report::Report;
-use memwatch_tests::{Allocator, Gpu, Shape, Watch};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{PrologueShape, RunningWatch, SimulatedGpu, TorchAllocator};
 
 /// Returns the cached files with their contents.
-fn kept(gpu: &Gpu) -> Vec<(PathBuf, Vec<u8>)> {
+fn kept(gpu: &SimulatedGpu) -> Vec<(PathBuf, Vec<u8>)> {
     let Ok(entries) = fs::read_dir(gpu.directory().join("symbols")) else { return Vec::new() };
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("it can be read").path()).collect();
     files.sort();
@@ -17,18 +17,18 @@ fn kept(gpu: &Gpu) -> Vec<(PathBuf, Vec<u8>)> {
 
 #[test]
 fn a_second_watch_of_a_build_traces_what_the_first_did_whatever_is_kept_of_it() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["two_lines.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.15", TorchAllocator::Native, &["two_lines.py"]) else { return };
     job.next_checkpoint().expect("it has begun");
     job.go_on();
     let tgid = job.tgid();
-    let has_lines = |report: &Report| {
+    let has_lines = |report: &ReportLine| {
         let process = report.process(tgid);
         process.is_some_and(|process| process.0["tensor"]["places"][0]["sites"].as_array().map_or(0, Vec::len) >= 2)
     };
     let watch = || {
         let words = ["--no-agent", "--tensors=layers", "--pid", &tgid.to_string()];
-        Watch::start(gpu.memwatch(&words)).until(has_lines);
+        RunningWatch::start(gpu.memwatch(&words)).until(has_lines);
         kept(&gpu)
     };
     let first = watch();

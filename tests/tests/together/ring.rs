@@ -6,29 +6,29 @@ use std::process::Command;
 use std::time::Duration;
 
 use memwatch_tests::mounts::SmallDisk;
-use memwatch_tests::report::{Report, as_recorded};
-use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape, until};
+use memwatch_tests::report::{ReportLine, as_recorded};
+use memwatch_tests::{CommandOutcome, PrologueShape, RunningProgram, SimulatedGpu, TorchAllocator, until};
 use serde_json::Value;
 
 const LIMIT: u64 = 1 << 20;
 const NEWEST: [&str; 4] = ["--max-size", "1M", "--keep", "newest"];
 
-fn record(gpu: &Gpu, job: &Program, file: &Path, more: &[&str]) -> Program {
+fn record(gpu: &SimulatedGpu, job: &RunningProgram, file: &Path, more: &[&str]) -> RunningProgram {
     let (tgid, path) = (job.tgid().to_string(), file.display().to_string());
     let mut command = gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &path]);
     command.args(more);
-    Program::start(command)
+    RunningProgram::start(command)
 }
 
-fn asked(gpu: &Gpu, words: &[&str], file: &Path) -> Outcome {
+fn asked(gpu: &SimulatedGpu, words: &[&str], file: &Path) -> CommandOutcome {
     let mut command = Command::new(gpu.memwatch(&[]).get_program());
     command.args(words).arg(file);
-    Outcome::of(command)
+    CommandOutcome::of(command)
 }
 
 /// Starts a program that becomes `job`, with these commands as its input, once a file named `go`
 /// exists.
-fn held(gpu: &Gpu, job: &Command, orders: &str) -> Program {
+fn held(gpu: &SimulatedGpu, job: &Command, orders: &str) -> RunningProgram {
     let (input, go) = (gpu.directory().join("orders"), gpu.directory().join("go"));
     std::fs::write(&input, orders).expect("the directory is ours");
     let mut command = Command::new("sh");
@@ -36,10 +36,10 @@ fn held(gpu: &Gpu, job: &Command, orders: &str) -> Program {
     command.envs(job.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.args(["-c", "while [ ! -e \"$0\" ]; do sleep 0.05; done; input=$1; shift; exec \"$@\" < \"$input\""]);
     command.arg(go).arg(input).arg(job.get_program()).args(job.get_args());
-    Program::start(command)
+    RunningProgram::start(command)
 }
 
-fn let_go(gpu: &Gpu) {
+fn let_go(gpu: &SimulatedGpu) {
     std::fs::write(gpu.directory().join("go"), "").expect("the directory is ours");
 }
 
@@ -51,10 +51,10 @@ fn lengths(file: &Path) -> [u64; 2] {
 }
 
 /// Waits until the recorder has seen the program.
-fn until_seen(gpu: &Gpu, job: &Program, file: &Path) {
+fn until_seen(gpu: &SimulatedGpu, job: &RunningProgram, file: &Path) {
     until("the program", || {
         let outcome = asked(gpu, &["report", "--json"], file);
-        (outcome.code == 0 && Report::parse(&outcome.stdout).process(job.tgid()).is_some()).then_some(())
+        (outcome.code == 0 && ReportLine::parse(&outcome.stdout).process(job.tgid()).is_some()).then_some(())
     });
 }
 
@@ -71,7 +71,7 @@ fn sums(value: &Value, path: &str, found: &mut Vec<String>) {
     }
 }
 
-fn sums_of(gpu: &Gpu, command: &str, file: &Path) -> Vec<String> {
+fn sums_of(gpu: &SimulatedGpu, command: &str, file: &Path) -> Vec<String> {
     let outcome = asked(gpu, &[command, "--json", "--in"], file);
     outcome.assert_ended_with(0, &[]);
     let report: Value = serde_json::from_str(&outcome.stdout).expect("it is JSON");
@@ -86,8 +86,8 @@ fn sums_of(gpu: &Gpu, command: &str, file: &Path) -> Vec<String> {
 
 #[test]
 fn a_training_of_which_the_newest_is_kept_has_the_sums_of_all_of_it_and_never_more_than_its_room() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(job) = gpu.torch_command("2.15", Allocator::Native, &["busy_step.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(job) = gpu.torch_command("2.15", TorchAllocator::Native, &["busy_step.py"]) else { return };
     let mut job = held(&gpu, &job, "run 700\n");
     let [all, newest] = ["all.mwr", "newest.mwr"].map(|name| gpu.directory().join(name));
     let mut recorders = [record(&gpu, &job, &all, &[]), record(&gpu, &job, &newest, &NEWEST)];
@@ -115,7 +115,7 @@ fn a_training_of_which_the_newest_is_kept_has_the_sums_of_all_of_it_and_never_mo
     // The other recording is longer than the limit, however full the newest is when the job ends.
     assert!(lengths(&all)[0] > LIMIT + LIMIT / 2, "{} against {length}", lengths(&all)[0]);
     assert_eq!(as_recorded(&asked(&gpu, &["report", "--json"], &newest).stdout), words[1]);
-    let report = Report::parse(&words[1]);
+    let report = ReportLine::parse(&words[1]);
     assert!(report.is_complete(), "{report:#?}");
     assert!(report.json()["data"]["recording"]["events_since"].is_string(), "{report:#?}");
     for command in ["ps", "stats", "sites", "stages"] {
@@ -131,20 +131,20 @@ fn a_training_of_which_the_newest_is_kept_has_the_sums_of_all_of_it_and_never_mo
     let earlier = asked(&gpu, &["sites", "--json", "--until", "1500ms", "--in"], &all);
     earlier.assert_ended_with(0, &[]);
     let steps =
-        |text: &str| Report::parse(text).json()["data"]["processes"][0]["devices"][0]["total"]["frees"].as_u64();
+        |text: &str| ReportLine::parse(text).json()["data"]["processes"][0]["devices"][0]["total"]["frees"].as_u64();
     let whole = asked(&gpu, &["sites", "--json", "--in"], &all);
     assert!(steps(&earlier.stdout) <= steps(&whole.stdout), "{} {}", earlier.stdout, whole.stdout);
 }
 
 /// Starts a program that uses only the driver and allocates and frees without end.
-fn churning(gpu: &Gpu) -> Program {
+fn churning(gpu: &SimulatedGpu) -> RunningProgram {
     let job = Command::new(gpu.workload_program());
     held(gpu, &job, "device 0\nchurn 2 200000000 4096\n")
 }
 
 #[test]
 fn a_recorder_that_is_killed_at_any_moment_leaves_what_can_be_read() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut job = churning(&gpu);
     let_go(&gpu);
     let file = gpu.directory().join("job.mwr");
@@ -160,7 +160,7 @@ fn a_recorder_that_is_killed_at_any_moment_leaves_what_can_be_read() {
         assert!(length + copy <= LIMIT, "{length} and {copy}");
         let replayed = asked(&gpu, &["report", "--json"], &file);
         replayed.assert_ended_with(0, &["has no end: its recorder was killed"]);
-        let report = Report::parse(&replayed.stdout);
+        let report = ReportLine::parse(&replayed.stdout);
         assert_eq!(report.json()["data"]["recording"]["ending"], "cut");
         let process = report.process(job.tgid()).expect("it is in it");
         assert!(process.0["gpus"][0]["kinds"]["device"]["total_bytes"].as_u64() > Some(0), "{process:?}");
@@ -171,7 +171,7 @@ fn a_recorder_that_is_killed_at_any_moment_leaves_what_can_be_read() {
 
 #[test]
 fn a_full_disk_ends_it_and_what_was_there_is_read() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(disk) = SmallDisk::mount(&gpu.directory().join("disk"), "2m") else { return };
     let mut job = churning(&gpu);
     let file: PathBuf = disk.path().join("job.mwr");
@@ -184,16 +184,17 @@ fn a_full_disk_ends_it_and_what_was_there_is_read() {
     assert_eq!(lengths(&file)[1], 0, "no copy is left");
     let replayed = asked(&gpu, &["report", "--json"], &file);
     replayed.assert_ended_with(0, &["has no end"]);
-    assert!(Report::parse(&replayed.stdout).process(job.tgid()).is_some());
+    assert!(ReportLine::parse(&replayed.stdout).process(job.tgid()).is_some());
     job.signal(libc::SIGKILL);
     job.end();
 }
 
 #[test]
 fn what_cannot_keep_the_newest_is_stated_before_anything_is_recorded() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let path = gpu.directory().join("job.mwr").display().to_string();
-    let started = |more: &[&str]| Outcome::of(gpu.memwatch(&[&["record", "--keep", "newest", "-o"], more].concat()));
+    let started =
+        |more: &[&str]| CommandOutcome::of(gpu.memwatch(&[&["record", "--keep", "newest", "-o"], more].concat()));
     started(&[&path]).assert_ended_with(2, &["--max-size"]);
     started(&[&path, "--max-size", "64K"]).assert_ended_with(1, &["needs a --max-size of 1M or more"]);
     let nowhere = started(&["/dev/null", "--force", "--max-size", "2M"]);

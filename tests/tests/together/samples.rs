@@ -2,7 +2,7 @@
 //! totals by line are estimates, and exact numbers stay exact.
 
 use memwatch_tests::places::PlacesWatch;
-use memwatch_tests::{Allocator, Gpu, Shape, TorchJob};
+use memwatch_tests::{PrologueShape, SimulatedGpu, TorchAllocator, TorchJob};
 use serde_json::Value;
 
 const KIB: u64 = 1 << 10;
@@ -21,7 +21,7 @@ fn number(value: &Value, key: &str) -> u64 {
 }
 
 /// Runs the workload. Returns the report of `where` on its only device, and PyTorch's own numbers.
-fn watched(gpu: &Gpu, mut job: TorchJob, words: &[&str]) -> (Value, Value) {
+fn watched(gpu: &SimulatedGpu, mut job: TorchJob, words: &[&str]) -> (Value, Value) {
     job.next_checkpoint().expect("it has begun");
     let tgid = job.tgid().to_string();
     let all = [&["--no-agent", "where", "--json", "--duration", "10m", "--pid", &tgid], words].concat();
@@ -35,8 +35,8 @@ fn watched(gpu: &Gpu, mut job: TorchJob, words: &[&str]) -> (Value, Value) {
 
 #[test]
 fn small_blocks_are_sampled_and_the_sums_of_their_lines_are_estimates_with_an_error() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(job) = gpu.torch("2.15", Allocator::Native, &["small_blocks.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(job) = gpu.torch("2.15", TorchAllocator::Native, &["small_blocks.py"]) else { return };
     let (device, allocated) = watched(&gpu, job, &[]);
     let rows = device["sites"].as_array().expect("there are lines").iter();
     let sum: u64 = rows.map(|row| number(row, "allocated_bytes")).sum();
@@ -60,8 +60,8 @@ fn small_blocks_are_sampled_and_the_sums_of_their_lines_are_estimates_with_an_er
 
 #[test]
 fn every_block_has_its_line_where_that_is_asked_for() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(job) = gpu.torch("2.15", Allocator::Native, &["small_blocks.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(job) = gpu.torch("2.15", TorchAllocator::Native, &["small_blocks.py"]) else { return };
     let (device, _) = watched(&gpu, job, &["--stacks=all"]);
     let kib = |name| number(row(&device, name), "allocated_bytes") / KIB;
     assert_eq!([kib("small"), kib("medium"), kib("large")], [40_000 * 4, 400 * 256, 10 * 2048]);
@@ -70,8 +70,8 @@ fn every_block_has_its_line_where_that_is_asked_for() {
 
 #[test]
 fn a_recording_has_the_samples_and_its_table_says_what_is_estimated() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["small_blocks.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.15", TorchAllocator::Native, &["small_blocks.py"]) else { return };
     job.next_checkpoint().expect("it has begun");
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let words = ["--no-agent", "record", "--tensors=sites", "--json", "--pid", &tgid, "-o", &file];

@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use memwatch_tests::places::PlacesWatch;
-use memwatch_tests::report::Report;
+use memwatch_tests::report::ReportLine;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, Outcome, Shape, TorchJob, until};
+use memwatch_tests::{
+    CONTEXT_BYTES, CommandOutcome, MIB, PrologueShape, SimulatedGpu, TorchAllocator, TorchJob, until,
+};
 use serde_json::Value;
 
 /// Largest accepted deviation of a simulation, in thousandths.
@@ -21,7 +23,7 @@ const LIMIT: &str = "per_process_memory_fraction:";
 const RANKS: &str = "RANK=0 \"$@\" & RANK=1 \"$@\" & wait";
 
 /// Returns PyTorch's peak of reserved memory by device.
-fn stated_peaks(outcome: &Outcome) -> BTreeMap<u64, u64> {
+fn stated_peaks(outcome: &CommandOutcome) -> BTreeMap<u64, u64> {
     let mut peaks = BTreeMap::new();
     for checkpoint in outcome.stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
         for device in checkpoint["devices"].as_array().into_iter().flatten() {
@@ -42,15 +44,15 @@ fn with(mut job: Command, setting: &str) -> Command {
 }
 
 /// Returns the devices of a report of `memwatch simulate`.
-fn all_simulated(gpu: &Gpu, file: &str, more: &[&str]) -> Vec<Value> {
+fn all_simulated(gpu: &SimulatedGpu, file: &str, more: &[&str]) -> Vec<Value> {
     let outcome = gpu.run_memwatch(&[&["simulate", "--json", "--in", file], more].concat());
     outcome.assert_ended_with(0, &[]);
-    let report = Report::parse(&outcome.stdout);
+    let report = ReportLine::parse(&outcome.stdout);
     report.json()["data"]["devices"].as_array().expect("a list").clone()
 }
 
 /// Returns the only device of a report of `memwatch simulate`.
-fn simulated(gpu: &Gpu, file: &str, more: &[&str]) -> Value {
+fn simulated(gpu: &SimulatedGpu, file: &str, more: &[&str]) -> Value {
     let devices = all_simulated(gpu, file, more);
     assert_eq!(devices.len(), 1, "{devices:#?}");
     devices.into_iter().next().expect("there is one")
@@ -64,14 +66,14 @@ fn policy<'a>(device: &'a Value, setting: &str) -> &'a Value {
 
 /// Records a script with one setting, runs it with each of the others, and asserts that the
 /// recording predicts the peak of each run.
-fn assert_predicted(gpu: &Gpu, version: &str, words: &[&str], settings: (&str, &[&str])) {
-    assert_job_predicted(gpu, || gpu.torch_command(version, Allocator::Native, words), settings);
+fn assert_predicted(gpu: &SimulatedGpu, version: &str, words: &[&str], settings: (&str, &[&str])) {
+    assert_job_predicted(gpu, || gpu.torch_command(version, TorchAllocator::Native, words), settings);
 }
 
-fn assert_job_predicted(gpu: &Gpu, job: impl Fn() -> Option<Command>, (recorded, others): (&str, &[&str])) {
+fn assert_job_predicted(gpu: &SimulatedGpu, job: impl Fn() -> Option<Command>, (recorded, others): (&str, &[&str])) {
     let Some(first) = job() else { return };
     let file = gpu.directory().join("job.mwr").display().to_string();
-    let own = Outcome::of(gpu.memwatch_run(&["--force", "-o", &file], &with(first, recorded)));
+    let own = CommandOutcome::of(gpu.memwatch_run(&["--force", "-o", &file], &with(first, recorded)));
     own.assert_ended_with(0, &[]);
     let typed: Vec<&str> =
         [&[recorded], others].concat().into_iter().flat_map(|setting| ["--setting", setting]).collect();
@@ -89,7 +91,7 @@ fn assert_job_predicted(gpu: &Gpu, job: impl Fn() -> Option<Command>, (recorded,
         assert_peak(device, recorded, peak);
     }
     for setting in others {
-        let outcome = Outcome::of(with(job().expect("it ran before"), setting));
+        let outcome = CommandOutcome::of(with(job().expect("it ran before"), setting));
         let is_out_of_memory = outcome.stdout.contains("\"out of memory\"");
         assert!(outcome.code == 0 || is_out_of_memory, "{}", outcome.stderr);
         let peaks = stated_peaks(&outcome);
@@ -108,7 +110,7 @@ fn assert_peak(device: &Value, setting: &str, real: u64) {
 
 #[test]
 fn a_transformer_takes_with_other_settings_what_its_recording_says() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &4_096);
     let words = ["transformer.py", "--steps", "4", "--layers", "4", "--dim", "512"];
     let others = [
@@ -122,7 +124,7 @@ fn a_transformer_takes_with_other_settings_what_its_recording_says() {
 
 #[test]
 fn graphs_take_private_pools_with_other_settings_and_a_request_of_a_capture_fails_where_the_cache_cannot_be_emptied() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &4_096);
     // 142 MiB of the 158 MiB that the graphs need.
     let limited = "expandable_segments:True,per_process_memory_fraction:0.034717";
@@ -131,14 +133,14 @@ fn graphs_take_private_pools_with_other_settings_and_a_request_of_a_capture_fail
 
 #[test]
 fn two_ranks_take_with_segments_that_grow_each_what_the_recording_of_both_says() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_DEVICES", &2);
     let ranks = || {
         let store = gpu.directory().join("store");
         // Left behind by the previous run.
         drop(std::fs::remove_file(&store));
         let words = ["two_ranks.py", "fsdp", "--store", &store.display().to_string()];
-        let rank = gpu.torch_command("2.15", Allocator::Native, &words)?;
+        let rank = gpu.torch_command("2.15", TorchAllocator::Native, &words)?;
         let mut both = Command::new("sh");
         both.args(["-c", RANKS, "sh"]).arg(rank.get_program()).args(rank.get_args());
         both.envs(rank.get_envs().filter_map(|(name, value)| Some((name, value?))));
@@ -149,17 +151,17 @@ fn two_ranks_take_with_segments_that_grow_each_what_the_recording_of_both_says()
 
 #[test]
 fn memory_that_comes_and_goes_takes_on_the_older_pytorch_what_a_recording_with_another_setting_says() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     assert_predicted(&gpu, "2.8", &["grow_free.py", "--tensors", "300"], ("expandable_segments:True", &[""]));
 }
 
 #[test]
 fn a_request_that_failed_is_reported_to_fail_with_another_setting_and_to_succeed_with_the_one_with_which_it_does() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
     assert_predicted(&gpu, "2.15", &["fragments.py"], ("", &["expandable_segments:True"]));
     let file = gpu.directory().join("job.mwr").display().to_string();
-    let Some(job) = gpu.torch_command("2.15", Allocator::Native, &["fragments.py"]) else { return };
+    let Some(job) = gpu.torch_command("2.15", TorchAllocator::Native, &["fragments.py"]) else { return };
     let device = simulated(&gpu, &file, &[]);
     let fates = |setting| {
         let policy = policy(&device, setting);
@@ -171,16 +173,16 @@ fn a_request_that_failed_is_reported_to_fail_with_another_setting_and_to_succeed
     let advice = device["advice"][0].as_str().expect("a sentence");
     assert!(advice.contains("roundup_power2_divisions:4 would have had room for 1 request"), "{advice}");
     // The program itself reports a grant for which the device would otherwise have had no memory.
-    let granted = Outcome::of(with(job, "roundup_power2_divisions:4"));
+    let granted = CommandOutcome::of(with(job, "roundup_power2_divisions:4"));
     assert!(granted.stderr.contains("the device gave"), "{} {}", granted.stdout, granted.stderr);
 }
 
 #[test]
 fn on_a_smaller_card_the_context_takes_room_once_a_reading_has_shown_its_size() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
     let file = gpu.directory().join("job.mwr").display().to_string();
-    let Some(job) = gpu.torch_command("2.15", Allocator::Native, &["fragments.py"]) else { return };
+    let Some(job) = gpu.torch_command("2.15", TorchAllocator::Native, &["fragments.py"]) else { return };
     // The program waits at its checkpoints, so that NVML is read while it holds its memory.
     let mut job = TorchJob::start(gpu.memwatch_run(&["-o", &file], &job));
     while job.next_checkpoint().expect("it fills the device")["label"] != "in pieces" {
@@ -208,8 +210,8 @@ fn on_a_smaller_card_the_context_takes_room_once_a_reading_has_shown_its_size() 
 
 #[test]
 fn what_is_older_than_a_watch_is_reported_and_not_guessed() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &["grow_free.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &["grow_free.py"]) else { return };
     job.go_on();
     let grown = job.next_checkpoint().expect("it grows");
     let tgid = job.tgid().to_string();

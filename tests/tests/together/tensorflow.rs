@@ -5,7 +5,7 @@
 //! tests are skipped without it.
 
 use memwatch_tests::places::PlacesWatch;
-use memwatch_tests::{Gpu, MIB, Outcome, Shape, TorchJob};
+use memwatch_tests::{CommandOutcome, MIB, PrologueShape, SimulatedGpu, TorchJob};
 use serde_json::Value;
 
 /// Fields that both report.
@@ -29,7 +29,7 @@ fn agrees(report: &Value, checkpoint: &Value) -> bool {
 
 #[test]
 fn from_before_its_first_chunk_an_arena_has_the_numbers_that_tensorflow_says_at_every_checkpoint() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.tensorflow_command(&["tensorflow_job.py", "--early"]) else { return };
     let mut job = TorchJob::start(command);
     assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");
@@ -51,7 +51,7 @@ fn from_before_its_first_chunk_an_arena_has_the_numbers_that_tensorflow_says_at_
 /// an arena is found at its next event, and then shows its earlier memory too.
 #[test]
 fn attached_late_an_arena_has_the_numbers_that_tensorflow_says_from_its_next_event_on() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.tensorflow_command(&["tensorflow_job.py"]) else { return };
     let mut job = TorchJob::start(command);
     assert_eq!(job.next_checkpoint().expect("it has its arena")["label"], "first");
@@ -71,7 +71,7 @@ fn attached_late_an_arena_has_the_numbers_that_tensorflow_says_from_its_next_eve
 
 #[test]
 fn an_arena_of_tensorflow_that_has_no_room_is_an_out_of_memory_failure_with_its_line() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.tensorflow_command(&["tensorflow_oom.py"]) else { return };
     let mut job = TorchJob::start(command);
     job.next_checkpoint().expect("it has its arena");
@@ -133,7 +133,7 @@ fn names_operators(checkpoint: &Value) -> bool {
 /// Eager operators are named by their kind, and those in a `tf.function` by their node.
 #[test]
 fn operators_have_the_bytes_that_the_program_knows_from_before_its_first_chunk() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.tensorflow_command(&["tensorflow_operators.py", "--early"]) else { return };
     let mut job = TorchJob::start(command);
     let library = job.next_checkpoint().expect("its library is there");
@@ -157,7 +157,7 @@ fn operators_have_the_bytes_that_the_program_knows_from_before_its_first_chunk()
 /// watch.
 #[test]
 fn attached_late_operators_have_what_they_ask_for_from_then_on() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.tensorflow_command(&["tensorflow_operators.py"]) else { return };
     let mut job = TorchJob::start(command);
     let first = job.next_checkpoint().expect("it has its arena");
@@ -183,10 +183,10 @@ fn attached_late_operators_have_what_they_ask_for_from_then_on() {
 
 #[test]
 fn a_recording_of_tensorflow_has_its_operators() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(job) = gpu.tensorflow_command(&["tensorflow_operators.py"]) else { return };
     let recording = gpu.directory().join("operators.mwr").display().to_string();
-    let ended = Outcome::of(gpu.memwatch_run(&["--no-agent", "-o", &recording], &job));
+    let ended = CommandOutcome::of(gpu.memwatch_run(&["--no-agent", "-o", &recording], &job));
     ended.assert_ended_with(0, &["is written"]);
     let last = ended.stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).next_back();
     let last = last.filter(|checkpoint| checkpoint["label"] == "graph").expect("the job has reached its end");

@@ -1,13 +1,13 @@
 //! PyTorch's own statistics, and attribution by code, read from outside real, unmodified PyTorch on
 //! the simulated GPU.
 
-use memwatch_tests::places::{PlacesWatch, Shares, assert_agreement, by_stage, measured, seen};
+use memwatch_tests::places::{AttributedBytes, PlacesWatch, assert_agreement, by_stage, measured, seen};
 use memwatch_tests::statistics::{assert_all_exact, compare_statistics, held_job, stats_of};
-use memwatch_tests::{Allocator, Gpu, Shape, Watch};
+use memwatch_tests::{PrologueShape, RunningWatch, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
 
-fn statistics_are_pytorchs_own(version: &str, allocator: Allocator, words: &[&str]) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+fn statistics_are_pytorchs_own(version: &str, allocator: TorchAllocator, words: &[&str]) {
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = held_job(&gpu, version, allocator, words) else { return };
     let mut watch = stats_of(&gpu, &[&job]);
     job.go_on();
@@ -26,7 +26,7 @@ macro_rules! statistics_are_those_of_memory_stats {
     ($($name:ident: $version:literal, $allocator:ident, $words:expr;)*) => {$(
         #[test]
         fn $name() {
-            statistics_are_pytorchs_own($version, Allocator::$allocator, &$words);
+            statistics_are_pytorchs_own($version, TorchAllocator::$allocator, &$words);
         }
     )*};
 }
@@ -44,9 +44,9 @@ statistics_are_those_of_memory_stats! {
 
 #[test]
 fn statistics_are_pytorchs_own_from_the_attach_on_in_the_middle_of_a_training() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     for version in ["2.15", "2.8"] {
-        let Some(mut job) = gpu.torch(version, Allocator::Native, &TRANSFORMER) else { return };
+        let Some(mut job) = gpu.torch(version, TorchAllocator::Native, &TRANSFORMER) else { return };
         let label = |checkpoint: &Value| checkpoint["label"].as_str().unwrap_or_default().to_owned();
         while job.next_checkpoint().is_some_and(|checkpoint| label(&checkpoint) != "step 1") {
             job.go_on();
@@ -65,10 +65,11 @@ fn statistics_are_pytorchs_own_from_the_attach_on_in_the_middle_of_a_training() 
 
 #[test]
 fn peaks_that_are_reset_with_each_report_are_those_of_its_interval() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &TRANSFORMER) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &TRANSFORMER) else { return };
     let tgid = job.tgid();
-    let mut watch = Watch::start(gpu.memwatch(&["--no-agent", "stats", "--reset-peaks", "--pid", &tgid.to_string()]));
+    let mut watch =
+        RunningWatch::start(gpu.memwatch(&["--no-agent", "stats", "--reset-peaks", "--pid", &tgid.to_string()]));
     watch.until(|report| report.process(tgid).is_some());
     job.go_on();
     let mut step = job.next_checkpoint().expect("a training has steps");
@@ -90,8 +91,8 @@ fn peaks_that_are_reset_with_each_report_are_those_of_its_interval() {
 }
 
 /// Runs a training. Returns its last checkpoint and memwatch's report at that time.
-fn watched_training(gpu: &Gpu, version: &str, list: &str, training: &str) -> Option<(Value, Value)> {
-    let mut job = held_job(gpu, version, Allocator::Native, &["stages_truth.py", training])?;
+fn watched_training(gpu: &SimulatedGpu, version: &str, list: &str, training: &str) -> Option<(Value, Value)> {
+    let mut job = held_job(gpu, version, TorchAllocator::Native, &["stages_truth.py", training])?;
     let watch = PlacesWatch::start(gpu, list, &[&job]);
     job.go_on();
     while let Some(checkpoint) = job.next_checkpoint() {
@@ -106,9 +107,9 @@ fn watched_training(gpu: &Gpu, version: &str, list: &str, training: &str) -> Opt
 }
 
 /// Returns the bytes that hooks in the program measured.
-fn truth(gpu: &Gpu, version: &str, training: &str) -> Option<Shares> {
-    let mut job = gpu.torch(version, Allocator::Native, &["stages_truth.py", training, "--control"])?;
-    let mut shares = Shares::new();
+fn truth(gpu: &SimulatedGpu, version: &str, training: &str) -> Option<AttributedBytes> {
+    let mut job = gpu.torch(version, TorchAllocator::Native, &["stages_truth.py", training, "--control"])?;
+    let mut shares = AttributedBytes::new();
     while let Some(checkpoint) = job.next_checkpoint() {
         shares.extend(measured(&checkpoint["truth"]));
         job.go_on();
@@ -117,7 +118,7 @@ fn truth(gpu: &Gpu, version: &str, training: &str) -> Option<Shares> {
 }
 
 fn places_agree_with_hooks(version: &str, training: &str) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(truth) = truth(&gpu, version, training) else { return };
     let Some((last, report)) = watched_training(&gpu, version, "layers", training) else { return };
     let seen = seen(&report, last["pid"].as_u64().and_then(|tgid| u32::try_from(tgid).ok()).expect("a process id"), 0);
@@ -150,7 +151,7 @@ stages_and_layers_are_those_of_hooks! {
 /// The total of each report equals the allocator's granted bytes.
 #[test]
 fn sites_stages_and_layers_each_add_up_to_what_was_granted() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     for list in ["sites", "stages", "layers"] {
         let Some((last, report)) = watched_training(&gpu, "2.15", list, "transformer") else { return };
         let device = &report["data"]["processes"][0]["devices"][0];
@@ -165,8 +166,10 @@ fn sites_stages_and_layers_each_add_up_to_what_was_granted() {
 
 #[test]
 fn layers_say_what_rounding_wastes_of_each_how_long_they_take_and_what_watching_costs() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &["stages_truth.py", "transformer"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &["stages_truth.py", "transformer"]) else {
+        return;
+    };
     let tgid = job.tgid().to_string();
     let words = ["--no-agent", "layers", "--fragmentation", "--json", "--duration", "10m", "--top", "100000", "--pid"];
     let watch = PlacesWatch::of(gpu.memwatch(&[&words[..], &[&tgid]].concat()));
@@ -194,10 +197,13 @@ fn layers_say_what_rounding_wastes_of_each_how_long_they_take_and_what_watching_
 
 #[test]
 fn the_snapshot_is_read_by_pytorchs_own_tools_and_has_what_its_own_would_have() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) =
-        held_job(&gpu, "2.15", Allocator::Native, &["transformer.py", "--steps", "2", "--layers", "2", "--dim", "128"])
-    else {
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = held_job(
+        &gpu,
+        "2.15",
+        TorchAllocator::Native,
+        &["transformer.py", "--steps", "2", "--layers", "2", "--dim", "128"],
+    ) else {
         return;
     };
     let pickle = gpu.directory().join("snapshot.pickle");
@@ -213,7 +219,8 @@ fn the_snapshot_is_read_by_pytorchs_own_tools_and_has_what_its_own_would_have() 
         job.go_on();
     }
     watch.wait();
-    let Some(mut reader) = gpu.torch_command("2.15", Allocator::Native, &["read_snapshot.py", &path, "transformer.py"])
+    let Some(mut reader) =
+        gpu.torch_command("2.15", TorchAllocator::Native, &["read_snapshot.py", &path, "transformer.py"])
     else {
         return;
     };
@@ -225,13 +232,14 @@ fn the_snapshot_is_read_by_pytorchs_own_tools_and_has_what_its_own_would_have() 
 
 #[test]
 fn the_log_has_a_line_for_each_module_and_stage_of_a_step() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = held_job(&gpu, "2.8", Allocator::Native, &["stages_truth.py", "accumulation", "--steps", "2"])
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) =
+        held_job(&gpu, "2.8", TorchAllocator::Native, &["stages_truth.py", "accumulation", "--steps", "2"])
     else {
         return;
     };
     let (tgid, pattern) = (job.tgid().to_string(), gpu.directory().join("trace_{rank}.log").display().to_string());
-    let mut watch = Watch::start(gpu.memwatch(&["--no-agent", "--pid", &tgid, "--log", &pattern]));
+    let mut watch = RunningWatch::start(gpu.memwatch(&["--no-agent", "--pid", &tgid, "--log", &pattern]));
     watch.until(|report| report.process(job.tgid()).is_some_and(|process| !process.0["tensor"].is_null()));
     // The phases' probes are attached a moment later: their library is large.
     watch.settled();

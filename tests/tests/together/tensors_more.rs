@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use memwatch_tests::places::{PlacesWatch, assert_agreement, by_stage, measured, on_device, seen};
-use memwatch_tests::report::Report;
+use memwatch_tests::report::ReportLine;
 use memwatch_tests::statistics::{assert_all_exact, compare_statistics, held_job, stats_of};
-use memwatch_tests::{Allocator, Gpu, Shape, TorchJob, Watch};
+use memwatch_tests::{PrologueShape, RunningWatch, SimulatedGpu, TorchAllocator, TorchJob};
 use serde_json::Value;
 
 /// Two processes that train one model, each on its own device.
@@ -15,11 +15,11 @@ struct Ranks {
 }
 
 impl Ranks {
-    fn start(gpu: &Gpu, version: &str, kind: &str, option: &str) -> Option<Self> {
+    fn start(gpu: &SimulatedGpu, version: &str, kind: &str, option: &str) -> Option<Self> {
         let store = gpu.directory().join(format!("store{option}")).display().to_string();
         let rank = |rank: &str| {
             let words = ["two_ranks.py", kind, "--store", &store, option];
-            let mut command = gpu.torch_command(version, Allocator::Native, &words)?;
+            let mut command = gpu.torch_command(version, TorchAllocator::Native, &words)?;
             command.env("RANK", rank);
             Some(TorchJob::start(command))
         };
@@ -27,7 +27,7 @@ impl Ranks {
     }
 
     /// Starts both ranks, which wait before their first allocation.
-    fn held(gpu: &Gpu, version: &str, kind: &str) -> Option<Self> {
+    fn held(gpu: &SimulatedGpu, version: &str, kind: &str) -> Option<Self> {
         let mut ranks = Self::start(gpu, version, kind, "--hold")?;
         ranks.next_checkpoints();
         Some(ranks)
@@ -60,8 +60,8 @@ impl Ranks {
     }
 }
 
-fn two_gpus() -> Option<Gpu> {
-    Some(Gpu::new(Shape::Cmp)?.with("GPUSIM_DEVICES", &2))
+fn two_gpus() -> Option<SimulatedGpu> {
+    Some(SimulatedGpu::new(PrologueShape::Cmp)?.with("GPUSIM_DEVICES", &2))
 }
 
 /// Asserts that both ranks' statistics equal PyTorch's at each checkpoint, and that phases and
@@ -114,8 +114,8 @@ fn each_rank_has_a_log_of_its_own() {
     for job in ranks.all() {
         command.arg("--pid").arg(job.tgid().to_string());
     }
-    let mut watch = Watch::start(command);
-    let is_watched = |report: &Report, job: &TorchJob| {
+    let mut watch = RunningWatch::start(command);
+    let is_watched = |report: &ReportLine, job: &TorchJob| {
         report.process(job.tgid()).is_some_and(|process| !process.0["tensor"].is_null())
     };
     watch.until(|report| ranks.all().into_iter().all(|job| is_watched(report, job)));
@@ -136,14 +136,19 @@ fn each_rank_has_a_log_of_its_own() {
 
 /// A script that waits before its first allocation, with a watch of its statistics and one of its
 /// attribution by code.
-struct Script {
+struct WatchedScript {
     job: TorchJob,
-    stats: Watch,
+    stats: RunningWatch,
     places: PlacesWatch,
 }
 
-impl Script {
-    fn start(gpu: &Gpu, (version, allocator): (&str, Allocator), list: &str, words: &[&str]) -> Option<Self> {
+impl WatchedScript {
+    fn start(
+        gpu: &SimulatedGpu,
+        (version, allocator): (&str, TorchAllocator),
+        list: &str,
+        words: &[&str],
+    ) -> Option<Self> {
         let mut job = held_job(gpu, version, allocator, words)?;
         let stats = stats_of(gpu, &[&job]);
         let places = PlacesWatch::start(gpu, list, &[&job]);
@@ -172,7 +177,7 @@ impl Script {
 }
 
 /// Returns the last checkpoint of a control run with hooks.
-fn control(gpu: &Gpu, (version, allocator): (&str, Allocator), words: &[&str]) -> Option<Value> {
+fn control(gpu: &SimulatedGpu, (version, allocator): (&str, TorchAllocator), words: &[&str]) -> Option<Value> {
     let mut job = gpu.torch(version, allocator, &[words, &["--control"]].concat())?;
     loop {
         let checkpoint = job.next_checkpoint().expect("the last checkpoint comes");
@@ -190,9 +195,9 @@ fn tgid(checkpoint: &Value) -> u32 {
 #[test]
 fn two_devices_of_one_process_distinguished() {
     let Some(gpu) = two_gpus() else { return };
-    let how = ("2.15", Allocator::Native);
+    let how = ("2.15", TorchAllocator::Native);
     let Some(truth) = control(&gpu, how, &["two_devices.py"]) else { return };
-    let Some(script) = Script::start(&gpu, how, "layers", &["two_devices.py"]) else { return };
+    let Some(script) = WatchedScript::start(&gpu, how, "layers", &["two_devices.py"]) else { return };
     let (_, last, report) = script.run("trained");
     for (device, truth) in truth["truths"].as_array().expect("one of each device").iter().enumerate() {
         let (truth, seen) = (measured(truth), seen(&report, tgid(&last), device));
@@ -204,8 +209,8 @@ fn two_devices_of_one_process_distinguished() {
 #[test]
 fn threads_on_two_devices_have_statistics_and_lines_of_their_own() {
     let Some(gpu) = two_gpus() else { return };
-    let how = ("2.8", Allocator::Native);
-    let Some(script) = Script::start(&gpu, how, "sites", &["two_gpus.py"]) else { return };
+    let how = ("2.8", TorchAllocator::Native);
+    let Some(script) = WatchedScript::start(&gpu, how, "sites", &["two_gpus.py"]) else { return };
     let (threads, last, report) = script.run("end");
     for device in 0..2 {
         let sites = on_device(&report, tgid(&last), device)["sites"].as_array().expect("a list of sites");
@@ -223,11 +228,11 @@ fn threads_on_two_devices_have_statistics_and_lines_of_their_own() {
 
 #[test]
 fn a_transformer_in_bf16_with_expandable_segments() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let how = ("2.15", Allocator::Expandable);
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let how = ("2.15", TorchAllocator::Expandable);
     let words = ["stages_truth.py", "transformer"];
     let Some(truth) = control(&gpu, how, &words) else { return };
-    let Some(script) = Script::start(&gpu, how, "layers", &words) else { return };
+    let Some(script) = WatchedScript::start(&gpu, how, "layers", &words) else { return };
     let (_, last, report) = script.run("trained");
     let (truth, seen) = (measured(&truth["truth"]), seen(&report, tgid(&last), 0));
     assert_agreement("stages", &by_stage(&truth), &by_stage(&seen));
@@ -237,8 +242,10 @@ fn a_transformer_in_bf16_with_expandable_segments() {
 /// Asserts that allocations during a graph capture are marked, and that the statistics of the
 /// graph's private pool are exact.
 fn graphs_are_seen(version: &str) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(script) = Script::start(&gpu, (version, Allocator::Native), "stages", &["graphs.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(script) = WatchedScript::start(&gpu, (version, TorchAllocator::Native), "stages", &["graphs.py"]) else {
+        return;
+    };
     let (_, last, report) = script.run("trained");
     let stages = &on_device(&report, tgid(&last), 0)["stages"];
     let captured: Vec<&Value> = stages.as_array().into_iter().flatten().filter(|row| row["captured"] == true).collect();
@@ -262,9 +269,9 @@ fn cuda_graphs_on_2_8() {
 /// Asserts that each range that the program names, by `record_function` or NVTX, has the bytes
 /// granted within it.
 fn named_ranges_are_seen(version: &str) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let how = (version, Allocator::Native);
-    let Some(script) = Script::start(&gpu, how, "stages", &["named_ranges.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let how = (version, TorchAllocator::Native);
+    let Some(script) = WatchedScript::start(&gpu, how, "stages", &["named_ranges.py"]) else { return };
     let (_, last, report) = script.run("trained");
     let phases = &on_device(&report, tgid(&last), 0)["phases"];
     let seen: BTreeMap<&str, &Value> = phases

@@ -5,26 +5,26 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use memwatch_tests::readers::python_reader;
-use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
+use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
 
 const STEPS: usize = 3;
 
 /// A recording of a training, and what its program reported at the end.
-struct Recorded {
-    gpu: Gpu,
+struct TimelineRecording {
+    gpu: SimulatedGpu,
     file: PathBuf,
     statistics: Value,
 }
 
-impl Recorded {
+impl TimelineRecording {
     fn training() -> Option<Self> {
         let steps = STEPS.to_string();
         let words = ["transformer.py", "--steps", &steps, "--layers", "2", "--dim", "128"];
-        let gpu = Gpu::new(Shape::Cmp)?;
-        let job = gpu.torch_command("2.15", Allocator::Native, &words)?;
+        let gpu = SimulatedGpu::new(PrologueShape::Cmp)?;
+        let job = gpu.torch_command("2.15", TorchAllocator::Native, &words)?;
         let file = gpu.directory().join("job.mwr");
-        let outcome = Outcome::of(gpu.memwatch_run(&["-o", &file.display().to_string()], &job));
+        let outcome = CommandOutcome::of(gpu.memwatch_run(&["-o", &file.display().to_string()], &job));
         outcome.assert_ended_with(0, &["job.mwr is written"]);
         let last = outcome.stdout.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
         let statistics = last.expect("the job says what it has")["devices"][0]["memory_stats"].clone();
@@ -42,7 +42,7 @@ impl Recorded {
         let output = self.gpu.directory().join(name);
         let mut command = self.command(&["timeline", "-z", "1M"]);
         command.arg("-o").arg(&output);
-        Outcome::of(command).assert_ended_with(0, &["is written"]);
+        CommandOutcome::of(command).assert_ended_with(0, &["is written"]);
         output
     }
 }
@@ -52,18 +52,18 @@ impl Recorded {
 fn read(files: &[PathBuf]) -> Option<Value> {
     let mut reader = python_reader("read_timelines.py")?;
     reader.args(files);
-    let outcome = Outcome::of(reader);
+    let outcome = CommandOutcome::of(reader);
     outcome.assert_ended_with(0, &[]);
     Some(serde_json::from_str(&outcome.stdout).expect("it prints JSON"))
 }
 
 #[test]
 fn tensorboard_shows_the_peaks_that_pytorch_has_counted() {
-    let Some(job) = Recorded::training() else { return };
+    let Some(job) = TimelineRecording::training() else { return };
     let asked = job.gpu.directory().join("asked.tfevents");
     let mut command = job.command(&["export"]);
     command.arg("-o").arg(&asked);
-    Outcome::of(command).assert_ended_with(0, &["asked.tfevents is written"]);
+    CommandOutcome::of(command).assert_ended_with(0, &["asked.tfevents is written"]);
     let written = job.written("job.tfevents");
     assert_eq!(std::fs::read(&asked).expect("a file"), std::fs::read(&written).expect("a file"));
     let Some(seen) = read(&[written]) else { return };
@@ -94,11 +94,11 @@ fn highest(values: &Value) -> Option<u64> {
 
 #[test]
 fn perfetto_and_pandas_find_the_peaks_and_steps_that_pytorch_has_counted() {
-    let Some(job) = Recorded::training() else { return };
+    let Some(job) = TimelineRecording::training() else { return };
     let mut command = job.command(&["export", "-f", "parquet"]);
     let sites = job.gpu.directory().join("sites.parquet");
     command.arg("-o").arg(&sites);
-    Outcome::of(command).assert_ended_with(0, &["sites.parquet is written"]);
+    CommandOutcome::of(command).assert_ended_with(0, &["sites.parquet is written"]);
     let Some(seen) = read(&[job.written("job.pftrace"), job.written("job.parquet"), sites]) else { return };
     let trace = &seen["job.pftrace"];
     assert_eq!(trace["unknown"], 0, "every field is one of Perfetto's");
@@ -129,8 +129,8 @@ fn perfetto_and_pandas_find_the_peaks_and_steps_that_pytorch_has_counted() {
 
 #[test]
 fn large_allocations_have_their_line_and_pictures_their_lines() {
-    let Some(job) = Recorded::training() else { return };
-    let outcome = Outcome::of(job.command(&["timeline", "--json", "-z", "1M", "--points", "50"]));
+    let Some(job) = TimelineRecording::training() else { return };
+    let outcome = CommandOutcome::of(job.command(&["timeline", "--json", "-z", "1M", "--points", "50"]));
     outcome.assert_ended_with(0, &[]);
     let report: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
     assert_eq!(report["schema"], "memwatch.timeline/2");
@@ -150,6 +150,6 @@ fn large_allocations_have_their_line_and_pictures_their_lines() {
     assert!(picture.contains("allocated by PyTorch") && picture.contains("prefers-color-scheme"), "{picture}");
     let page = std::fs::read_to_string(job.written("job.html")).expect("text");
     assert!(page.contains("<h2>What happened</h2>") && !page.contains("src="), "{page}");
-    Outcome::of(job.command(&["timeline", "-o", "job.png"])).assert_ended_with(2, &["-f svg"]);
-    Outcome::of(job.command(&["timeline", "-f", "svg"])).assert_ended_with(2, &["-o FILE"]);
+    CommandOutcome::of(job.command(&["timeline", "-o", "job.png"])).assert_ended_with(2, &["-f svg"]);
+    CommandOutcome::of(job.command(&["timeline", "-f", "svg"])).assert_ended_with(2, &["-o FILE"]);
 }

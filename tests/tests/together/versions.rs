@@ -4,14 +4,14 @@
 //! Python there is an executable with fixed addresses whose heap begins below 4 GiB, and the C
 //! library is newer than that of most machines.
 
-use memwatch_tests::places::{PlacesWatch, Shares, assert_agreement, measured, seen};
+use memwatch_tests::places::{AttributedBytes, PlacesWatch, assert_agreement, measured, seen};
 use memwatch_tests::statistics::{assert_all_exact, compare_statistics, held_job, stats_of};
-use memwatch_tests::{Allocator, Gpu, Shape};
+use memwatch_tests::{PrologueShape, SimulatedGpu, TorchAllocator};
 
 /// Returns the bytes that hooks in the program measured.
-fn truth(gpu: &Gpu, version: &str) -> Option<Shares> {
-    let mut job = gpu.torch(version, Allocator::Native, &["stages_truth.py", "transformer", "--control"])?;
-    let mut shares = Shares::new();
+fn truth(gpu: &SimulatedGpu, version: &str) -> Option<AttributedBytes> {
+    let mut job = gpu.torch(version, TorchAllocator::Native, &["stages_truth.py", "transformer", "--control"])?;
+    let mut shares = AttributedBytes::new();
     while let Some(checkpoint) = job.next_checkpoint() {
         shares.extend(measured(&checkpoint["truth"]));
         job.go_on();
@@ -22,9 +22,11 @@ fn truth(gpu: &Gpu, version: &str) -> Option<Shares> {
 /// Asserts that every statistic at every checkpoint equals PyTorch's, and that all bytes are in the
 /// modules that hooks measured.
 fn training_is_what_it_says(version: &str) {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(truth) = truth(&gpu, version) else { return };
-    let Some(mut job) = held_job(&gpu, version, Allocator::Native, &["stages_truth.py", "transformer"]) else { return };
+    let Some(mut job) = held_job(&gpu, version, TorchAllocator::Native, &["stages_truth.py", "transformer"]) else {
+        return;
+    };
     let (tgid, places) = (job.tgid(), PlacesWatch::start(&gpu, "layers", &[&job]));
     let mut statistics = stats_of(&gpu, &[&job]);
     job.go_on();

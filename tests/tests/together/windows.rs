@@ -1,12 +1,12 @@
 //! A program whose tensors come and go too fast for full tracing is traced in windows, and the
 //! allocations of each line are estimated from them.
 
-use memwatch_tests::report::Report;
-use memwatch_tests::{Allocator, Gpu, Shape, Watch};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{PrologueShape, RunningWatch, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
 
 /// Returns a report's entry on the process's PyTorch.
-fn tensor(report: &Report, tgid: u32) -> &Value {
+fn tensor(report: &ReportLine, tgid: u32) -> &Value {
     report.process(tgid).map_or(&Value::Null, |process| &process.0["tensor"])
 }
 
@@ -18,7 +18,7 @@ fn line_of(name: &str) -> u64 {
 }
 
 /// Returns the estimated bytes that a line has allocated, and the standard error.
-fn estimate(report: &Report, tgid: u32, name: &str) -> (u64, u64) {
+fn estimate(report: &ReportLine, tgid: u32, name: &str) -> (u64, u64) {
     let rows = tensor(report, tgid)["places"][0]["sites"].as_array().expect("there are lines");
     let row = rows.iter().find(|row| row["line"] == line_of(name)).unwrap_or_else(|| panic!("{rows:#?}"));
     let number = |key: &str| row["sampled"][key].as_u64().unwrap_or_else(|| panic!("{row:#}"));
@@ -27,14 +27,14 @@ fn estimate(report: &Report, tgid: u32, name: &str) -> (u64, u64) {
 
 #[test]
 fn lines_of_a_program_that_is_too_fast_are_sampled_and_its_totals_are_pytorchs_own() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["two_lines.py"]) else { return };
+    let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.15", TorchAllocator::Native, &["two_lines.py"]) else { return };
     job.next_checkpoint().expect("it has begun");
     let tgid = job.tgid();
-    let mut watch = Watch::start(gpu.memwatch(&["--no-agent", "--budget", "10%", "--pid", &tgid.to_string()]));
+    let mut watch = RunningWatch::start(gpu.memwatch(&["--no-agent", "--budget", "10%", "--pid", &tgid.to_string()]));
     watch.until(|report| tensor(report, tgid)["gpus"][0]["allocated_bytes"] == 1 << 20);
     job.go_on();
-    let windows = |report: &Report| tensor(report, tgid)["windows"]["windows"].as_u64();
+    let windows = |report: &ReportLine| tensor(report, tgid)["windows"]["windows"].as_u64();
     // The duration of a window depends on the cost of a probe on this machine: each half has its
     // own time limit.
     watch.until(|report| windows(report) >= Some(3));
@@ -50,7 +50,7 @@ fn lines_of_a_program_that_is_too_fast_are_sampled_and_its_totals_are_pytorchs_o
     job.go_on();
     let looped = job.next_checkpoint().expect("it loops to its end");
     let statistics = &looped["devices"][0]["memory_stats"];
-    let is_its_own = |report: &Report| {
+    let is_its_own = |report: &ReportLine| {
         let read = &tensor(report, tgid)["gpus"][0];
         [
             ("allocated_bytes", "allocated_bytes.all.current"),

@@ -3,15 +3,15 @@
 use super::DOCUMENT;
 use super::crowd::{Crowd, PER_GROUP};
 use super::report::AGENT;
-use crate::args::Args;
+use crate::args::TaskArgs;
 use crate::binary;
-use crate::child::Owned;
+use crate::child::OwnedChild;
 use crate::document;
 use crate::gpusim::Prologue;
 use crate::integration;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::setup;
-use crate::table::Table;
+use crate::table::MarkdownTable;
 use anyhow::{Context as _, Result, bail};
 use std::fmt::Write as _;
 use std::fs;
@@ -35,7 +35,7 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Resource use of the agent during one measurement.
 #[derive(Debug)]
-struct Row {
+struct AgentBenchRow {
     processes: usize,
     keeps_history: bool,
     scraped: bool,
@@ -50,9 +50,9 @@ struct Row {
 }
 
 /// Builds everything, measures, prints the table and writes it into the document.
-pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(super) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let measured = args.duration("--duration")?.unwrap_or(MEASURED);
-    let profile = if args.flag("--debug") { Profile::Debug } else { Profile::Release };
+    let profile = if args.flag("--debug") { BuildProfile::Debug } else { BuildProfile::Release };
     let most = args.count("--processes")?.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
     args.finish()?;
     if !setup::is_root() {
@@ -64,8 +64,8 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let mut crowd = Crowd::new(&driver)?;
     // Both agents start before the processes, since they would not know the memory of earlier ones.
     // Each is measured by its own CPU time.
-    let without = Agent::start(&memwatch, &driver, &crowd, false)?;
-    let with = Agent::start(&memwatch, &driver, &crowd, true)?;
+    let without = BenchAgent::start(&memwatch, &driver, &crowd, false)?;
+    let with = BenchAgent::start(&memwatch, &driver, &crowd, true)?;
     let mut rows = Vec::new();
     for processes in CROWDS.into_iter().filter(|processes| *processes <= most) {
         let begin = Instant::now();
@@ -78,7 +78,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
             rows.push(row);
         }
     }
-    let build = if profile == Profile::Debug { "a build without optimization" } else { "release build" };
+    let build = if profile == BuildProfile::Debug { "a build without optimization" } else { "release build" };
     let text = format!("{}; {build}.\n{}", document::machine()?, text(&rows, measured)?);
     println!("{text}");
     document::update(&repo.path(DOCUMENT), &AGENT, &text)
@@ -98,14 +98,14 @@ fn allow_many_files() -> Result<()> {
     Ok(())
 }
 
-struct Agent {
-    program: Owned,
+struct BenchAgent {
+    program: OwnedChild,
     address: SocketAddr,
     /// Directory of its history, which is deleted afterwards.
     history: Option<PathBuf>,
 }
 
-impl Drop for Agent {
+impl Drop for BenchAgent {
     fn drop(&mut self) {
         // Remaining files are below target/ and are replaced by the next run.
         drop(self.program.interrupt(READY_LIMIT));
@@ -115,7 +115,7 @@ impl Drop for Agent {
     }
 }
 
-impl Agent {
+impl BenchAgent {
     fn start(memwatch: &Path, driver: &Path, crowd: &Crowd, keeps_history: bool) -> Result<Self> {
         let address = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).context("no free port")?;
         let mut command = Command::new(memwatch);
@@ -128,7 +128,7 @@ impl Agent {
         if let Some(history) = &history {
             command.arg("--history").arg(history);
         }
-        let program = Owned::start(command.stdin(Stdio::null()).stdout(Stdio::null()))?;
+        let program = OwnedChild::start(command.stdin(Stdio::null()).stdout(Stdio::null()))?;
         let agent = Self { program, address, history };
         let begin = Instant::now();
         while agent.get("/readyz").is_none_or(|answer| !answer.starts_with("HTTP/1.1 200 ")) {
@@ -149,7 +149,7 @@ impl Agent {
         Some(answer)
     }
 
-    fn measure(&self, processes: usize, scraped: bool, measured: Duration) -> Result<Row> {
+    fn measure(&self, processes: usize, scraped: bool, measured: Duration) -> Result<AgentBenchRow> {
         let mut scrape = None;
         let begin = Instant::now();
         let before = self.processor_time()?;
@@ -171,7 +171,7 @@ impl Agent {
         let answer = self.get("/metrics").context("the agent does not answer")?;
         let tracked = answer.lines().find_map(|line| line.strip_prefix("memwatch_agent_tracked_processes "));
         let tracked = tracked.and_then(|number| number.parse().ok()).context("no number of tracked processes")?;
-        Ok(Row {
+        Ok(AgentBenchRow {
             processes,
             keeps_history: self.history.is_some(),
             scraped,
@@ -213,10 +213,10 @@ impl Agent {
     }
 }
 
-fn text(rows: &[Row], measured: Duration) -> Result<String> {
+fn text(rows: &[AgentBenchRow], measured: Duration) -> Result<String> {
     let mut text = String::new();
     writeln!(text, "{} s each; {PER_GROUP} processes to a control group.\n", measured.as_secs())?;
-    let mut table = Table::new(&[
+    let mut table = MarkdownTable::new(&[
         "processes",
         "tracked",
         "history",
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_row_is_in_megabytes_and_percent() {
-        let row = Row {
+        let row = AgentBenchRow {
             processes: 1000,
             keeps_history: true,
             scraped: true,

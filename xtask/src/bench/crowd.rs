@@ -1,6 +1,6 @@
 //! Thousands of processes with simulated GPU memory, in cgroups: what an agent sees on a busy node.
 
-use crate::child::Owned;
+use crate::child::OwnedChild;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 use std::fs;
@@ -24,14 +24,14 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) struct Crowd {
     driver: PathBuf,
     slice: PathBuf,
-    groups: Vec<Group>,
+    groups: Vec<CrowdGroup>,
     processes: usize,
 }
 
-struct Group {
+struct CrowdGroup {
     commands: ChildStdin,
     answers: BufReader<ChildStdout>,
-    _program: Owned,
+    _program: OwnedChild,
 }
 
 impl Crowd {
@@ -71,20 +71,20 @@ impl Crowd {
     }
 
     /// Starts a group of `members` processes, each of which has a context and two allocations.
-    fn start(&self, number: usize, members: usize) -> Result<Group> {
+    fn start(&self, number: usize, members: usize) -> Result<CrowdGroup> {
         let directory = self.slice.join(format!("job-{number:04}.service"));
         fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
         let mut command = Command::new(self.driver.join("bin/gpusim-workload"));
         command.env("LD_LIBRARY_PATH", self.driver.join("lib")).env("GPUSIM_TOTAL_MB", DEVICE_MIB);
         command.env("GPUSIM_LEDGER", self.ledger(number));
-        let mut program = Owned::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+        let mut program = OwnedChild::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         fs::write(directory.join("cgroup.procs"), program.tgid().to_string()).context("the group takes nobody")?;
         if Path::new(UNLIMITED).exists() {
             // In cgroup v1 a session has a limit on processes, which is not to be measured.
             fs::write(UNLIMITED, program.tgid().to_string()).context("the root of the pids hierarchy takes nobody")?;
         }
         let (commands, answers) = program.pipes();
-        let mut group = Group {
+        let mut group = CrowdGroup {
             commands: commands.context("the workload has no input")?,
             answers: BufReader::new(answers.context("the workload has no output")?),
             _program: program,
@@ -106,7 +106,7 @@ impl Crowd {
     }
 }
 
-impl Group {
+impl CrowdGroup {
     fn ask(&mut self, line: &str) -> Result<()> {
         writeln!(self.commands, "{line}").context("the workload reads no commands")?;
         let mut answer = String::new();

@@ -3,16 +3,16 @@
 
 use super::DOCUMENT;
 use super::report::{FAMILIES, Measurement};
-use super::watcher::{Mode, Watcher};
-use super::workload::Workload;
-use crate::args::Args;
+use super::watcher::{Watcher, WatcherMode};
+use super::workload::BenchWorkload;
+use crate::args::TaskArgs;
 use crate::binary;
 use crate::document;
 use crate::gpusim::Prologue;
 use crate::integration;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::setup;
-use crate::table::Table;
+use crate::table::MarkdownTable;
 use anyhow::{Context as _, Result, bail};
 
 const ROUNDS: u64 = 7;
@@ -32,7 +32,7 @@ const LOOPS: &[(&str, &str)] = &[
 ];
 
 /// Builds everything, measures, prints the table and writes it into the document.
-pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(super) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let rounds = args.count("--rounds")?.unwrap_or(ROUNDS);
     args.finish()?;
     if rounds == 0 {
@@ -41,13 +41,15 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     if !setup::is_root() {
         bail!("uprobes need root: sudo --preserve-env=PATH,HOME cargo xtask bench families");
     }
-    let memwatch = binary::build(repo, Profile::Release)?;
+    let memwatch = binary::build(repo, BuildProfile::Release)?;
     integration::build_simulators(repo)?;
     let driver = integration::simulator(repo, Prologue::Cmp);
-    let mut workload = Workload::start(&driver)?;
+    let mut workload = BenchWorkload::start(&driver)?;
     let shape = "cmp first";
-    let mut rows: Vec<[Measurement; 2]> =
-        LOOPS.iter().map(|_| [Mode::None, Mode::Memwatch].map(|mode| Measurement::new(shape, mode))).collect();
+    let mut rows: Vec<[Measurement; 2]> = LOOPS
+        .iter()
+        .map(|_| [WatcherMode::None, WatcherMode::Memwatch].map(|mode| Measurement::new(shape, mode)))
+        .collect();
     for round in 1..=rounds {
         for which in 0..2 {
             let mode = rows[0][which].mode;
@@ -66,7 +68,8 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
 }
 
 fn text(rows: &[[Measurement; 2]], rounds: u64) -> String {
-    let mut table = Table::new(&["family", "no probe (median)", "memwatch (median)", "added (min)", "added (median)"]);
+    let mut table =
+        MarkdownTable::new(&["family", "no probe (median)", "memwatch (median)", "added (min)", "added (median)"]);
     for ((_, name), [unwatched, watched]) in LOOPS.iter().zip(rows) {
         table.row(vec![
             (*name).to_owned(),
@@ -86,8 +89,10 @@ mod tests {
     #[test]
     fn added_time_is_the_difference_of_the_two_modes() {
         let measured = |mode, ns: f64| Measurement { per_call_ns: vec![ns], ..Measurement::new("cmp first", mode) };
-        let rows: Vec<_> =
-            LOOPS.iter().map(|_| [measured(Mode::None, 200.0), measured(Mode::Memwatch, 1500.0)]).collect();
+        let rows: Vec<_> = LOOPS
+            .iter()
+            .map(|_| [measured(WatcherMode::None, 200.0), measured(WatcherMode::Memwatch, 1500.0)])
+            .collect();
         let text = text(&rows, 1);
         assert_eq!(text.matches("1300").count(), 2 * LOOPS.len(), "{text}");
     }

@@ -3,11 +3,11 @@
 
 use super::DOCUMENT;
 use super::report::LEDGER;
-use crate::args::Args;
+use crate::args::TaskArgs;
 use crate::document;
 use crate::repo::Repo;
 use crate::run::{line, pinned};
-use crate::table::Table;
+use crate::table::MarkdownTable;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -16,7 +16,7 @@ use std::process::Stdio;
 const ROUNDS: u64 = 9;
 
 /// Measures, prints the table and writes it into the document.
-pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(super) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let rounds = args.count("--rounds")?.unwrap_or(ROUNDS);
     args.finish()?;
     if rounds == 0 {
@@ -40,7 +40,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
 
 fn text(machine: &str, rounds: u64, rows: &[Value]) -> Result<String> {
     let mut text = format!("{machine}.\n{rounds} rounds of 1048576 records.\n\n");
-    let mut table = Table::new(&[
+    let mut table = MarkdownTable::new(&[
         "live allocations",
         "ns per record (min)",
         "ns per record (median)",

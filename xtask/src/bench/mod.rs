@@ -13,7 +13,7 @@ mod training;
 mod watcher;
 mod workload;
 
-use crate::args::Args;
+use crate::args::TaskArgs;
 use crate::repo::Repo;
 use anyhow::{Result, bail};
 
@@ -21,7 +21,7 @@ use anyhow::{Result, bail};
 const DOCUMENT: &str = "docs/project/overhead.md";
 
 /// Runs `cargo xtask bench`.
-pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     match args.word().as_deref() {
         Some("agent") => agent::task(repo, args),
         Some("overhead") => overhead::task(repo, args),

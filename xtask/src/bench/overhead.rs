@@ -6,13 +6,13 @@
 use super::DOCUMENT;
 use super::report::{self, Measurement};
 use super::watcher::{MODES, Watcher};
-use super::workload::Workload;
-use crate::args::Args;
+use super::workload::BenchWorkload;
+use crate::args::TaskArgs;
 use crate::binary;
 use crate::document;
 use crate::gpusim::Prologue;
 use crate::integration;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::setup;
 use crate::setup::Package;
 use anyhow::{Context as _, Result, bail};
@@ -26,7 +26,7 @@ const PAIRS: u64 = 20_000;
 const SHAPES: &[(Prologue, &str)] = &[(Prologue::Cmp, "cmp first"), (Prologue::Push, "push first")];
 
 /// Builds everything, measures, prints the table and writes it into docs/project/overhead.md.
-pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(super) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let rounds = args.count("--rounds")?.unwrap_or(ROUNDS);
     let pairs = args.count("--pairs")?.unwrap_or(PAIRS);
     args.finish()?;
@@ -36,7 +36,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     if !setup::is_root() {
         bail!("uprobes need root: sudo --preserve-env=PATH,HOME cargo xtask bench overhead");
     }
-    let memwatch = binary::build(repo, Profile::Release)?;
+    let memwatch = binary::build(repo, BuildProfile::Release)?;
     setup::packages(&[Package::Bpftrace])?;
     integration::build_simulators(repo)?;
     let mut measurements = Vec::new();
@@ -52,7 +52,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
 
 /// Measures one shape: `rounds` rounds of every mode in turn.
 fn measure(memwatch: &Path, driver: &Path, shape: &'static str, rounds: u64, pairs: u64) -> Result<Vec<Measurement>> {
-    let mut workload = Workload::start(driver)?;
+    let mut workload = BenchWorkload::start(driver)?;
     let mut measurements: Vec<Measurement> = MODES.iter().map(|mode| Measurement::new(shape, *mode)).collect();
     workload.time_calls(pairs)?;
     for round in 1..=rounds {

@@ -7,11 +7,13 @@
 
 use super::DOCUMENT;
 use super::report::{ARENAS, PRICE};
-use super::training::{Measured, Mode, TENSORFLOW, Tools, Training, VERSION, in_turns, lower_quarter, middle};
-use crate::args::Args;
+use super::training::{
+    StepMeasurement, TENSORFLOW, Tools, TracingMode, Training, VERSION, in_turns, lower_quarter, middle,
+};
+use crate::args::TaskArgs;
 use crate::document;
 use crate::repo::Repo;
-use crate::table::Table;
+use crate::table::MarkdownTable;
 use anyhow::{Result, bail};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -39,35 +41,35 @@ enum Goal {
 /// Modes with their goals. The number of probes per event depends on the mode: an allocation is
 /// reported and traced; a free is reported, its request completed, and traced. At `layers`, graph
 /// nodes have probes as well.
-const MODES: [(Mode, Goal); 9] = [
-    (Mode::Nobody, Goal::None),
-    (Mode::Memwatch(&[]), Goal::Percent(2.0)),
-    (Mode::Memwatch(&["--budget=0"]), Goal::Percent(0.2)),
-    (Mode::Memwatch(&["--tensors=blocks"]), Goal::Times(1.3)),
-    (Mode::Memwatch(&["--tensors=sites"]), Goal::Times(1.6)),
-    (Mode::Memwatch(&["--tensors=sites", "--stacks=all"]), Goal::None),
-    (Mode::Memwatch(&["--tensors=layers"]), Goal::Times(3.0)),
-    (Mode::History, Goal::None),
-    (Mode::Count, Goal::None),
+const MODES: [(TracingMode, Goal); 9] = [
+    (TracingMode::Nobody, Goal::None),
+    (TracingMode::Memwatch(&[]), Goal::Percent(2.0)),
+    (TracingMode::Memwatch(&["--budget=0"]), Goal::Percent(0.2)),
+    (TracingMode::Memwatch(&["--tensors=blocks"]), Goal::Times(1.3)),
+    (TracingMode::Memwatch(&["--tensors=sites"]), Goal::Times(1.6)),
+    (TracingMode::Memwatch(&["--tensors=sites", "--stacks=all"]), Goal::None),
+    (TracingMode::Memwatch(&["--tensors=layers"]), Goal::Times(3.0)),
+    (TracingMode::History, Goal::None),
+    (TracingMode::Count, Goal::None),
 ];
 
 /// Traces driver calls only. If this is measured, the cost of an event is the difference from it.
-const DRIVER_ALONE: Mode = Mode::Memwatch(&["--tensors=off"]);
+const DRIVER_ALONE: TracingMode = TracingMode::Memwatch(&["--tensors=off"]);
 
 /// Modes for chunks of an arena.
-const ARENA_MODES: [(Mode, Goal); 5] = [
-    (Mode::Nobody, Goal::None),
+const ARENA_MODES: [(TracingMode, Goal); 5] = [
+    (TracingMode::Nobody, Goal::None),
     (DRIVER_ALONE, Goal::None),
-    (Mode::Memwatch(&["--tensors=blocks"]), Goal::Times(1.3)),
-    (Mode::Memwatch(&["--tensors=sites"]), Goal::None),
-    (Mode::Count, Goal::None),
+    (TracingMode::Memwatch(&["--tensors=blocks"]), Goal::Times(1.3)),
+    (TracingMode::Memwatch(&["--tensors=sites"]), Goal::None),
+    (TracingMode::Count, Goal::None),
 ];
 
 /// Starts a program on this simulated driver.
-type Start = fn(&Repo, &Path) -> Result<Training>;
+type StartTraining = fn(&Repo, &Path) -> Result<Training>;
 
 /// Cost per event in one mode.
-struct Price {
+struct EventCost {
     /// Added time of a step, in percent.
     added_percent: f64,
     /// Cost per event, in nanoseconds.
@@ -77,7 +79,7 @@ struct Price {
 }
 
 /// Builds everything, measures, prints the tables and writes them into docs/project/overhead.md.
-pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(super) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let rounds = args.count("--rounds")?.unwrap_or(ROUNDS);
     args.finish()?;
     let tools = Tools::build(repo, "price")?;
@@ -98,7 +100,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
 
 /// Measures the arenas of JAX and TensorFlow. These programs have fewer events, so the result is
 /// the cost per event, without a goal per level.
-pub(super) fn arenas(repo: &Repo, mut args: Args) -> Result<()> {
+pub(super) fn arenas(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     const STEPS: u64 = 1_000;
     let rounds = args.count("--rounds")?.unwrap_or(ROUNDS);
     args.finish()?;
@@ -106,7 +108,8 @@ pub(super) fn arenas(repo: &Repo, mut args: Args) -> Result<()> {
     let bpftrace = crate::run::first_line(Command::new("bpftrace").arg("--version"))?;
     let mut text = format!("{}, {bpftrace}.\n", document::machine()?);
     let operators = format!("operators of TensorFlow {TENSORFLOW}, with their names in `sites`");
-    for (title, start) in [("arrays of JAX", Training::start_arrays as Start), (&operators, Training::start_operators)]
+    for (title, start) in
+        [("arrays of JAX", Training::start_arrays as StartTraining), (&operators, Training::start_operators)]
     {
         let mut program = start(repo, &tools.driver)?;
         let measured = in_turns(&mut program, &tools, &ARENA_MODES.map(|(mode, _)| mode), (rounds, STEPS))?;
@@ -119,7 +122,7 @@ pub(super) fn arenas(repo: &Repo, mut args: Args) -> Result<()> {
 /// Returns the table of a program, and the goals that were missed.
 fn part(
     (program, rounds, steps): (&str, u64, u64),
-    (measured, modes): (&[Measured], &[(Mode, Goal)]),
+    (measured, modes): (&[StepMeasurement], &[(TracingMode, Goal)]),
 ) -> Result<String> {
     let (events, rate) = (measured[0].events_per_step, measured[0].rate());
     let mut text = String::new();
@@ -127,7 +130,7 @@ fn part(
         text,
         "\n**{program}**: {rounds} rounds of {steps} steps, {events:.0} tensor events in each, {rate:.0} a second while nobody watches; milliseconds per step.\n\n"
     )?;
-    let mut table = Table::new(&[
+    let mut table = MarkdownTable::new(&[
         "watched by",
         "fastest tenth",
         "median",
@@ -142,7 +145,7 @@ fn part(
     let mut missed = String::new();
     for ((measured, price), (_, goal)) in measured.iter().zip(&prices).zip(modes) {
         let (low, high) = interval(&measured.median_ns);
-        let is_base = measured.mode == Mode::Nobody;
+        let is_base = measured.mode == TracingMode::Nobody;
         let added = |of: String| if is_base { String::new() } else { of };
         let (wanted, reached) = judged(*goal, price);
         table.row(vec![
@@ -167,7 +170,7 @@ fn part(
     Ok(text)
 }
 
-impl Measured {
+impl StepMeasurement {
     /// Returns the duration of fast steps: the tenth percentile of a round, at the lower quartile
     /// of the rounds. The shortest step is short by chance, and whole rounds are slower by a
     /// quarter while the host is busy.
@@ -181,15 +184,15 @@ impl Measured {
     }
 }
 
-fn prices(measured: &[Measured]) -> Vec<Price> {
+fn prices(measured: &[StepMeasurement]) -> Vec<EventCost> {
     let (base_ns, events) = (measured[0].fast_ns(), measured[0].events_per_step);
-    let added_ns = |one: &Measured| one.fast_ns() - base_ns;
-    let count_ns = measured.iter().find(|one| one.mode == Mode::Count).map_or(f64::NAN, added_ns);
+    let added_ns = |one: &StepMeasurement| one.fast_ns() - base_ns;
+    let count_ns = measured.iter().find(|one| one.mode == TracingMode::Count).map_or(f64::NAN, added_ns);
     let driver_ns = measured.iter().find(|one| one.mode == DRIVER_ALONE).map_or(0.0, added_ns);
-    let price = |one: &Measured| {
-        let has_driver = matches!(one.mode, Mode::Memwatch(_)) && one.mode != DRIVER_ALONE;
+    let price = |one: &StepMeasurement| {
+        let has_driver = matches!(one.mode, TracingMode::Memwatch(_)) && one.mode != DRIVER_ALONE;
         let events_ns = added_ns(one) - if has_driver { driver_ns } else { 0.0 };
-        Price {
+        EventCost {
             added_percent: 100.0 * added_ns(one) / base_ns,
             event_ns: events_ns / events,
             times: events_ns / count_ns,
@@ -199,7 +202,7 @@ fn prices(measured: &[Measured]) -> Vec<Price> {
 }
 
 /// Returns a goal in words, and whether it is reached.
-fn judged(goal: Goal, price: &Price) -> (String, Option<bool>) {
+fn judged(goal: Goal, price: &EventCost) -> (String, Option<bool>) {
     match goal {
         Goal::None => (String::new(), None),
         Goal::Percent(most) => (format!("≤ {most} %"), Some(price.added_percent <= most)),
@@ -208,7 +211,7 @@ fn judged(goal: Goal, price: &Price) -> (String, Option<bool>) {
 }
 
 /// Describes by how much a goal is missed.
-fn excess(goal: Goal, price: &Price) -> String {
+fn excess(goal: Goal, price: &EventCost) -> String {
     match goal {
         Goal::None => String::new(),
         Goal::Percent(most) => format!("{:.1} points above the goal.", price.added_percent - most),
@@ -252,17 +255,17 @@ fn interval(values: &[f64]) -> (f64, f64) {
 mod tests {
     use super::*;
 
-    fn measured(mode: Mode, tenth_ns: f64) -> Measured {
+    fn measured(mode: TracingMode, tenth_ns: f64) -> StepMeasurement {
         let [shortest_ns, tenth_ns, median_ns] = [0.9, 1.0, 1.1].map(|times| vec![times * tenth_ns]);
-        Measured { mode, shortest_ns, tenth_ns, median_ns, events_per_step: 100.0 }
+        StepMeasurement { mode, shortest_ns, tenth_ns, median_ns, events_per_step: 100.0 }
     }
 
     #[test]
     fn a_price_is_of_the_fast_steps_and_beside_the_count() {
         let all = [
-            measured(Mode::Nobody, 1_000_000.0),
-            measured(Mode::Memwatch(&[]), 1_010_000.0),
-            measured(Mode::Count, 1_050_000.0),
+            measured(TracingMode::Nobody, 1_000_000.0),
+            measured(TracingMode::Memwatch(&[]), 1_010_000.0),
+            measured(TracingMode::Count, 1_050_000.0),
         ];
         let prices = prices(&all);
         assert!((prices[1].added_percent - 1.0).abs() < 1e-9 && (prices[1].event_ns - 100.0).abs() < 1e-9);
@@ -272,10 +275,10 @@ mod tests {
     #[test]
     fn where_the_drivers_calls_were_measured_apart_they_are_in_no_events_price() {
         let all = [
-            measured(Mode::Nobody, 1_000_000.0),
+            measured(TracingMode::Nobody, 1_000_000.0),
             measured(DRIVER_ALONE, 1_200_000.0),
-            measured(Mode::Memwatch(&["--tensors=blocks"]), 1_300_000.0),
-            measured(Mode::Count, 1_050_000.0),
+            measured(TracingMode::Memwatch(&["--tensors=blocks"]), 1_300_000.0),
+            measured(TracingMode::Count, 1_050_000.0),
         ];
         let prices = prices(&all);
         assert!((prices[2].added_percent - 30.0).abs() < 1e-9 && (prices[2].event_ns - 1000.0).abs() < 1e-9);
@@ -284,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_goal_that_is_missed_says_by_how_much() {
-        let price = Price { added_percent: 9.0, event_ns: 1_500.0, times: 3.0 };
+        let price = EventCost { added_percent: 9.0, event_ns: 1_500.0, times: 3.0 };
         assert_eq!(judged(Goal::Percent(2.0), &price), ("≤ 2 %".to_owned(), Some(false)));
         assert_eq!(judged(Goal::Times(3.0), &price), ("≤ 3 ×".to_owned(), Some(true)));
         assert_eq!(excess(Goal::Percent(2.0), &price), "7.0 points above the goal.");

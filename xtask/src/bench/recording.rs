@@ -5,15 +5,15 @@ use super::DOCUMENT;
 use super::report::RECORDING;
 use super::training::{Training, least};
 use super::watcher::Watcher;
-use crate::args::Args;
+use crate::args::TaskArgs;
 use crate::binary;
 use crate::document;
 use crate::gpusim::Prologue;
 use crate::integration;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::run::line;
 use crate::setup;
-use crate::table::Table;
+use crate::table::MarkdownTable;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 use std::path::Path;
@@ -37,7 +37,7 @@ const NEWEST: &[&str] = &["--max-size=16M", "--keep=newest"];
 const UNRECORDED_STEPS: u64 = 1_000;
 
 /// A recording, and the time to read it.
-struct Measured {
+struct RecordingMeasurement {
     request: RecordingSetup,
     step_ns: f64,
     tensor_events: f64,
@@ -53,13 +53,13 @@ struct Measured {
 }
 
 /// Builds everything, measures, prints the table and writes it into docs/project/overhead.md.
-pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(super) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let steps = args.count("--steps")?.unwrap_or(STEPS);
     args.finish()?;
     if !setup::is_root() {
         bail!("uprobes need root: sudo --preserve-env=PATH,HOME cargo xtask bench recording");
     }
-    let memwatch = binary::build(repo, Profile::Release)?;
+    let memwatch = binary::build(repo, BuildProfile::Release)?;
     let driver = integration::build_simulator(repo, Prologue::Cmp)?;
     let mut training = Training::start(repo, &driver, &[])?;
     let file = driver.join(format!("bench-{}.mwr", std::process::id()));
@@ -68,7 +68,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let measured = requests.map(|request| record(&mut training, (&memwatch, &driver), (request, steps), &file));
     // Remaining files are below target/.
     drop(std::fs::remove_file(&file));
-    let measured: Vec<Measured> = measured.into_iter().collect::<Result<_>>()?;
+    let measured: Vec<RecordingMeasurement> = measured.into_iter().collect::<Result<_>>()?;
     let text = text(&measured, (steps, least(&step_ns(&unrecorded))))?;
     println!("{text}");
     document::update(&repo.path(DOCUMENT), &RECORDING, &text)
@@ -79,7 +79,7 @@ fn record(
     (memwatch, driver): (&Path, &Path),
     (request, steps): (RecordingSetup, u64),
     file: &Path,
-) -> Result<Measured> {
+) -> Result<RecordingMeasurement> {
     let mut command = Command::new(memwatch);
     command.args([
         "record",
@@ -102,7 +102,7 @@ fn record(
     let of_recording = |field: &str| report["data"]["recording"][field].as_f64().with_context(|| format!("no {field}"));
     let losses = report["losses"].as_object().into_iter().flatten().filter_map(|(_, count)| count.as_u64());
     let step_ns = step_ns(&answer);
-    Ok(Measured {
+    Ok(RecordingMeasurement {
         request,
         step_ns: least(&step_ns),
         tensor_events: answer["events_per_step"].as_f64().unwrap_or_default()
@@ -136,13 +136,13 @@ fn read(command: &mut Command) -> Result<(Vec<f64>, Value)> {
     Ok((seconds, report))
 }
 
-fn text(measured: &[Measured], (steps, unrecorded_ns): (u64, f64)) -> Result<String> {
+fn text(measured: &[RecordingMeasurement], (steps, unrecorded_ns): (u64, f64)) -> Result<String> {
     let mut text = format!(
         "{}.\n{steps} steps of the small model, which takes {:.2} ms a step at the least while nobody records; readings are of a file in the page cache.\n\n",
         document::machine()?,
         unrecorded_ns / 1e6
     );
-    let mut table = Table::new(&[
+    let mut table = MarkdownTable::new(&[
         "recorded with",
         "tensor events",
         "inputs",

@@ -3,10 +3,10 @@
 
 use super::watcher::{Watcher, attach_bpftrace, attach_memwatch_with};
 use crate::binary;
-use crate::child::Owned;
+use crate::child::OwnedChild;
 use crate::gpusim::Prologue;
 use crate::integration;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::setup::{self, Package};
 use crate::torch;
 use anyhow::{Context as _, Result, bail};
@@ -34,7 +34,7 @@ const REPORTS_CHUNKS: &str = "_ZN3tsl12BFCAllocator10AddTraceMeESt17basic_string
 
 /// What traces the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum TracingMode {
     Nobody,
     /// `memwatch --pid` with these options.
     Memwatch(&'static [&'static str]),
@@ -44,7 +44,7 @@ pub(super) enum Mode {
     Count,
 }
 
-impl Mode {
+impl TracingMode {
     /// Returns the name in the tables.
     pub(super) fn title(self) -> String {
         match self {
@@ -74,7 +74,7 @@ impl Tools {
         if !setup::is_root() {
             bail!("uprobes need root: sudo --preserve-env=PATH,HOME cargo xtask bench {bench}");
         }
-        let memwatch = binary::build(repo, Profile::Release)?;
+        let memwatch = binary::build(repo, BuildProfile::Release)?;
         setup::packages(&[Package::Bpftrace])?;
         Ok(Self { memwatch, driver: integration::build_simulator(repo, Prologue::Cmp)? })
     }
@@ -82,7 +82,7 @@ impl Tools {
 
 /// The measured program.
 pub(super) struct Training {
-    program: Owned,
+    program: OwnedChild,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
     ledger: PathBuf,
@@ -91,8 +91,8 @@ pub(super) struct Training {
 }
 
 /// Step durations of one mode, over all rounds.
-pub(super) struct Measured {
-    pub(super) mode: Mode,
+pub(super) struct StepMeasurement {
+    pub(super) mode: TracingMode,
     /// Shortest step of each round, in nanoseconds.
     pub(super) shortest_ns: Vec<f64>,
     /// Tenth percentile of each round, in nanoseconds.
@@ -110,17 +110,17 @@ pub(super) struct Measured {
 pub(super) fn in_turns(
     training: &mut Training,
     tools: &Tools,
-    modes: &[Mode],
+    modes: &[TracingMode],
     (rounds, steps): (u64, u64),
-) -> Result<Vec<Measured>> {
-    let none = |mode: &Mode| Measured {
+) -> Result<Vec<StepMeasurement>> {
+    let none = |mode: &TracingMode| StepMeasurement {
         mode: *mode,
         shortest_ns: Vec::new(),
         tenth_ns: Vec::new(),
         median_ns: Vec::new(),
         events_per_step: 0.0,
     };
-    let mut all: Vec<Measured> = modes.iter().map(none).collect();
+    let mut all: Vec<StepMeasurement> = modes.iter().map(none).collect();
     for round in 1..=rounds {
         // Alternates the order, so that a mode does not always follow the same one.
         let turns: Vec<usize> = if round % 2 == 1 { (0..all.len()).collect() } else { (0..all.len()).rev().collect() };
@@ -172,7 +172,7 @@ impl Training {
     /// TensorFlow cannot be installed, or the program does not start.
     pub(super) fn start_operators(repo: &Repo, driver: &Path) -> Result<Self> {
         let (cache, home) = (repo.made("torch"), repo.made("matrix").join(format!("tensorflow-{TENSORFLOW}")));
-        let place = torch::Place { repo: repo.root(), cache: &cache, home: &home };
+        let place = torch::ReleasePlace { repo: repo.root(), cache: &cache, home: &home };
         let tensorflow = torch::tensorflow_release(&place, TENSORFLOW)?.environment;
         let ledger = ledger_in(driver);
         let mut command = tensorflow.arena_script(repo.root(), (driver, &ledger), "busy_operators.py")?;
@@ -182,7 +182,7 @@ impl Training {
     }
 
     fn of(command: &mut Command, ledger: PathBuf, reports: (PathBuf, &'static str)) -> Result<Self> {
-        let mut program = Owned::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+        let mut program = OwnedChild::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         let (orders, answers) = program.pipes();
         let mut training = Self {
             program,
@@ -197,21 +197,21 @@ impl Training {
 
     /// Returns the duration of each step under `mode` in nanoseconds, and the number of events per
     /// step.
-    fn timed(&mut self, mode: Mode, tools: &Tools, steps: u64) -> Result<(Vec<f64>, f64)> {
+    fn timed(&mut self, mode: TracingMode, tools: &Tools, steps: u64) -> Result<(Vec<f64>, f64)> {
         let Tools { memwatch, driver } = tools;
         let tgid = self.program.tgid();
         let watcher = match mode {
-            Mode::Nobody => None,
-            Mode::Memwatch(options) => {
+            TracingMode::Nobody => None,
+            TracingMode::Memwatch(options) => {
                 let watcher = attach_memwatch_with(memwatch, driver, (tgid, &self.ledger), options)?;
                 std::thread::sleep(PROBED);
                 Some(watcher)
             }
-            Mode::History => {
+            TracingMode::History => {
                 self.ask("history on")?;
                 None
             }
-            Mode::Count => {
+            TracingMode::Count => {
                 let (library, symbol) = &self.reports;
                 let script = format!("uprobe:{}:{symbol} {{ @ = count(); }} END {{ clear(@); }}", library.display());
                 Some(attach_bpftrace(&script, tgid)?)
@@ -223,7 +223,7 @@ impl Training {
         }
         let answer = self.ask(&format!("run {steps}"))?;
         watcher.map(Watcher::detach).transpose()?;
-        if mode == Mode::History {
+        if mode == TracingMode::History {
             self.ask("history off")?;
         }
         let times: Vec<f64> = answer["step_ns"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();

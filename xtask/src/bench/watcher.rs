@@ -1,7 +1,7 @@
 //! The ways of tracing to compare.
 
-use super::workload::Workload;
-use crate::child::Owned;
+use super::workload::BenchWorkload;
+use crate::child::OwnedChild;
 use crate::run::line;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
@@ -21,7 +21,7 @@ const GRACE: Duration = Duration::from_secs(60);
 
 /// What traces the workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum WatcherMode {
     /// Nothing.
     None,
     /// Entry and return probes that do nothing: the cost of the kernel's mechanism.
@@ -35,10 +35,15 @@ pub(super) enum Mode {
 }
 
 /// All modes, in the order of a round and of the table.
-pub(super) const MODES: [Mode; 5] =
-    [Mode::None, Mode::Bare, Mode::Memwatch, Mode::Bpftrace, Mode::BpftraceWithoutResults];
+pub(super) const MODES: [WatcherMode; 5] = [
+    WatcherMode::None,
+    WatcherMode::Bare,
+    WatcherMode::Memwatch,
+    WatcherMode::Bpftrace,
+    WatcherMode::BpftraceWithoutResults,
+];
 
-impl Mode {
+impl WatcherMode {
     /// Returns the name in the table.
     pub(super) fn title(self) -> &'static str {
         match self {
@@ -54,7 +59,7 @@ impl Mode {
     ///
     /// # Errors
     /// The watcher cannot be started, exits, or is not ready in time.
-    pub(super) fn attach(self, memwatch: &Path, driver: &Path, workload: &Workload) -> Result<Option<Watcher>> {
+    pub(super) fn attach(self, memwatch: &Path, driver: &Path, workload: &BenchWorkload) -> Result<Option<Watcher>> {
         let library = driver.join("lib/libcuda.so.1");
         let library = fs::canonicalize(&library).with_context(|| format!("{} is missing", library.display()))?;
         let bpftrace = |frees| attach_bpftrace(&ledger_script(&library, workload.tgid(), frees), workload.tgid());
@@ -73,7 +78,7 @@ impl Mode {
 
 /// A running watcher with attached probes.
 pub(super) struct Watcher {
-    program: Owned,
+    program: OwnedChild,
     /// Thread that reads memwatch's reports, so that a full pipe does not block memwatch. Returns
     /// the last report.
     last_report: Option<JoinHandle<String>>,
@@ -85,7 +90,7 @@ impl Watcher {
     /// # Errors
     /// The watcher cannot be started.
     pub(super) fn silent(command: &mut Command) -> Result<Self> {
-        let program = Owned::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))?;
+        let program = OwnedChild::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))?;
         Ok(Self { program, last_report: None })
     }
 
@@ -177,7 +182,7 @@ pub(super) fn attach_bpftrace(script: &str, tgid: u32) -> Result<Watcher> {
     let mut command = Command::new("bpftrace");
     command.arg("-p").arg(tgid.to_string()).arg("-e").arg(script);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut watcher = Owned::start(&mut command)?;
+    let mut watcher = OwnedChild::start(&mut command)?;
     let start = Instant::now();
     let mut probes = 0;
     let mut since = Instant::now();
@@ -223,7 +228,7 @@ pub(super) fn attach_memwatch_with(
         .env("GPUSIM_LEDGER", ledger)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
-    let mut program = Owned::start(&mut command)?;
+    let mut program = OwnedChild::start(&mut command)?;
     let output = program.pipes().1.context("memwatch has no output")?;
     let mut lines = BufReader::new(output).lines();
     if lines.next().transpose().context("memwatch cannot be read")?.is_none() {

@@ -1,6 +1,6 @@
 //! The program with the timed calls: allocates and frees on the simulated driver as fast as it can.
 
-use crate::child::Owned;
+use crate::child::OwnedChild;
 use anyhow::{Context as _, Result, anyhow, bail};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 /// A running workload program and its two pipes.
-pub(super) struct Workload {
-    program: Owned,
+pub(super) struct BenchWorkload {
+    program: OwnedChild,
     commands: ChildStdin,
     answers: BufReader<ChildStdout>,
     ledger: PathBuf,
@@ -30,7 +30,7 @@ impl Timed {
     }
 }
 
-impl Workload {
+impl BenchWorkload {
     /// Starts the program on one simulated driver, with its own ledger.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl Workload {
         // Requests to the kernel driver are measured separately: a real driver makes none for most
         // calls.
         command.env("LD_LIBRARY_PATH", driver.join("lib")).env("GPUSIM_LEDGER", &ledger).env("GPUSIM_RM", "off");
-        let mut program = Owned::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+        let mut program = OwnedChild::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         let (commands, answers) = program.pipes();
         let mut workload = Self {
             program,
@@ -99,7 +99,7 @@ impl Workload {
     }
 }
 
-impl Drop for Workload {
+impl Drop for BenchWorkload {
     fn drop(&mut self) {
         // Remaining files are below target/ and small.
         drop(std::fs::remove_file(&self.ledger));

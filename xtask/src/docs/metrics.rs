@@ -1,8 +1,8 @@
 //! Generates `docs/reference/metrics.md`: the agent's table of metrics, and facts about all of
 //! them.
 
-use crate::table::Table;
-use families::{ALL, Family, Kind};
+use crate::table::MarkdownTable;
+use families::{ALL, MetricFamily, MetricKind};
 
 #[path = "../../../memwatch/src/agent/metrics/families.rs"]
 mod families;
@@ -42,9 +42,9 @@ with a NetworkPolicy. With `--otlp` the agent pushes the same by OpenTelemetry's
 
 /// Returns the whole document.
 pub(super) fn text() -> String {
-    let mut table = Table::new(&["metric", "type", "labels", "what it says"]);
+    let mut table = MarkdownTable::new(&["metric", "type", "labels", "what it says"]);
     for family in ALL {
-        let Family { name, kind, labels, help, .. } = family;
+        let MetricFamily { name, kind, labels, help, .. } = family;
         table.row(vec![
             format!("`{name}{}`", kind.suffix()),
             type_word(*kind).to_owned(),
@@ -55,11 +55,11 @@ pub(super) fn text() -> String {
     format!("{HEAD}{}", table.text())
 }
 
-const fn type_word(kind: Kind) -> &'static str {
+const fn type_word(kind: MetricKind) -> &'static str {
     match kind {
-        Kind::Gauge => "gauge",
-        Kind::Counter => "counter",
-        Kind::Facts => "info",
+        MetricKind::Gauge => "gauge",
+        MetricKind::Counter => "counter",
+        MetricKind::Facts => "info",
     }
 }
 

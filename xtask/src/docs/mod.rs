@@ -4,26 +4,26 @@
 mod metrics;
 mod probes;
 
-use crate::args::Args;
+use crate::args::TaskArgs;
 use crate::repo::Repo;
 use anyhow::{Context as _, Result, bail};
 use std::fs;
 
 /// A generated document.
-struct Document {
+struct GeneratedDocument {
     /// Path relative to the root.
     path: &'static str,
     /// Generates the text.
     text: fn() -> String,
 }
 
-const DOCUMENTS: &[Document] = &[
-    Document { path: "docs/reference/probes.md", text: probes::text },
-    Document { path: "docs/reference/metrics.md", text: metrics::text },
+const DOCUMENTS: &[GeneratedDocument] = &[
+    GeneratedDocument { path: "docs/reference/probes.md", text: probes::text },
+    GeneratedDocument { path: "docs/reference/metrics.md", text: metrics::text },
 ];
 
 /// Runs `cargo xtask docs`.
-pub(crate) fn task(repo: &Repo, args: Args) -> Result<()> {
+pub(crate) fn task(repo: &Repo, args: TaskArgs) -> Result<()> {
     args.finish()?;
     for document in DOCUMENTS {
         let path = repo.path(document.path);
@@ -38,7 +38,7 @@ pub(crate) fn task(repo: &Repo, args: Args) -> Result<()> {
 /// # Errors
 /// A document is missing or differs.
 pub(crate) fn check(repo: &Repo) -> Result<()> {
-    let is_stale = |document: &&Document| match fs::read_to_string(repo.path(document.path)) {
+    let is_stale = |document: &&GeneratedDocument| match fs::read_to_string(repo.path(document.path)) {
         Ok(committed) => committed != (document.text)(),
         Err(_) => true,
     };

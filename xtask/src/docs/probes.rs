@@ -1,7 +1,7 @@
 //! Generates `docs/reference/probes.md`: the probe table with descriptions. The only place that
 //! describes each [`Meaning`] for the ledger in a sentence.
 
-use crate::table::Table;
+use crate::table::MarkdownTable;
 use memwatch_common::meaning::{
     ArrayShape, ContextCall, GraphCall, LinearKind, LinearSize, Meaning, MemoryCall, PoolCall, PoolRole, SharingCall,
     VirtualCall,
@@ -22,7 +22,8 @@ counted from 0. *since* is the first CUDA version whose driver exports the funct
 
 /// Returns the whole document.
 pub(super) fn text() -> String {
-    let mut table = Table::new(&["id", "function", "since CUDA", "captured besides", "what it is to the ledger"]);
+    let mut table =
+        MarkdownTable::new(&["id", "function", "since CUDA", "captured besides", "what it is to the ledger"]);
     for probe in PROBES {
         table.row(vec![
             probe.id.to_string(),

@@ -34,7 +34,7 @@ pub(super) fn diff(repo: &Repo, folder: &Path, trace: &Path, words: &[String]) -
     let text = fs::read_to_string(trace).with_context(|| format!("cannot read {}", trace.display()))?;
     let total_mib = traced_total_mib(&text);
     let version = traced_torch(&text);
-    let device = report_of(trace).map(|report| Device::of(&report)).unwrap_or_default();
+    let device = report_of(trace).map(|report| TracedDevice::of(&report)).unwrap_or_default();
     run(repo, folder, version, |command| {
         command.arg("--diff").arg(trace).args(words);
         let numbers = [
@@ -92,7 +92,7 @@ fn report_of(trace: &Path) -> Option<Value> {
 
 /// Memory numbers of the device in a report; `None` if the report lacks one.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Device {
+struct TracedDevice {
     /// Memory that no program can allocate.
     reserved_mib: Option<u64>,
     /// Memory of a context, charged to its process.
@@ -101,7 +101,7 @@ struct Device {
     context_device_kib: Option<u64>,
 }
 
-impl Device {
+impl TracedDevice {
     fn of(report: &Value) -> Self {
         let step = |name: &str| {
             let mut steps = report["steps"].as_array().into_iter().flatten();
@@ -139,10 +139,10 @@ mod tests {
         let run = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../docs/project/gpu-runs/2026-11-22-nvidia-h100-80gb-hbm3-580.159.04");
         let trace = Path::new(&format!("{}-traces", run.display())).join("oom-native.tsv");
-        let device = Device::of(&report_of(&trace).expect("it lies beside the traces"));
-        let wanted = Device { reserved_mib: Some(480), context_mib: Some(518), context_device_kib: Some(5696) };
+        let device = TracedDevice::of(&report_of(&trace).expect("it lies beside the traces"));
+        let wanted = TracedDevice { reserved_mib: Some(480), context_mib: Some(518), context_device_kib: Some(5696) };
         assert_eq!(device, wanted);
-        assert_eq!(Device::of(&Value::Null), Device::default());
+        assert_eq!(TracedDevice::of(&Value::Null), TracedDevice::default());
         assert_eq!(report_of(Path::new("elsewhere/oom-native.tsv")), None);
     }
 

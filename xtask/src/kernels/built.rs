@@ -4,7 +4,7 @@
 use super::machine::Processor;
 use crate::gpusim;
 use crate::integration;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::run::{output, pinned, run};
 use crate::setup::{self, Package};
 use anyhow::{Context as _, Result};
@@ -36,9 +36,9 @@ pub(super) fn programs(repo: &Repo, processor: &Processor) -> Result<Programs> {
     let object = setup::ebpf_object_for(repo, processor.name)?;
     let mut built = Vec::new();
     let of_tests = repo.made("tests");
-    let packages: [(&str, &[&str], Profile, &Path); 2] = [
-        ("memwatch", &["--bin", "memwatch"], Profile::Tested, &repo.cargo_target()),
-        ("memwatch-tests", &["--test", "alone"], Profile::Debug, &of_tests),
+    let packages: [(&str, &[&str], BuildProfile, &Path); 2] = [
+        ("memwatch", &["--bin", "memwatch"], BuildProfile::Tested, &repo.cargo_target()),
+        ("memwatch-tests", &["--test", "alone"], BuildProfile::Debug, &of_tests),
     ];
     for (package, words, profile, folder) in packages {
         let mut cargo = pinned(repo, "cargo");

@@ -55,7 +55,7 @@ pub(super) const AARCH64: Processor = Processor {
 
 /// Result of a run.
 #[derive(Debug)]
-pub(super) struct Outcome {
+pub(super) struct MachineOutcome {
     /// Release of the kernel.
     pub(super) release: String,
     /// Mechanism that probes functions.
@@ -72,7 +72,7 @@ pub(super) struct Outcome {
 ///
 /// # Errors
 /// The machine does not start, or exits before its tests are done.
-pub(super) fn run(processor: &Processor, kernel: &Path, archive: &Path) -> Result<Outcome> {
+pub(super) fn run(processor: &Processor, kernel: &Path, archive: &Path) -> Result<MachineOutcome> {
     let mut machine = Command::new("timeout");
     machine.args([AT_MOST_SECONDS, processor.emulator, "-accel", "tcg,thread=multi", "-smp", "2", "-m", "3072"]);
     machine.args(processor.machine).args(["-nic", "none", "-display", "none", "-no-reboot", "-monitor", "none"]);
@@ -92,7 +92,7 @@ pub(super) fn run(processor: &Processor, kernel: &Path, archive: &Path) -> Resul
 }
 
 /// Evaluates the output lines; an error if the last one is missing.
-fn outcome(lines: &[String]) -> Result<Outcome> {
+fn outcome(lines: &[String]) -> Result<MachineOutcome> {
     let after = |mark: &str| lines.iter().find_map(|line| line.strip_prefix(mark)).map(str::to_owned);
     if !lines.iter().any(|line| line == ENDED) {
         bail!("its last line is {:?}", lines.last().map_or("", String::as_str));
@@ -105,7 +105,7 @@ fn outcome(lines: &[String]) -> Result<Outcome> {
     let takes_frameworks =
         after(FRAMEWORKS).context("doctor does not say whether frameworks can be traced")?.starts_with(LOADED);
     let passed = passed.split_once(". ").map_or(passed, |(_, passed)| passed);
-    Ok(Outcome {
+    Ok(MachineOutcome {
         release: after(RELEASE).context("it printed no version")?,
         mechanism: after(MECHANISM).context("doctor named no way to probe")?,
         frameworks: if takes_frameworks { "yes" } else { "no" },

@@ -8,20 +8,20 @@ mod built;
 mod machine;
 mod system;
 
-use crate::args::Args;
-use crate::document::{self, Part};
+use crate::args::TaskArgs;
+use crate::document::{self, DocumentPart};
 use crate::integration;
 use crate::repo::Repo;
 use crate::run::first_line;
 use crate::setup::{self, Package};
-use crate::table::Table;
+use crate::table::MarkdownTable;
 use anyhow::{Result, bail};
-use machine::{Outcome, Processor};
+use machine::{MachineOutcome, Processor};
 use std::process::Command;
 
 /// Document with the results.
 const DOCUMENT: &str = "docs/project/kernels.md";
-const PART: Part = Part {
+const PART: DocumentPart = DocumentPart {
     begin: "<!-- kernels: begin (cargo xtask kernels writes what follows) -->\n",
     end: "<!-- kernels: end -->\n",
 };
@@ -42,7 +42,7 @@ const HEADER: [&str; 7] = [
 ];
 
 /// A kernel to test.
-struct Kernel {
+struct TestedKernel {
     /// Name on the command line.
     word: &'static str,
     /// Debian release that contains it.
@@ -50,14 +50,14 @@ struct Kernel {
     processor: &'static Processor,
 }
 
-const KERNELS: [Kernel; 3] = [
-    Kernel { word: "6.1", release: "bookworm", processor: &machine::X86_64 },
-    Kernel { word: "6.12", release: "trixie", processor: &machine::X86_64 },
-    Kernel { word: "6.12-aarch64", release: "trixie", processor: &machine::AARCH64 },
+const KERNELS: [TestedKernel; 3] = [
+    TestedKernel { word: "6.1", release: "bookworm", processor: &machine::X86_64 },
+    TestedKernel { word: "6.12", release: "trixie", processor: &machine::X86_64 },
+    TestedKernel { word: "6.12-aarch64", release: "trixie", processor: &machine::AARCH64 },
 ];
 
 /// Runs `cargo xtask kernels [KERNEL]... [--tests NAME]`.
-pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let tests = args.value("--tests")?;
     let words: Vec<String> = std::iter::from_fn(|| args.word()).collect();
     args.finish()?;
@@ -65,7 +65,7 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
         let known: Vec<&str> = KERNELS.iter().map(|kernel| kernel.word).collect();
         bail!("there is no kernel '{word}' here, only {}", known.join(", "));
     }
-    let chosen: Vec<&Kernel> =
+    let chosen: Vec<&TestedKernel> =
         KERNELS.iter().filter(|kernel| words.is_empty() || words.iter().any(|word| word == kernel.word)).collect();
     setup::packages(&[Package::CCompiler, Package::Mmdebstrap, Package::Qemu])?;
     setup::tools(repo)?;
@@ -86,7 +86,7 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
         rows.push(vec![word, outcome.release, name, outcome.mechanism, frameworks, outcome.tests, date.clone()]);
     }
     rows.sort();
-    let mut table = Table::new(&HEADER);
+    let mut table = MarkdownTable::new(&HEADER);
     for row in rows {
         table.row(row);
     }
@@ -108,11 +108,11 @@ fn rows(table: &str) -> Vec<Vec<String>> {
     table.lines().filter_map(cells).filter(of_kernel).collect()
 }
 
-impl Kernel {
-    fn run(&self, repo: &Repo, tests: &str) -> Result<Outcome> {
+impl TestedKernel {
+    fn run(&self, repo: &Repo, tests: &str) -> Result<MachineOutcome> {
         let folder = repo.made(FOLDER).join(self.word);
         let programs = built::programs(repo, self.processor)?;
-        let system = system::System::ensure(&folder, self.release, self.processor)?;
+        let system = system::MachineSystem::ensure(&folder, self.release, self.processor)?;
         let archive = system.with_programs(repo, &programs, tests)?;
         machine::run(self.processor, &system.kernel(), &archive)
     }
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn kernels_that_are_not_run_keep_their_rows() {
-        let mut table = Table::new(&HEADER);
+        let mut table = MarkdownTable::new(&HEADER);
         let row = ["6.1", "6.1.0-1", "x86_64", "uprobe", "yes", "4 passed", "2026-01-02"].map(str::to_owned).to_vec();
         table.row(row.clone());
         assert_eq!(rows(&table.text()), [row]);

@@ -27,11 +27,11 @@ const STAMP: &str = ".memwatch-complete";
 const HOME: &str = "memwatch";
 
 /// An unpacked system.
-pub(super) struct System {
+pub(super) struct MachineSystem {
     folder: PathBuf,
 }
 
-impl System {
+impl MachineSystem {
     /// Unpacks the system, unless it is complete already.
     ///
     /// # Errors

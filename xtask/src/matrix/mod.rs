@@ -9,16 +9,16 @@ mod outcome;
 mod table;
 mod versions;
 
-use crate::args::Args;
-use crate::document::{self, Part};
+use crate::args::TaskArgs;
+use crate::document::{self, DocumentPart};
 use crate::integration;
-use crate::repo::{Profile, Repo};
-use crate::torch::{self, Made, Place, Release};
+use crate::repo::{BuildProfile, Repo};
+use crate::torch::{self, MakeRelease, ReleaseEnv, ReleasePlace};
 use crate::{binary, setup};
 use anyhow::{Context as _, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
-use table::{Line, Lines};
+use table::{Lines, VersionLine};
 
 /// Registry that lists a framework's versions.
 enum Registry {
@@ -29,22 +29,22 @@ enum Registry {
 }
 
 /// A framework.
-struct Row {
+struct MatrixFramework {
     /// Name on the command line.
     word: &'static str,
     registry: Registry,
     /// Makes an environment with one version.
-    release: Release,
+    release: MakeRelease,
     /// Prefix of the variables that pass the environment to the test.
     variable: &'static str,
     /// Tests to run.
     tests: &'static [&'static str],
-    part: Part,
+    part: DocumentPart,
 }
 
 macro_rules! part {
     ($word:literal) => {
-        Part {
+        DocumentPart {
             begin: concat!(
                 "<!-- matrix of ",
                 $word,
@@ -57,8 +57,8 @@ macro_rules! part {
     };
 }
 
-const ROWS: [Row; 5] = [
-    Row {
+const ROWS: [MatrixFramework; 5] = [
+    MatrixFramework {
         word: "jax",
         registry: Registry::PyPi("jax-cuda12-pjrt"),
         release: torch::jax_release,
@@ -66,7 +66,7 @@ const ROWS: [Row; 5] = [
         tests: &["arenas::attached_late_an_arena_has_the_numbers_that_jax_says_at_every_checkpoint"],
         part: part!("jax"),
     },
-    Row {
+    MatrixFramework {
         word: "tensorflow",
         registry: Registry::PyPi("tensorflow"),
         release: torch::tensorflow_release,
@@ -81,7 +81,7 @@ const ROWS: [Row; 5] = [
         ],
         part: part!("tensorflow"),
     },
-    Row {
+    MatrixFramework {
         word: "onnxruntime",
         registry: Registry::PyPi("onnxruntime-gpu"),
         release: torch::onnxruntime_release,
@@ -91,7 +91,7 @@ const ROWS: [Row; 5] = [
         ],
         part: part!("onnxruntime"),
     },
-    Row {
+    MatrixFramework {
         word: "ggml",
         registry: Registry::Npm("@node-llama-cpp/linux-x64-cuda"),
         release: torch::ggml_release,
@@ -99,7 +99,7 @@ const ROWS: [Row; 5] = [
         tests: &["ggml::attached_late_only_younger_buffers_are_known_and_no_number_is_that_of_all"],
         part: part!("ggml"),
     },
-    Row {
+    MatrixFramework {
         word: "pytorch",
         registry: Registry::PyPi("torch"),
         release: torch::torch_release,
@@ -120,23 +120,24 @@ struct Wish {
 }
 
 /// Runs `cargo xtask matrix [FRAMEWORK] [--newest N] [--version V] [--keep]`.
-pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let newest = args.count("--newest")?.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
     let wish = Wish { newest, version: args.value("--version")?, keeps: args.flag("--keep") };
     let word = args.word();
     args.finish()?;
-    let rows: Vec<&Row> = ROWS.iter().filter(|row| word.as_deref().is_none_or(|word| word == row.word)).collect();
+    let rows: Vec<&MatrixFramework> =
+        ROWS.iter().filter(|row| word.as_deref().is_none_or(|word| word == row.word)).collect();
     if rows.is_empty() {
         let known: Vec<&str> = ROWS.iter().map(|row| row.word).collect();
         bail!("there is no framework '{}', only {}", word.unwrap_or_default(), known.join(", "));
     }
     setup::tools(repo)?;
-    binary::build(repo, Profile::Tested)?;
+    binary::build(repo, BuildProfile::Tested)?;
     integration::build_simulators(repo)?;
     rows.into_iter().try_for_each(|row| row.run(repo, &wish))
 }
 
-impl Row {
+impl MatrixFramework {
     fn run(&self, repo: &Repo, wish: &Wish) -> Result<()> {
         let versions = match self.registry {
             Registry::PyPi(package) => versions::of_pypi(&torch::python_with_pip(repo)?, package)?,
@@ -153,7 +154,7 @@ impl Row {
     }
 
     /// Writes a line into the document; earlier results of other versions stay.
-    fn write(&self, repo: &Repo, line: Line) -> Result<()> {
+    fn write(&self, repo: &Repo, line: VersionLine) -> Result<()> {
         let document = repo.path("docs/project/versions.md");
         let mut lines = Lines::of(&document::measured(&document, &self.part)?);
         lines.put(line);
@@ -161,15 +162,15 @@ impl Row {
     }
 
     /// Returns the result for a version.
-    fn line(&self, repo: &Repo, version: &str, wish: &Wish) -> Result<Line> {
+    fn line(&self, repo: &Repo, version: &str, wish: &Wish) -> Result<VersionLine> {
         let home = repo.made("matrix").join(format!("{}-{version}", self.word));
-        let place = Place { repo: repo.root(), cache: &repo.made("torch"), home: &home };
+        let place = ReleasePlace { repo: repo.root(), cache: &repo.made("torch"), home: &home };
         let line = match (self.release)(&place, version) {
             Ok(made) => {
                 let outcome = self.tested(repo, &made, &home.with_added_extension("log"))?;
-                Line::new(version, &format!("CUDA {}, Python {}", made.cuda_major, made.python), &outcome)
+                VersionLine::new(version, &format!("CUDA {}, Python {}", made.cuda_major, made.python), &outcome)
             }
-            Err(error) => Line::new(version, "", &outcome::not_made(&format!("{error:#}"))),
+            Err(error) => VersionLine::new(version, "", &outcome::not_made(&format!("{error:#}"))),
         };
         if home.exists() && !wish.keeps {
             fs::remove_dir_all(&home).with_context(|| format!("cannot remove {}", home.display()))?;
@@ -178,7 +179,7 @@ impl Row {
     }
 
     /// Runs the test, and writes its output to a log.
-    fn tested(&self, repo: &Repo, made: &Made, log: &Path) -> Result<String> {
+    fn tested(&self, repo: &Repo, made: &ReleaseEnv, log: &Path) -> Result<String> {
         let environment = &made.environment;
         let folders: [(&str, &PathBuf); 3] = [
             ("ROOT", &environment.root),

@@ -1,13 +1,13 @@
 //! The table of a framework in the document: a line for each version, newest first. A run replaces
 //! only its own lines.
 
-use crate::table::Table;
+use crate::table::MarkdownTable;
 
 const HEADER: [&str; 3] = ["version", "built for", "what came out"];
 
 /// Line of a version.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Line {
+pub(super) struct VersionLine {
     version: String,
     /// CUDA and Python versions; empty if the environment could not be made.
     built_for: String,
@@ -15,7 +15,7 @@ pub(super) struct Line {
     pub(super) outcome: String,
 }
 
-impl Line {
+impl VersionLine {
     pub(super) fn new(version: &str, built_for: &str, outcome: &str) -> Self {
         Self { version: version.to_owned(), built_for: built_for.to_owned(), outcome: outcome.to_owned() }
     }
@@ -31,15 +31,15 @@ impl Line {
 }
 
 /// All lines of a framework.
-pub(super) struct Lines(Vec<Line>);
+pub(super) struct Lines(Vec<VersionLine>);
 
 impl Lines {
     /// Parses the lines of a part of the document.
     pub(super) fn of(part: &str) -> Self {
-        let cells = |line: &str| -> Option<Line> {
+        let cells = |line: &str| -> Option<VersionLine> {
             let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim).collect();
             match cells[..] {
-                [version, built_for, outcome] => Some(Line::new(version, built_for, outcome)),
+                [version, built_for, outcome] => Some(VersionLine::new(version, built_for, outcome)),
                 _ => None,
             }
         };
@@ -47,7 +47,7 @@ impl Lines {
     }
 
     /// Inserts a line, replacing an earlier one of the same minor version.
-    pub(super) fn put(&mut self, line: Line) {
+    pub(super) fn put(&mut self, line: VersionLine) {
         self.0.retain(|other| other.minor() != line.minor());
         self.0.push(line);
         self.0.sort_by_key(|line| std::cmp::Reverse(line.numbers()));
@@ -55,7 +55,7 @@ impl Lines {
 
     /// Renders the lines as Markdown.
     pub(super) fn text(&self) -> String {
-        let mut table = Table::new(&HEADER);
+        let mut table = MarkdownTable::new(&HEADER);
         for line in &self.0 {
             table.row(vec![line.version.clone(), line.built_for.clone(), line.outcome.clone()]);
         }
@@ -70,9 +70,9 @@ mod tests {
     #[test]
     fn a_run_replaces_the_line_of_its_minor_version_and_leaves_the_others() {
         let mut lines = Lines::of("");
-        lines.put(Line::new("2.9.0", "CUDA 12, Python 3.13", "equal"));
-        lines.put(Line::new("2.10.0", "CUDA 12, Python 3.13", "not equal: a"));
-        lines.put(Line::new("2.9.1", "", "not tried: b"));
+        lines.put(VersionLine::new("2.9.0", "CUDA 12, Python 3.13", "equal"));
+        lines.put(VersionLine::new("2.10.0", "CUDA 12, Python 3.13", "not equal: a"));
+        lines.put(VersionLine::new("2.9.1", "", "not tried: b"));
         let text = format!("2026-01-01: a machine\n\n{}", lines.text());
         let read = Lines::of(&text);
         let versions: Vec<&str> = read.0.iter().map(|line| line.version.as_str()).collect();

@@ -1,6 +1,6 @@
 //! Checks the contents of the packages with the tools of their formats.
 
-use super::Packages;
+use super::BuiltPackages;
 use crate::install::captured;
 use crate::run::{first_line, run_quietly, succeeds};
 use anyhow::{Context as _, Result, ensure};
@@ -27,7 +27,7 @@ const DEB: &[(&str, &str)] = &[
     ("-rw-r--r--", "/usr/share/memwatch/helm/memwatch/Chart.yaml"),
 ];
 
-impl Packages {
+impl BuiltPackages {
     /// Checks the file lists, and runs the program from the wheel; `folder` is for unpacked files.
     ///
     /// # Errors

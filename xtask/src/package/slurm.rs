@@ -16,16 +16,16 @@ memwatch_workload_oom_events_total{gpu="0",uuid="A",workload_kind="slurm",namesp
 "#;
 
 /// A node at the end of a job, in a temporary directory.
-struct Node(PathBuf);
+struct EpilogNode(PathBuf);
 
-impl Drop for Node {
+impl Drop for EpilogNode {
     fn drop(&mut self) {
         // Fails if the directory is already removed.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-impl Node {
+impl EpilogNode {
     fn new(name: &str, curl: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("memwatch-epilog-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
@@ -64,7 +64,7 @@ impl Node {
 
 #[test]
 fn the_epilog_adds_each_nodes_peaks_to_the_jobs_comment() {
-    let node = Node::new("adds", "cat \"$folder/metrics\"");
+    let node = EpilogNode::new("adds", "cat \"$folder/metrics\"");
     node.ends("42", "Node1");
     let first = "memwatch node1: gpu 1 at least 1.50 gib, gpu 0 at least 75.50 gib, 2 allocations out of memory\n";
     assert_eq!(node.read("comment"), first);
@@ -77,7 +77,7 @@ fn the_epilog_adds_each_nodes_peaks_to_the_jobs_comment() {
 
 #[test]
 fn the_epilog_writes_nothing_of_a_job_without_gpu_memory_and_says_when_it_cannot_ask() {
-    let node = Node::new("nothing", "cat \"$folder/metrics\"");
+    let node = EpilogNode::new("nothing", "cat \"$folder/metrics\"");
     node.ends("7", "node1");
     node.ends("", "node1");
     node.ends("x; true", "node1");

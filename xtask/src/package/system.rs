@@ -3,7 +3,7 @@
 //!
 //! A container would not suffice: the agent refuses to run in another pid namespace.
 
-use super::Packages;
+use super::BuiltPackages;
 use crate::gpusim::Prologue;
 use crate::integration;
 use crate::repo::Repo;
@@ -37,7 +37,7 @@ const STAMP: &str = ".memwatch-complete";
 ///
 /// # Errors
 /// The machine cannot be made, or the check fails; its output is already on the terminal.
-pub(super) fn check(repo: &Repo, packages: &Packages, later: &Packages, folder: &Path) -> Result<()> {
+pub(super) fn check(repo: &Repo, packages: &BuiltPackages, later: &BuiltPackages, folder: &Path) -> Result<()> {
     setup::packages(&[Package::CCompiler, Package::Mmdebstrap, Package::Qemu])?;
     let folder = folder.join("system");
     let image = image(repo, &folder)?;
@@ -110,7 +110,7 @@ fn image(repo: &Repo, folder: &Path) -> Result<PathBuf> {
 }
 
 /// Makes the second disk: an archive with the packages, the check and the simulated GPU.
-fn payload(repo: &Repo, packages: &Packages, later: &Packages, folder: &Path) -> Result<PathBuf> {
+fn payload(repo: &Repo, packages: &BuiltPackages, later: &BuiltPackages, folder: &Path) -> Result<PathBuf> {
     let load = folder.join("payload");
     if load.exists() {
         fs::remove_dir_all(&load).with_context(|| format!("cannot remove {}", load.display()))?;

@@ -1,7 +1,7 @@
 //! Files of a package below its prefix.
 
-use super::Source;
-use crate::install::{self, Place, UNITS, install_help, put};
+use super::PackageSource;
+use crate::install::{self, InstallPlace, UNITS, install_help, put};
 use crate::run::run_quietly;
 use anyhow::{Context as _, Result};
 use std::fs;
@@ -26,12 +26,12 @@ const DOCUMENTS: (&str, &str) = ("docs", "share/doc/memwatch/docs");
 ///
 /// # Errors
 /// The binary does not start, or a file cannot be read or written.
-pub(super) fn write(source: &Source<'_>, binary: &Path, root: &Path, prefix: &str) -> Result<()> {
+pub(super) fn write(source: &PackageSource<'_>, binary: &Path, root: &Path, prefix: &str) -> Result<()> {
     let repo = source.repo;
     if root.exists() {
         fs::remove_dir_all(root).with_context(|| format!("cannot remove {}", root.display()))?;
     }
-    install::install(binary, &repo.path(UNITS), &Place { root, prefix: Path::new(prefix) })?;
+    install::install(binary, &repo.path(UNITS), &InstallPlace { root, prefix: Path::new(prefix) })?;
     install_help(binary, &root.join("share"))?;
     compress(&pages(&root.join("share/man/man1"))?)?;
     for (from, to) in COPIED {

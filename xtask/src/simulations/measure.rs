@@ -7,11 +7,11 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::settings::{SETTINGS, Setting, Taken};
-use super::{MOST_OFF, Program};
+use super::settings::{AllocatorSetting, RecordedPeaks, SETTINGS};
+use super::{MOST_OFF, SimulationProgram};
 use crate::gpusim::Prologue;
 use crate::integration;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::run::line;
 use crate::torch::TorchEnv;
 
@@ -25,14 +25,14 @@ const RANKS: &str = "RANK=0 \"$@\" & RANK=1 \"$@\" & wait";
 
 /// A real and a simulated peak, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Cell {
+pub(super) struct PeakCell {
     pub(super) real_bytes: u64,
     pub(super) simulated_bytes: u64,
     /// Whether the program ran out of memory, in the real run and in the simulation.
     pub(super) is_out_of_memory: (bool, bool),
 }
 
-impl Cell {
+impl PeakCell {
     /// Returns the deviation, in percent.
     #[expect(clippy::cast_precision_loss, reason = "shown with two digits")]
     pub(super) fn off(&self) -> f64 {
@@ -42,19 +42,19 @@ impl Cell {
 
 /// A row: one device of a program.
 #[derive(Debug)]
-pub(super) struct Measured {
+pub(super) struct SimulationRow {
     pub(super) title: String,
     pub(super) version: String,
     /// Cells by setting; `None` if the version does not support it.
-    pub(super) cells: Vec<Option<Cell>>,
+    pub(super) cells: Vec<Option<PeakCell>>,
 }
 
-impl Measured {
+impl SimulationRow {
     /// Returns the cells with too large a deviation.
     pub(super) fn off(&self) -> Vec<String> {
         let cells = SETTINGS.iter().zip(&self.cells).filter_map(|(setting, cell)| Some((setting, cell.as_ref()?)));
-        let is_wrong = |cell: &Cell| cell.off() > MOST_OFF || cell.is_out_of_memory.0 != cell.is_out_of_memory.1;
-        let reported = |(setting, cell): (&Setting, &Cell)| {
+        let is_wrong = |cell: &PeakCell| cell.off() > MOST_OFF || cell.is_out_of_memory.0 != cell.is_out_of_memory.1;
+        let reported = |(setting, cell): (&AllocatorSetting, &PeakCell)| {
             is_wrong(cell).then(|| format!("{} on {}, {}: {cell:?}", self.title, self.version, setting.title))
         };
         cells.filter_map(reported).collect()
@@ -63,7 +63,7 @@ impl Measured {
 
 /// Final numbers of a device in a run.
 #[derive(Clone, Copy, Debug, Default)]
-struct Reported {
+struct CheckpointNumbers {
     reserved_bytes: u64,
     allocated_bytes: u64,
     is_out_of_memory: bool,
@@ -72,14 +72,14 @@ struct Reported {
 /// Environment of a program.
 struct Setup<'a> {
     repo: &'a Repo,
-    program: &'a Program,
+    program: &'a SimulationProgram,
     torch: TorchEnv,
     simulator: PathBuf,
     folder: PathBuf,
 }
 
 /// Measures one program on one version; returns a row for each of its devices.
-pub(super) fn program(repo: &Repo, program: &Program, version: &str) -> Result<Vec<Measured>> {
+pub(super) fn program(repo: &Repo, program: &SimulationProgram, version: &str) -> Result<Vec<SimulationRow>> {
     let name =
         format!("memwatch-simulations-{}-{}-{version}", std::process::id(), program.title.replace([' ', ','], "-"));
     let folder = std::env::temp_dir().join(name);
@@ -93,14 +93,15 @@ pub(super) fn program(repo: &Repo, program: &Program, version: &str) -> Result<V
 }
 
 impl Setup<'_> {
-    fn measure(&self) -> Result<Vec<Measured>> {
+    fn measure(&self) -> Result<Vec<SimulationRow>> {
         let recorded = self.run("", None, true)?;
-        let most = |of: fn(&Reported) -> u64| recorded.values().map(of).max().unwrap_or(0);
-        let taken = Taken {
+        let most = |of: fn(&CheckpointNumbers) -> u64| recorded.values().map(of).max().unwrap_or(0);
+        let taken = RecordedPeaks {
             allocated_bytes: most(|stated| stated.allocated_bytes),
             reserved_bytes: most(|stated| stated.reserved_bytes),
         };
-        let mut rows: BTreeMap<u64, Vec<Option<Cell>>> = recorded.keys().map(|device| (*device, Vec::new())).collect();
+        let mut rows: BTreeMap<u64, Vec<Option<PeakCell>>> =
+            recorded.keys().map(|device| (*device, Vec::new())).collect();
         for (index, setting) in SETTINGS.iter().enumerate() {
             let is_known = setting.only.is_empty() || setting.only == self.torch.version;
             let cells = if index == 0 {
@@ -115,7 +116,7 @@ impl Setup<'_> {
             }
         }
         let is_alone = rows.len() == 1;
-        let row = |(device, cells): (u64, Vec<Option<Cell>>)| Measured {
+        let row = |(device, cells): (u64, Vec<Option<PeakCell>>)| SimulationRow {
             title: if is_alone { self.program.title.to_owned() } else { format!("{}: {device}", self.program.title) },
             version: self.torch.version.clone(),
             cells,
@@ -123,13 +124,13 @@ impl Setup<'_> {
         Ok(rows.into_iter().map(row).collect())
     }
 
-    fn run_with(&self, setting: &Setting, taken: Taken) -> Result<BTreeMap<u64, Reported>> {
+    fn run_with(&self, setting: &AllocatorSetting, taken: RecordedPeaks) -> Result<BTreeMap<u64, CheckpointNumbers>> {
         let fraction = setting.fraction(taken, TOTAL_MIB * MIB);
         self.run(setting.conf, fraction.as_deref(), false)
     }
 
     /// Runs the program to its end, and returns its numbers for each device.
-    fn run(&self, conf: &str, fraction: Option<&str>, is_recorded: bool) -> Result<BTreeMap<u64, Reported>> {
+    fn run(&self, conf: &str, fraction: Option<&str>, is_recorded: bool) -> Result<BTreeMap<u64, CheckpointNumbers>> {
         let (ledger, store) = (self.folder.join("ledger"), self.folder.join("store"));
         drop(std::fs::remove_file(&ledger));
         drop(std::fs::remove_file(&store));
@@ -137,7 +138,7 @@ impl Setup<'_> {
         let mut command = Command::new("timeout");
         command.arg(TIMEOUT);
         if is_recorded {
-            command.arg(self.repo.memwatch(Profile::Release)).arg("--nvml-lib");
+            command.arg(self.repo.memwatch(BuildProfile::Release)).arg("--nvml-lib");
             command.arg(self.simulator.join("lib/libnvidia-ml.so.1")).args(["run", "--force", "-o"]);
             command.arg(self.recording()).arg("--");
         }
@@ -168,12 +169,12 @@ impl Setup<'_> {
     /// Simulates a setting, and compares with the real numbers, by device.
     fn compare(
         &self,
-        setting: &Setting,
-        stated: &BTreeMap<u64, Reported>,
-        taken: Taken,
-    ) -> Result<BTreeMap<u64, Cell>> {
+        setting: &AllocatorSetting,
+        stated: &BTreeMap<u64, CheckpointNumbers>,
+        taken: RecordedPeaks,
+    ) -> Result<BTreeMap<u64, PeakCell>> {
         let typed = setting.simulated(setting.fraction(taken, TOTAL_MIB * MIB).as_deref());
-        let simulated = simulate(&self.repo.memwatch(Profile::Release), &self.recording(), &typed)?;
+        let simulated = simulate(&self.repo.memwatch(BuildProfile::Release), &self.recording(), &typed)?;
         let devices = simulated["data"]["devices"].as_array().context("a list of devices")?;
         let cell = |device: &Value| {
             let number = device["device"].as_u64()?;
@@ -181,7 +182,7 @@ impl Setup<'_> {
             let policy = device["policies"].as_array()?.last()?;
             let stated = stated.get(&number)?;
             let is_out_of_memory = (stated.is_out_of_memory, !policy["failure"].is_null());
-            let cell = Cell {
+            let cell = PeakCell {
                 real_bytes: stated.reserved_bytes,
                 simulated_bytes: policy["peak_reserved_bytes"].as_u64()?,
                 is_out_of_memory,
@@ -197,15 +198,15 @@ impl Setup<'_> {
             );
             Some((number, cell))
         };
-        let cells: BTreeMap<u64, Cell> = devices.iter().filter_map(cell).collect();
+        let cells: BTreeMap<u64, PeakCell> = devices.iter().filter_map(cell).collect();
         ensure!(cells.len() == stated.len(), "of {} devices, {} were simulated", stated.len(), cells.len());
         Ok(cells)
     }
 }
 
 /// Returns the last checkpoint's numbers of each device.
-fn stated(output: &str) -> BTreeMap<u64, Reported> {
-    let mut all: BTreeMap<u64, Reported> = BTreeMap::new();
+fn stated(output: &str) -> BTreeMap<u64, CheckpointNumbers> {
+    let mut all: BTreeMap<u64, CheckpointNumbers> = BTreeMap::new();
     for checkpoint in output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
         for device in checkpoint["devices"].as_array().into_iter().flatten() {
             let Some(number) = device["device"].as_u64() else { continue };
@@ -244,10 +245,11 @@ mod tests {
 
     #[test]
     fn a_program_that_runs_out_in_one_of_both_is_wrong_whatever_it_took() {
-        let cell = Cell { real_bytes: 1000, simulated_bytes: 1005, is_out_of_memory: (false, false) };
-        let off = |cell| Measured { title: "x".into(), version: "2.15.0".into(), cells: vec![Some(cell)] }.off().len();
+        let cell = PeakCell { real_bytes: 1000, simulated_bytes: 1005, is_out_of_memory: (false, false) };
+        let off =
+            |cell| SimulationRow { title: "x".into(), version: "2.15.0".into(), cells: vec![Some(cell)] }.off().len();
         assert_eq!(off(cell), 0);
-        assert_eq!(off(Cell { simulated_bytes: 1011, ..cell }), 1);
-        assert_eq!(off(Cell { is_out_of_memory: (true, false), ..cell }), 1);
+        assert_eq!(off(PeakCell { simulated_bytes: 1011, ..cell }), 1);
+        assert_eq!(off(PeakCell { is_out_of_memory: (true, false), ..cell }), 1);
     }
 }

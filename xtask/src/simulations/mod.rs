@@ -13,18 +13,18 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
 
-use self::measure::Measured;
-use crate::args::Args;
+use self::measure::SimulationRow;
+use crate::args::TaskArgs;
 use crate::binary;
-use crate::document::{self, Part};
+use crate::document::{self, DocumentPart};
 use crate::gpusim::Prologue;
 use crate::integration;
-use crate::repo::{Profile, Repo};
+use crate::repo::{BuildProfile, Repo};
 use crate::setup;
 use crate::torch;
 
 const DOCUMENT: &str = "docs/project/simulations.md";
-const PART: Part = Part {
+const PART: DocumentPart = DocumentPart {
     begin: "<!-- simulations: begin (cargo xtask simulations writes what follows) -->\n",
     end: "<!-- simulations: end -->\n",
 };
@@ -34,7 +34,7 @@ const TOGETHER: usize = 2;
 const MOST_OFF: f64 = 1.0;
 
 /// A program of `tests/workloads`.
-struct Program {
+struct SimulationProgram {
     /// Name in the table.
     title: &'static str,
     /// Script with its arguments.
@@ -43,16 +43,16 @@ struct Program {
     is_ranked: bool,
 }
 
-const fn one(title: &'static str, words: &'static [&'static str]) -> Program {
-    Program { title, words, is_ranked: false }
+const fn one(title: &'static str, words: &'static [&'static str]) -> SimulationProgram {
+    SimulationProgram { title, words, is_ranked: false }
 }
 
-const fn ranks(title: &'static str, words: &'static [&'static str]) -> Program {
-    Program { title, words, is_ranked: true }
+const fn ranks(title: &'static str, words: &'static [&'static str]) -> SimulationProgram {
+    SimulationProgram { title, words, is_ranked: true }
 }
 
 /// Measured programs.
-const PROGRAMS: &[Program] = &[
+const PROGRAMS: &[SimulationProgram] = &[
     one("transformer, AdamW", &["transformer.py", "--steps", "6", "--layers", "4", "--dim", "512"]),
     one("transformer, bf16 autocast", &["stages_truth.py", "transformer", "--steps", "5", "--vary"]),
     one("convnet", &["stages_truth.py", "convnet", "--steps", "5", "--vary"]),
@@ -68,14 +68,15 @@ const PROGRAMS: &[Program] = &[
 ];
 
 /// Runs `cargo xtask simulations [NAME]...`.
-pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let wanted: Vec<String> = std::iter::from_fn(|| args.word()).collect();
     args.finish()?;
     ensure!(setup::is_root(), "uprobes need root: run it as root");
-    let is_wanted = |program: &Program| wanted.is_empty() || wanted.iter().any(|name| program.title.contains(name));
+    let is_wanted =
+        |program: &SimulationProgram| wanted.is_empty() || wanted.iter().any(|name| program.title.contains(name));
     let chosen: Vec<_> = PROGRAMS.iter().filter(|program| is_wanted(program)).collect();
     ensure!(!chosen.is_empty(), "no program has that in its name; there are {}", titles().join("; "));
-    binary::build(repo, Profile::Release)?;
+    binary::build(repo, BuildProfile::Release)?;
     integration::build_simulator(repo, Prologue::Cmp)?;
     integration::install_torch(repo)?;
     let jobs: Vec<_> =
@@ -91,7 +92,7 @@ fn titles() -> Vec<&'static str> {
 
 /// Runs all jobs, some at a time; each writes its rows into the document when it is done. Returns
 /// the failures.
-fn measure_all(repo: &Repo, jobs: &[(&Program, &str)]) -> Vec<String> {
+fn measure_all(repo: &Repo, jobs: &[(&SimulationProgram, &str)]) -> Vec<String> {
     let waiting = Mutex::new(jobs.iter());
     let wrong = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -101,7 +102,7 @@ fn measure_all(repo: &Repo, jobs: &[(&Program, &str)]) -> Vec<String> {
                     let rows = measure::program(repo, program, version);
                     let mut wrong = lock(&wrong);
                     match rows.and_then(|rows| write(repo, &rows).map(|()| rows)) {
-                        Ok(rows) => wrong.extend(rows.iter().flat_map(Measured::off)),
+                        Ok(rows) => wrong.extend(rows.iter().flat_map(SimulationRow::off)),
                         Err(error) => wrong.push(format!("{error:#}")),
                     }
                 }
@@ -112,7 +113,7 @@ fn measure_all(repo: &Repo, jobs: &[(&Program, &str)]) -> Vec<String> {
 }
 
 /// Writes rows into the document, replacing those of the same program and version.
-fn write(repo: &Repo, rows: &[Measured]) -> Result<()> {
+fn write(repo: &Repo, rows: &[SimulationRow]) -> Result<()> {
     let path = repo.path(DOCUMENT);
     let text = table::text(rows, &document::measured(&path, &PART)?, &document::machine()?, &titles());
     document::update(&path, &PART, &text)

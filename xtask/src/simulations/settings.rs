@@ -14,7 +14,7 @@ pub(super) enum Limit {
 
 /// A column.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Setting {
+pub(super) struct AllocatorSetting {
     /// Name in the table.
     pub(super) title: &'static str,
     /// Value of `PYTORCH_CUDA_ALLOC_CONF`.
@@ -25,17 +25,17 @@ pub(super) struct Setting {
     pub(super) only: &'static str,
 }
 
-const fn setting(title: &'static str, conf: &'static str, limit: Limit) -> Setting {
-    Setting { title, conf, limit, only: "" }
+const fn setting(title: &'static str, conf: &'static str, limit: Limit) -> AllocatorSetting {
+    AllocatorSetting { title, conf, limit, only: "" }
 }
 
 /// Columns; the first is the setting of the recorded run.
-pub(super) const SETTINGS: &[Setting] = &[
+pub(super) const SETTINGS: &[AllocatorSetting] = &[
     setting("default", "", Limit::None),
     setting("expandable segments", "expandable_segments:True", Limit::None),
     setting("split ≤ 32 MiB", "max_split_size_mb:32", Limit::None),
     setting("divisions 4", "roundup_power2_divisions:4", Limit::None),
-    Setting { only: "2.15.0", ..setting("segments 33 MiB", "large_segment_size_mb:33", Limit::None) },
+    AllocatorSetting { only: "2.15.0", ..setting("segments 33 MiB", "large_segment_size_mb:33", Limit::None) },
     setting("collection 0.5", "garbage_collection_threshold:0.5", Limit::Above),
     setting("limited", "", Limit::Between),
     setting("limited, expandable", "expandable_segments:True", Limit::Between),
@@ -44,16 +44,16 @@ pub(super) const SETTINGS: &[Setting] = &[
 
 /// Peaks of the recorded run, over all devices, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Taken {
+pub(super) struct RecordedPeaks {
     /// Allocated bytes.
     pub(super) allocated_bytes: u64,
     /// Reserved bytes.
     pub(super) reserved_bytes: u64,
 }
 
-impl Setting {
+impl AllocatorSetting {
     /// Returns the memory limit, in bytes.
-    const fn limit_bytes(&self, taken: Taken) -> Option<u64> {
+    const fn limit_bytes(&self, taken: RecordedPeaks) -> Option<u64> {
         let between = u64::midpoint(taken.allocated_bytes, taken.reserved_bytes);
         match self.limit {
             Limit::None => None,
@@ -64,7 +64,7 @@ impl Setting {
 
     /// Returns the share of the device that the program limits itself to, as text.
     #[expect(clippy::cast_precision_loss, reason = "six digits are typed")]
-    pub(super) fn fraction(&self, taken: Taken, total_bytes: u64) -> Option<String> {
+    pub(super) fn fraction(&self, taken: RecordedPeaks, total_bytes: u64) -> Option<String> {
         let limit_bytes = self.limit_bytes(taken)?;
         Some(format!("{:.6}", limit_bytes as f64 / total_bytes as f64))
     }
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_a_part_of_the_device_beside_the_setting() {
-        let taken = Taken { allocated_bytes: 100, reserved_bytes: 200 };
+        let taken = RecordedPeaks { allocated_bytes: 100, reserved_bytes: 200 };
         let of = |title: &str| SETTINGS.iter().find(|setting| setting.title == title).copied().unwrap();
         assert_eq!(of("limited").fraction(taken, 1000).as_deref(), Some("0.150000"));
         assert_eq!(of("divisions 4").fraction(taken, 1000), None);

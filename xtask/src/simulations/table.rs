@@ -1,13 +1,13 @@
 //! Table of the measurements, which keeps rows that were not measured again.
 
-use super::measure::{Cell, Measured};
+use super::measure::{PeakCell, SimulationRow};
 use super::settings::SETTINGS;
-use crate::table::Table;
+use crate::table::MarkdownTable;
 
 const MIB: u64 = 1 << 20;
 
 /// Returns the date, the machine, and the table of new measurements and kept rows.
-pub(super) fn text(measured: &[Measured], old: &str, machine: &str, titles: &[&str]) -> String {
+pub(super) fn text(measured: &[SimulationRow], old: &str, machine: &str, titles: &[&str]) -> String {
     let (date, machine) = machine.split_once(": ").unwrap_or(("", machine));
     let mut rows: Vec<Vec<String>> = measured.iter().map(|row| cells(row, date)).collect();
     let is_new = |row: &[String]| measured.iter().any(|new| new.title == row[0] && new.version == row[1]);
@@ -18,7 +18,7 @@ pub(super) fn text(measured: &[Measured], old: &str, machine: &str, titles: &[&s
     let mut header = vec!["program", "PyTorch"];
     header.extend(SETTINGS.iter().map(|setting| setting.title));
     header.push("measured");
-    let mut table = Table::new(&header);
+    let mut table = MarkdownTable::new(&header);
     for row in rows {
         table.row(row);
     }
@@ -33,14 +33,14 @@ fn place(titles: &[&str], title: &str) -> usize {
         .unwrap_or(titles.len())
 }
 
-fn cells(row: &Measured, date: &str) -> Vec<String> {
+fn cells(row: &SimulationRow, date: &str) -> Vec<String> {
     let mut cells = vec![row.title.clone(), row.version.clone()];
     cells.extend(row.cells.iter().map(|cell| cell.as_ref().map_or_else(|| "-".to_owned(), cell_text)));
     cells.push(date.to_owned());
     cells
 }
 
-fn cell_text(cell: &Cell) -> String {
+fn cell_text(cell: &PeakCell) -> String {
     let ended = match cell.is_out_of_memory {
         (false, false) => "",
         (true, true) => " †",
@@ -64,9 +64,12 @@ mod tests {
     #[test]
     fn rows_that_were_not_measured_stay_and_others_are_replaced() {
         let row = |title: &str, real_mib: u64| {
-            let cell =
-                Cell { real_bytes: real_mib << 20, simulated_bytes: real_mib << 20, is_out_of_memory: (true, true) };
-            Measured { title: title.into(), version: "2.8.0".into(), cells: vec![Some(cell); SETTINGS.len()] }
+            let cell = PeakCell {
+                real_bytes: real_mib << 20,
+                simulated_bytes: real_mib << 20,
+                is_out_of_memory: (true, true),
+            };
+            SimulationRow { title: title.into(), version: "2.8.0".into(), cells: vec![Some(cell); SETTINGS.len()] }
         };
         let titles = ["b", "a"];
         let first = text(&[row("a", 1), row("b: 1", 2)], "", "2026-11-22: one", &titles);

@@ -9,7 +9,7 @@ mod shape;
 pub(crate) mod source;
 mod words;
 
-use crate::args::Args;
+use crate::args::TaskArgs;
 use crate::repo::Repo;
 use anyhow::{Result, bail};
 use source::Source;
@@ -127,7 +127,7 @@ const EXCEPTIONS: &[Exception] = &[
 ];
 
 /// `cargo xtask tidy`.
-pub(crate) fn task(repo: &Repo, args: Args) -> Result<()> {
+pub(crate) fn task(repo: &Repo, args: TaskArgs) -> Result<()> {
     args.finish()?;
     check(repo)
 }

@@ -15,8 +15,8 @@ mod stand_ins;
 mod venv;
 
 pub(crate) use releases::{
-    Made, Place, Release, ensure_oldest_jax, ggml_release, jax_release, onnxruntime_release, python_with_pip,
-    tensorflow_release, torch_release,
+    MakeRelease, ReleaseEnv, ReleasePlace, ensure_oldest_jax, ggml_release, jax_release, onnxruntime_release,
+    python_with_pip, tensorflow_release, torch_release,
 };
 
 use anyhow::{Context as _, Result};

@@ -16,7 +16,7 @@ use std::process::Command;
 
 /// A Debian release.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct System {
+pub(super) struct DebianSystem {
     /// Directory below all environments.
     folder: &'static str,
     release: &'static str,
@@ -30,7 +30,7 @@ pub(super) struct System {
 }
 
 /// The system of all tests with a newer system.
-pub(super) const NEWER: System = System {
+pub(super) const NEWER: DebianSystem = DebianSystem {
     folder: "newer",
     release: "trixie",
     python: "3.13",
@@ -38,7 +38,7 @@ pub(super) const NEWER: System = System {
     platforms: &["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"],
 };
 /// The system of releases without a wheel for the newer one's Python.
-pub(super) const OLDER: System = System {
+pub(super) const OLDER: DebianSystem = DebianSystem {
     folder: "older",
     release: "bookworm",
     python: "3.11",
@@ -55,7 +55,7 @@ const USERS: &str = "root:x:0:0:root:/root:/bin/sh\n";
 /// File written last: a directory without it is incomplete.
 const STAMP: &str = ".memwatch-complete";
 
-impl System {
+impl DebianSystem {
     /// Returns the root directory below all environments.
     pub(super) fn root(self, cache: &Path) -> PathBuf {
         self.home(cache).join("root")

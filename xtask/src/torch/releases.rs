@@ -5,7 +5,7 @@
 //! older one's.
 
 use super::built_for::{of_cuda, of_tensorflow, of_torch};
-use super::newer::{self, NEWER, OLDER, System};
+use super::newer::{self, DebianSystem, NEWER, OLDER};
 use super::{GGML, NewerEnv, ONNX_RUNTIME, VERSIONS, Wheel, ensure, lock, npm, stand_ins};
 use crate::repo::Repo;
 use crate::run;
@@ -16,7 +16,7 @@ use std::process::Command;
 
 /// Paths for making the environment of a release.
 #[derive(Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct ReleasePlace<'a> {
     /// Root of the repository.
     pub(crate) repo: &'a Path,
     /// Directory of all environments.
@@ -27,7 +27,7 @@ pub(crate) struct Place<'a> {
 
 /// The environment of a release.
 #[derive(Debug)]
-pub(crate) struct Made {
+pub(crate) struct ReleaseEnv {
     /// The environment.
     pub(crate) environment: NewerEnv,
     /// Major version of CUDA that it is built for.
@@ -39,7 +39,7 @@ pub(crate) struct Made {
 }
 
 /// Makes the environment of a version, unless it exists.
-pub(crate) type Release = fn(&Place<'_>, &str) -> Result<Made>;
+pub(crate) type MakeRelease = fn(&ReleasePlace<'_>, &str) -> Result<ReleaseEnv>;
 
 /// Returns a Python with pip: that of the first PyTorch.
 ///
@@ -64,7 +64,7 @@ const STAND_INS: [(u32, &str); 2] = [(13, "2.15.0"), (12, "2.8.0")];
 ///
 /// # Errors
 /// Its wheels cannot be downloaded.
-pub(crate) fn jax_release(place: &Place<'_>, version: &str) -> Result<Made> {
+pub(crate) fn jax_release(place: &ReleasePlace<'_>, version: &str) -> Result<ReleaseEnv> {
     let cuda_major = if numbers(version) >= JAX_OF_CUDA_13.to_vec() { 13 } else { 12 };
     let plugin = ["pjrt", "plugin"].map(|part| format!("jax-cuda{cuda_major}-{part}"));
     let own = ["jax".to_owned(), "jaxlib".to_owned()].into_iter().chain(plugin);
@@ -76,7 +76,7 @@ pub(crate) fn jax_release(place: &Place<'_>, version: &str) -> Result<Made> {
         wheels.extend(BESIDE_EARLIER_JAX.map(str::to_owned));
     }
     let (system, packages) = place.wheels(&[(NEWER, wheels.join("\n"))], version)?;
-    Ok(Made {
+    Ok(ReleaseEnv {
         environment: NewerEnv {
             root: system.root(place.cache),
             packages,
@@ -98,7 +98,7 @@ const OLDEST_JAX: &str = "0.4.38";
 /// # Errors
 /// Those of [`jax_release`].
 pub(crate) fn ensure_oldest_jax(repo: &Path, cache: &Path) -> Result<NewerEnv> {
-    let place = Place { repo, cache, home: &cache.join("jax-oldest") };
+    let place = ReleasePlace { repo, cache, home: &cache.join("jax-oldest") };
     Ok(jax_release(&place, OLDEST_JAX)?.environment)
 }
 
@@ -111,7 +111,7 @@ const ONNX_RUNTIME_WITH_NUMBERS: [u32; 2] = [1, 23];
 /// # Errors
 /// Its wheel cannot be downloaded, is for a CUDA version other than 12 and 13, or does not report
 /// its arena's counters.
-pub(crate) fn onnxruntime_release(place: &Place<'_>, version: &str) -> Result<Made> {
+pub(crate) fn onnxruntime_release(place: &ReleasePlace<'_>, version: &str) -> Result<ReleaseEnv> {
     if numbers(version) < ONNX_RUNTIME_WITH_NUMBERS.to_vec() {
         bail!("does not say what its arena has counted (`AllocatorGetStats` came with 1.23)");
     }
@@ -127,7 +127,7 @@ pub(crate) fn onnxruntime_release(place: &Place<'_>, version: &str) -> Result<Ma
 ///
 /// # Errors
 /// npm cannot install it.
-pub(crate) fn ggml_release(place: &Place<'_>, version: &str) -> Result<Made> {
+pub(crate) fn ggml_release(place: &ReleasePlace<'_>, version: &str) -> Result<ReleaseEnv> {
     drop(NEWER.ensure(place.cache)?);
     let package = format!("{}@{version}", npm::LLAMA_CPP);
     let packages = place.home.join("packages/node_modules").join(npm::LLAMA_CPP).join("bins/linux-x64-cuda");
@@ -149,7 +149,7 @@ pub(crate) fn ggml_release(place: &Place<'_>, version: &str) -> Result<Made> {
 ///
 /// # Errors
 /// The wheel cannot be downloaded, or does not name these versions.
-pub(crate) fn torch_release(place: &Place<'_>, version: &str) -> Result<Made> {
+pub(crate) fn torch_release(place: &ReleasePlace<'_>, version: &str) -> Result<ReleaseEnv> {
     let beside = read(&place.repo.join("tests/gpusim/runtime/requirements.txt"))?;
     let wheels = format!("torch=={version}\n{beside}");
     let (system, packages) = place.wheels(&[(NEWER, wheels.clone()), (OLDER, wheels)], version)?;
@@ -165,14 +165,14 @@ pub(crate) fn torch_release(place: &Place<'_>, version: &str) -> Result<Made> {
 ///
 /// # Errors
 /// Its wheel cannot be downloaded, or is for a CUDA version without stand-ins.
-pub(crate) fn tensorflow_release(place: &Place<'_>, version: &str) -> Result<Made> {
+pub(crate) fn tensorflow_release(place: &ReleasePlace<'_>, version: &str) -> Result<ReleaseEnv> {
     let wheels = format!("tensorflow=={version}\n");
     let lists = [(NEWER, wheels.clone()), (OLDER, wheels)];
     let (system, packages) = place.first_of(&lists, |system, packages, python, wanted| {
         system.packages_and_dependencies(packages, python, wanted, version)
     })?;
     let cuda_major = of_tensorflow(&packages)?;
-    Ok(Made {
+    Ok(ReleaseEnv {
         environment: NewerEnv {
             root: system.root(place.cache),
             packages,
@@ -184,10 +184,10 @@ pub(crate) fn tensorflow_release(place: &Place<'_>, version: &str) -> Result<Mad
     })
 }
 
-impl Place<'_> {
+impl ReleasePlace<'_> {
     /// Unpacks the first of these lists of wheels that can be downloaded, without dependencies.
     /// Returns its system and directory.
-    fn wheels(&self, lists: &[(System, String)], name: &str) -> Result<(System, PathBuf)> {
+    fn wheels(&self, lists: &[(DebianSystem, String)], name: &str) -> Result<(DebianSystem, PathBuf)> {
         self.first_of(lists, |system, packages, python, wanted| system.packages(packages, python, (wanted, None), name))
     }
 
@@ -195,9 +195,9 @@ impl Place<'_> {
     /// directory, a Python with pip, and a requirements file.
     fn first_of(
         &self,
-        lists: &[(System, String)],
-        unpack: impl Fn(&System, &Path, &Path, &Path) -> Result<()>,
-    ) -> Result<(System, PathBuf)> {
+        lists: &[(DebianSystem, String)],
+        unpack: impl Fn(&DebianSystem, &Path, &Path, &Path) -> Result<()>,
+    ) -> Result<(DebianSystem, PathBuf)> {
         let python = ensure(self.repo, self.cache, VERSIONS[0])?.python;
         fs::create_dir_all(self.home).with_context(|| format!("cannot create {}", self.home.display()))?;
         let _lock = lock(&self.home.join("lock"))?;
@@ -230,11 +230,11 @@ impl Place<'_> {
         packages: PathBuf,
         libraries: &Path,
         wheel: &Wheel,
-    ) -> Result<Made> {
+    ) -> Result<ReleaseEnv> {
         let runtime_lib_dir = self.home.join("runtime");
         stand_ins::ensure(wheel, &self.repo.join("tests/gpusim/runtime"), libraries, &runtime_lib_dir)?;
         let environment = NewerEnv { root, packages, runtime_lib_dir };
-        Ok(Made { environment, cuda_major: wheel.cuda_major, python, settings: Vec::new() })
+        Ok(ReleaseEnv { environment, cuda_major: wheel.cuda_major, python, settings: Vec::new() })
     }
 }
 
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn a_release_that_cannot_be_compared_is_refused_before_it_is_downloaded() {
         let nowhere = Path::new("/nowhere");
-        let place = Place { repo: nowhere, cache: nowhere, home: nowhere };
+        let place = ReleasePlace { repo: nowhere, cache: nowhere, home: nowhere };
         let error = onnxruntime_release(&place, "1.22.0").unwrap_err();
         assert!(error.to_string().contains("AllocatorGetStats"), "{error}");
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::decode::{Chunk, ChunkGoes};
+use crate::decode::{ArenaChunkReport, ChunkGoes};
 use crate::input::arenas::{ArenaBook, ArenaChunk, ArenaCounters};
 use crate::words::{Framework, Name, Ordinal};
 
@@ -34,7 +34,7 @@ impl Home {
 
 /// A chunk that the program holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Held {
+pub(super) struct LiveChunk {
     pub(super) bytes: u64,
     requested_bytes: u64,
     /// It was allocated before the arena's first chunk for a stream.
@@ -53,12 +53,12 @@ struct Early {
 
 /// A `tsl::BFCAllocator` of a process, or a `BFCArena` of ONNX Runtime.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Arena {
+pub struct BfcArena {
     pub(super) framework: Option<Framework>,
     pub(super) name: Option<Name>,
     pub(super) home: Home,
     counters: Option<ArenaCounters>,
-    chunks: BTreeMap<u64, Held>,
+    chunks: BTreeMap<u64, LiveChunk>,
     known_bytes: u64,
     requested_bytes: u64,
     /// Size of the largest chunk seen.
@@ -73,9 +73,9 @@ pub struct Arena {
     books_ns: u64,
 }
 
-impl Arena {
+impl BfcArena {
     /// Creates an arena from its first event. Nothing was missed if that is its first allocation.
-    pub(super) fn met_with(chunk: &Chunk) -> Self {
+    pub(super) fn met_with(chunk: &ArenaChunkReport) -> Self {
         let is_first = chunk.counters.is_some_and(|now| chunk.is_grant && now.num_allocs == 1);
         Self {
             framework: Some(chunk.framework),
@@ -153,12 +153,12 @@ impl Arena {
     }
 
     /// Returns whether the program holds this chunk.
-    pub(super) fn holds(&self, chunk: &Chunk) -> bool {
+    pub(super) fn holds(&self, chunk: &ArenaChunkReport) -> bool {
         self.chunks.get(&chunk.address).is_some_and(|held| held.bytes == chunk.bytes)
     }
 
     /// Applies an event's counters and chunk. Returns the allocated size of a freed chunk in bytes.
-    pub(super) fn apply(&mut self, chunk: &Chunk) -> Option<u64> {
+    pub(super) fn apply(&mut self, chunk: &ArenaChunkReport) -> Option<u64> {
         let is_expected = match (self.counters, chunk.counters) {
             (Some(before), Some(now)) => self.is_lossy || follows(before, now, chunk),
             _ => true,
@@ -170,7 +170,10 @@ impl Arena {
             self.largest_bytes = self.largest_bytes.max(chunk.bytes);
             self.early.is_over |= chunk.is_of_stream;
             let is_early = !self.early.is_over;
-            self.hold(chunk.address, Held { bytes: chunk.bytes, requested_bytes: chunk.requested_bytes, is_early });
+            self.hold(
+                chunk.address,
+                LiveChunk { bytes: chunk.bytes, requested_bytes: chunk.requested_bytes, is_early },
+            );
             return None;
         }
         self.release(chunk.address)
@@ -179,7 +182,7 @@ impl Arena {
     /// Completes the free of a chunk given by its address only, if the chunk is known. For an
     /// unknown one, only the counters from before the event are kept, and they include the chunk
     /// from here on.
-    pub(super) fn going(&mut self, goes: &ChunkGoes) -> Option<Chunk> {
+    pub(super) fn going(&mut self, goes: &ChunkGoes) -> Option<ArenaChunkReport> {
         let Some(held) = self.chunks.get(&goes.address) else {
             self.counters = goes.before.or(self.counters);
             (self.is_lossy, self.early.is_known) = (true, false);
@@ -189,7 +192,7 @@ impl Arena {
             let bytes_in_use = before.bytes_in_use.saturating_sub(held.bytes);
             ArenaCounters { bytes_in_use, ..before }
         };
-        Some(Chunk {
+        Some(ArenaChunkReport {
             allocator: goes.allocator,
             framework: goes.framework,
             is_grant: false,
@@ -201,7 +204,7 @@ impl Arena {
         })
     }
 
-    fn hold(&mut self, address: u64, held: Held) {
+    fn hold(&mut self, address: u64, held: LiveChunk) {
         self.release(address);
         self.chunks.insert(address, held);
         self.known_bytes = self.known_bytes.saturating_add(held.bytes);
@@ -233,7 +236,10 @@ impl Arena {
         (self.known_bytes, self.requested_bytes, self.early.bytes) = (0, 0, 0);
         for chunk in &book.chunks {
             let is_early = before.get(&chunk.address).is_some_and(|held| held.is_early && held.bytes == chunk.bytes);
-            self.hold(chunk.address, Held { bytes: chunk.bytes, requested_bytes: chunk.requested_bytes, is_early });
+            self.hold(
+                chunk.address,
+                LiveChunk { bytes: chunk.bytes, requested_bytes: chunk.requested_bytes, is_early },
+            );
         }
         self.is_lossy = false;
         self.out_of_step = 0;
@@ -266,7 +272,7 @@ impl Arena {
 
 /// Returns whether the counters after an event equal those before it plus the event. `ClearStats`
 /// may have restarted the count and the peak in between.
-fn follows(before: ArenaCounters, now: ArenaCounters, chunk: &Chunk) -> bool {
+fn follows(before: ArenaCounters, now: ArenaCounters, chunk: &ArenaChunkReport) -> bool {
     let granted = u64::from(chunk.is_grant);
     let in_use = if chunk.is_grant {
         before.bytes_in_use.checked_add(chunk.bytes)

@@ -14,12 +14,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::arena::{Arena, Home};
+pub use self::arena::{BfcArena, Home};
 use super::pytorch::DriverChange;
-use super::{Block, BlockChange, FrameworkAllocator, Reported};
-use crate::decode::{Chunk, ChunkGoes, TensorChange, TensorEvent};
+use super::{BlockChange, FrameworkAllocator, ReportedTotals, TensorBlock};
+use crate::decode::{ArenaChunkReport, ChunkGoes, TensorChange, TensorEvent};
 use crate::input::arenas::{ArenaBook, ArenaBooks, ArenaChunk};
-use crate::ledger::{DriverSegment, Memory};
+use crate::ledger::{DriverSegment, SegmentLocation};
 use crate::words::{Framework, Ordinal};
 
 /// Maximum number of arenas. Processes have a handful of them, so more are implausible.
@@ -29,7 +29,7 @@ const MOST_SEGMENTS: usize = 4096;
 
 /// Chunks of an arena from before the attach.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Older {
+pub(super) struct OlderChunks {
     /// Device of the arena.
     pub(super) ordinal: Ordinal,
     /// Chunks that no event showed.
@@ -39,7 +39,7 @@ pub(super) struct Older {
 /// Arenas of a process, by address.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Arenas {
-    arenas: BTreeMap<u64, Arena>,
+    arenas: BTreeMap<u64, BfcArena>,
     segments: BTreeMap<u64, DriverSegment>,
     /// All driver allocations of the process were seen, so an address in none of them is not on a
     /// device.
@@ -50,12 +50,12 @@ pub struct Arenas {
 
 impl Arenas {
     /// Returns the arenas by address.
-    pub const fn arenas(&self) -> &BTreeMap<u64, Arena> {
+    pub const fn arenas(&self) -> &BTreeMap<u64, BfcArena> {
         &self.arenas
     }
 
     /// Returns the bytes an arena reserved from the driver, as far as its chunks show.
-    pub fn segment_bytes(&self, arena: &Arena) -> u64 {
+    pub fn segment_bytes(&self, arena: &BfcArena) -> u64 {
         let holds = |segment: &&DriverSegment| {
             let end = segment.address.saturating_add(segment.bytes);
             segment.ordinal() == arena.home().ordinal() && arena.has_chunk_between(segment.address, end)
@@ -64,14 +64,14 @@ impl Arenas {
     }
 
     /// Returns whether the place of this chunk is known without asking the driver's ledger.
-    pub fn knows_place(&self, chunk: &Chunk) -> bool {
+    pub fn knows_place(&self, chunk: &ArenaChunkReport) -> bool {
         let is_host = self.arenas.get(&chunk.allocator).is_some_and(|arena| arena.home == Home::Host);
         is_host || self.segment_at(chunk.address).is_some()
     }
 
     /// Learns the driver allocation that contains a chunk. One with an unknown device is ignored.
     pub fn learn_segment(&mut self, segment: DriverSegment) {
-        if segment.memory == Memory::SomeDevice {
+        if segment.memory == SegmentLocation::SomeDevice {
             return;
         }
         if self.segments.len() >= MOST_SEGMENTS {
@@ -88,10 +88,10 @@ impl Arenas {
     /// Returns where a chunk of an arena is.
     fn home_of(&self, address: u64, before: Home) -> Home {
         match (self.segment_at(address).map(|segment| segment.memory), before) {
-            (_, Home::Host) | (Some(Memory::Host), _) => Home::Host,
-            (Some(Memory::Device(ordinal)), _) => Home::Device(ordinal),
+            (_, Home::Host) | (Some(SegmentLocation::Host), _) => Home::Host,
+            (Some(SegmentLocation::Device(ordinal)), _) => Home::Device(ordinal),
             (None, Home::Unknown) if self.sees_driver => Home::Host,
-            (None | Some(Memory::SomeDevice), before) => before,
+            (None | Some(SegmentLocation::SomeDevice), before) => before,
         }
     }
 
@@ -106,13 +106,13 @@ impl Arenas {
         self.apply_chunk(event, &chunk)
     }
 
-    fn apply_chunk(&mut self, event: &TensorEvent, chunk: &Chunk) -> Option<BlockChange> {
+    fn apply_chunk(&mut self, event: &TensorEvent, chunk: &ArenaChunkReport) -> Option<BlockChange> {
         if self.arenas.len() >= MOST_ARENAS && !self.arenas.contains_key(&chunk.allocator) {
             return None;
         }
         let before = self.arenas.get(&chunk.allocator).map_or(Home::Unknown, |arena| arena.home);
         let home = self.home_of(chunk.address, before);
-        let arena = self.arenas.entry(chunk.allocator).or_insert_with(|| Arena::met_with(chunk));
+        let arena = self.arenas.entry(chunk.allocator).or_insert_with(|| BfcArena::met_with(chunk));
         arena.home = home;
         let is_past = arena.has_in_books(event.time_ns);
         if is_past && !(chunk.is_grant && arena.holds(chunk)) {
@@ -128,7 +128,7 @@ impl Arenas {
             let block_bytes = freed_bytes.unwrap_or(chunk.bytes);
             return Some(BlockChange::Freed { ordinal, address: chunk.address, block_bytes });
         }
-        Some(BlockChange::Granted(Block {
+        Some(BlockChange::Granted(TensorBlock {
             ordinal,
             address: chunk.address,
             block_bytes: chunk.bytes,
@@ -143,11 +143,11 @@ impl Arenas {
 
     /// Learns the state of arenas as read from memory, except those with an event since the reading
     /// began. Returns the chunks from before the attach.
-    pub(super) fn learn_arenas(&mut self, books: &ArenaBooks) -> Vec<Older> {
+    pub(super) fn learn_arenas(&mut self, books: &ArenaBooks) -> Vec<OlderChunks> {
         books.arenas.iter().filter_map(|book| self.learn_arena(book, books)).collect()
     }
 
-    fn learn_arena(&mut self, book: &ArenaBook, books: &ArenaBooks) -> Option<Older> {
+    fn learn_arena(&mut self, book: &ArenaBook, books: &ArenaBooks) -> Option<OlderChunks> {
         let known = self.arenas.get(&book.allocator);
         let is_late = known.is_some_and(|arena| arena.time_ns >= books.began_ns);
         if is_late || (known.is_none() && self.arenas.len() >= MOST_ARENAS) {
@@ -159,7 +159,7 @@ impl Arenas {
         let home = if home == Home::Unknown { named_home(book) } else { home };
         if let Home::Named(ordinal) = home {
             for &(address, bytes) in &book.regions {
-                self.learn_segment(DriverSegment { address, bytes, memory: Memory::Device(ordinal) });
+                self.learn_segment(DriverSegment { address, bytes, memory: SegmentLocation::Device(ordinal) });
             }
         }
         let arena = self.arenas.entry(book.allocator).or_default();
@@ -168,13 +168,13 @@ impl Arenas {
         if home == Home::Host {
             arena.drop_chunks();
         }
-        Some(Older { ordinal: home.ordinal()?, chunks })
+        Some(OlderChunks { ordinal: home.ordinal()?, chunks })
     }
 
     /// Returns the known chunks on a device, bytes by address.
     pub(super) fn chunks_on(&self, ordinal: Ordinal) -> BTreeMap<u64, u64> {
         let here = self.arenas.values().filter(|arena| arena.home.ordinal() == Some(ordinal));
-        here.flat_map(Arena::chunks).collect()
+        here.flat_map(BfcArena::chunks).collect()
     }
 
     /// Returns whether events are not traced.
@@ -185,9 +185,9 @@ impl Arenas {
     /// Returns the addresses of a framework's arenas that have chunks not known individually, or no
     /// name; all of them if events are not traced.
     pub fn wanted_books(&self, framework: Framework) -> Vec<u64> {
-        let is_known = |arena: &Arena| !self.is_stopped && arena.is_exact() && arena.name.is_some();
-        let is_its = |arena: &Arena| arena.framework.is_none_or(|own| own == framework);
-        let lacks = |arena: &Arena| arena.home != Home::Host && is_its(arena) && !is_known(arena);
+        let is_known = |arena: &BfcArena| !self.is_stopped && arena.is_exact() && arena.name.is_some();
+        let is_its = |arena: &BfcArena| arena.framework.is_none_or(|own| own == framework);
+        let lacks = |arena: &BfcArena| arena.home != Home::Host && is_its(arena) && !is_known(arena);
         self.arenas.iter().filter(|(_, arena)| lacks(arena)).map(|(address, _)| *address).collect()
     }
 }
@@ -250,8 +250,8 @@ impl FrameworkAllocator for Arenas {
         }
     }
 
-    fn reported(&self) -> BTreeMap<Ordinal, Reported> {
-        let mut all: BTreeMap<Ordinal, Reported> = BTreeMap::new();
+    fn reported(&self) -> BTreeMap<Ordinal, ReportedTotals> {
+        let mut all: BTreeMap<Ordinal, ReportedTotals> = BTreeMap::new();
         for arena in self.arenas.values().filter(|arena| arena.is_believed()) {
             let (Some(ordinal), Some(counters)) = (arena.home.ordinal(), arena.counters()) else { continue };
             let sum = all.entry(ordinal).or_default();
@@ -273,6 +273,6 @@ impl FrameworkAllocator for Arenas {
     }
 
     fn lose(&mut self) {
-        self.arenas.values_mut().for_each(Arena::lose);
+        self.arenas.values_mut().for_each(BfcArena::lose);
     }
 }

@@ -7,18 +7,19 @@ use crate::words::{Tgid, Tid};
 const GPU: Ordinal = Ordinal(0);
 const ARENA: u64 = 0x5000;
 const HOST_ARENA: u64 = 0x6000;
-const SEGMENT: DriverSegment = DriverSegment { address: 0x10_0000, bytes: 0x10_0000, memory: Memory::Device(GPU) };
+const SEGMENT: DriverSegment =
+    DriverSegment { address: 0x10_0000, bytes: 0x10_0000, memory: SegmentLocation::Device(GPU) };
 
 fn counters(num_allocs: u64, bytes_in_use: u64, peak_bytes_in_use: u64) -> ArenaCounters {
     ArenaCounters { num_allocs, bytes_in_use, peak_bytes_in_use }
 }
 
-fn event(time_ns: u64, chunk: Chunk) -> TensorEvent {
+fn event(time_ns: u64, chunk: ArenaChunkReport) -> TensorEvent {
     TensorEvent::made((Tgid(1), Tid(1)), time_ns, StackRef::NoPython, TensorChange::Chunk(chunk))
 }
 
-fn chunk(is_grant: bool, address: u64, bytes: u64, now: ArenaCounters) -> Chunk {
-    Chunk {
+fn chunk(is_grant: bool, address: u64, bytes: u64, now: ArenaCounters) -> ArenaChunkReport {
+    ArenaChunkReport {
         allocator: ARENA,
         framework: Framework::Jax,
         is_grant,
@@ -101,7 +102,7 @@ fn a_program_that_begins_its_counters_again_does_not_contradict_them() {
 #[test]
 fn an_arena_in_host_memory_is_no_devices() {
     let mut arenas = with_segment();
-    let host = Chunk { allocator: HOST_ARENA, ..chunk(true, 0x7f00_0000, 512, counters(1, 512, 512)) };
+    let host = ArenaChunkReport { allocator: HOST_ARENA, ..chunk(true, 0x7f00_0000, 512, counters(1, 512, 512)) };
     assert_eq!(arenas.apply(&event(1, host)), None, "all of the driver's memory was seen, and it is in none of it");
     assert_eq!(arenas.arenas()[&HOST_ARENA].home(), Home::Host);
     assert_eq!(arenas.reported().len(), 0);
@@ -209,7 +210,7 @@ fn goes(time_ns: u64, address: u64, before: ArenaCounters) -> TensorEvent {
 }
 
 fn onnx(time_ns: u64, address: u64, is_of_stream: bool, now: ArenaCounters) -> TensorEvent {
-    let made = Chunk { framework: Framework::OnnxRuntime, is_of_stream, ..chunk(true, address, 1024, now) };
+    let made = ArenaChunkReport { framework: Framework::OnnxRuntime, is_of_stream, ..chunk(true, address, 1024, now) };
     event(time_ns, made)
 }
 
@@ -266,7 +267,10 @@ fn a_request_without_room_is_refused_on_the_arenas_device_and_one_of_host_memory
     let mut arenas = with_segment();
     assert!(arenas.apply(&fails(ARENA)).is_none(), "nobody knows where it is");
     arenas.apply(&event(1, chunk(true, 0x10_0100, 1024, counters(1, 1024, 1024))));
-    arenas.apply(&event(2, Chunk { allocator: HOST_ARENA, ..chunk(true, 0x1, 1024, counters(1, 1024, 1024)) }));
+    arenas.apply(&event(
+        2,
+        ArenaChunkReport { allocator: HOST_ARENA, ..chunk(true, 0x1, 1024, counters(1, 1024, 1024)) },
+    ));
     let refused = arenas.apply(&fails(ARENA));
     assert!(matches!(refused, Some(BlockChange::Refused { ordinal: GPU, wanted_bytes: 4096 })), "{refused:?}");
     assert!(arenas.apply(&fails(HOST_ARENA)).is_none());

@@ -16,16 +16,16 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use self::sums::Sums;
-use self::tensors::Tensors;
+use self::sums::BufferSums;
+use self::tensors::BufferTensorMap;
 use super::pytorch::DriverChange;
-use super::{Block, BlockChange, FrameworkAllocator, Reported};
+use super::{BlockChange, FrameworkAllocator, ReportedTotals, TensorBlock};
 use crate::decode::{BufferChange, BufferTurn, BufferUsage, TensorChange, TensorEvent, TensorPlace};
-use crate::ledger::{DriverSegment, Memory};
+use crate::ledger::{DriverSegment, SegmentLocation};
 use crate::words::Ordinal;
 
 pub use self::sums::{DeviceBuffers, UsageSum};
-pub use self::tensors::NamedTensor;
+pub use self::tensors::GgmlTensor;
 
 /// Maximum number of buffers tracked. Programs have tens of them.
 const MOST_BUFFERS: usize = 1 << 16;
@@ -61,8 +61,8 @@ pub struct Buffers {
     /// Contexts by the address of the buffer's memory.
     contexts: BTreeMap<u64, u64>,
     /// Named tensors in the buffers.
-    tensors: Tensors,
-    sums: Sums,
+    tensors: BufferTensorMap,
+    sums: BufferSums,
     /// Pieces of the pool for temporaries that were freed by the current event and are not reported
     /// yet.
     #[serde(skip)]
@@ -112,7 +112,7 @@ impl Buffers {
     /// Adds a buffer if the driver has granted its memory.
     fn make(&mut self, event: &TensorEvent, context: u64, buffer: Buffer) -> Option<BlockChange> {
         let segment = self.segment.take()?;
-        let is_there = [Memory::Device(buffer.ordinal), Memory::SomeDevice].contains(&segment.memory);
+        let is_there = [SegmentLocation::Device(buffer.ordinal), SegmentLocation::SomeDevice].contains(&segment.memory);
         let is_its = is_there && segment.address == buffer.address && segment.bytes >= buffer.bytes;
         if !is_its {
             return None;
@@ -128,7 +128,7 @@ impl Buffers {
         self.sums.add((buffer.ordinal, buffer.usage), buffer.bytes, event.time_ns);
         self.contexts.insert(buffer.address, context);
         self.buffers.insert(context, buffer);
-        Some(BlockChange::Granted(Block {
+        Some(BlockChange::Granted(TensorBlock {
             ordinal: buffer.ordinal,
             address: buffer.address,
             block_bytes: buffer.bytes,
@@ -148,7 +148,7 @@ impl Buffers {
     }
 
     /// Returns the tensors in a device's buffers that were placed since the attach.
-    pub fn tensors_on(&self, ordinal: Ordinal) -> impl Iterator<Item = NamedTensor<'_>> {
+    pub fn tensors_on(&self, ordinal: Ordinal) -> impl Iterator<Item = GgmlTensor<'_>> {
         let here = self.buffers.iter().filter(move |(_, buffer)| buffer.ordinal == ordinal);
         here.flat_map(|(context, buffer)| self.tensors.of(*context, buffer.bytes, buffer.usage))
     }
@@ -251,7 +251,7 @@ impl FrameworkAllocator for Buffers {
         }
     }
 
-    fn reported(&self) -> BTreeMap<Ordinal, Reported> {
+    fn reported(&self) -> BTreeMap<Ordinal, ReportedTotals> {
         self.sums.reported()
     }
 

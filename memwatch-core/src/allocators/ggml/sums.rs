@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::Reported;
+use super::super::ReportedTotals;
 use crate::decode::BufferUsage;
 use crate::words::Ordinal;
 
@@ -73,9 +73,9 @@ impl DeviceBuffers {
 
 /// Sums by device.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Sums(BTreeMap<Ordinal, DeviceBuffers>);
+pub(super) struct BufferSums(BTreeMap<Ordinal, DeviceBuffers>);
 
-impl Sums {
+impl BufferSums {
     pub(super) const fn devices(&self) -> &BTreeMap<Ordinal, DeviceBuffers> {
         &self.0
     }
@@ -106,8 +106,8 @@ impl Sums {
 
     /// Returns the totals as for a caching allocator without a cache, since each buffer is one
     /// driver allocation.
-    pub(super) fn reported(&self) -> BTreeMap<Ordinal, Reported> {
-        let of = |device: &DeviceBuffers| Reported {
+    pub(super) fn reported(&self) -> BTreeMap<Ordinal, ReportedTotals> {
+        let of = |device: &DeviceBuffers| ReportedTotals {
             allocated_bytes: device.bytes,
             reserved_bytes: device.bytes,
             time_ns: device.time_ns,

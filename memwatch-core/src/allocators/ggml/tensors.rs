@@ -11,7 +11,7 @@ const MOST_TENSORS: usize = 1 << 16;
 
 /// Tensors in one buffer.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Held {
+struct BufferTensors {
     /// Names by offset in bytes.
     names: BTreeMap<u64, Box<str>>,
     /// One of the tensors belongs to a KV cache.
@@ -20,15 +20,15 @@ struct Held {
 
 /// Tensors in all buffers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Tensors {
+pub(super) struct BufferTensorMap {
     /// Tensors by the buffer's context.
-    held: BTreeMap<u64, Held>,
+    held: BTreeMap<u64, BufferTensors>,
     count: usize,
 }
 
 /// A named tensor in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NamedTensor<'a> {
+pub struct GgmlTensor<'a> {
     /// Name given by the program.
     pub name: &'a str,
     /// Bytes up to the next tensor or the end of the buffer, including alignment.
@@ -37,7 +37,7 @@ pub struct NamedTensor<'a> {
     pub usage: BufferUsage,
 }
 
-impl Tensors {
+impl BufferTensorMap {
     pub(super) fn put(&mut self, context: u64, place: TensorPlace) {
         let held = self.held.entry(context).or_default();
         held.is_cache |= place.name.is_of_cache();
@@ -58,10 +58,10 @@ impl Tensors {
     }
 
     /// Returns the tensors in a buffer of this size and usage.
-    pub(super) fn of(&self, context: u64, bytes: u64, usage: BufferUsage) -> impl Iterator<Item = NamedTensor<'_>> {
+    pub(super) fn of(&self, context: u64, bytes: u64, usage: BufferUsage) -> impl Iterator<Item = GgmlTensor<'_>> {
         let names = self.held.get(&context).map(|held| &held.names).into_iter().flatten();
         let ends = self.held.get(&context).map(|held| held.names.keys().copied()).into_iter().flatten().skip(1);
-        names.zip(ends.chain([bytes])).map(move |((begin, name), end)| NamedTensor {
+        names.zip(ends.chain([bytes])).map(move |((begin, name), end)| GgmlTensor {
             name,
             bytes: end.saturating_sub(*begin),
             usage,

@@ -14,7 +14,7 @@ fn event(context: u64, turn: BufferTurn) -> TensorEvent {
 }
 
 fn segment(address: u64, bytes: u64) -> DriverSegment {
-    DriverSegment { address, bytes, memory: Memory::Device(GPU) }
+    DriverSegment { address, bytes, memory: SegmentLocation::Device(GPU) }
 }
 
 /// Creates a buffer whose address is in this driver allocation.
@@ -117,8 +117,8 @@ fn a_pool_whose_memory_is_unmapped_without_an_event_is_out_of_step() {
 fn a_buffer_of_another_backend_is_none_of_a_device() {
     let mut buffers = watched();
     let other = Some(segment(ADDRESS - 4096, 2 * BYTES));
-    let pinned = Some(DriverSegment { memory: Memory::Host, ..segment(ADDRESS, BYTES) });
-    let elsewhere = Some(DriverSegment { memory: Memory::Device(Ordinal(1)), ..segment(ADDRESS, BYTES) });
+    let pinned = Some(DriverSegment { memory: SegmentLocation::Host, ..segment(ADDRESS, BYTES) });
+    let elsewhere = Some(DriverSegment { memory: SegmentLocation::Device(Ordinal(1)), ..segment(ADDRESS, BYTES) });
     for held in [None, other, pinned, elsewhere, Some(segment(ADDRESS, BYTES - 1))] {
         assert_eq!(make(&mut buffers, CONTEXT, (ADDRESS, BYTES), held), None, "{held:?}");
     }
@@ -129,7 +129,7 @@ fn a_buffer_of_another_backend_is_none_of_a_device() {
 #[test]
 fn where_the_drivers_ledger_does_not_know_the_device_a_buffer_knows_its_own() {
     let mut buffers = watched();
-    let somewhere = DriverSegment { memory: Memory::SomeDevice, ..segment(ADDRESS, BYTES) };
+    let somewhere = DriverSegment { memory: SegmentLocation::SomeDevice, ..segment(ADDRESS, BYTES) };
     let granted = make(&mut buffers, CONTEXT, (ADDRESS, BYTES), Some(somewhere));
     assert!(matches!(granted, Some(BlockChange::Granted(block)) if block.ordinal == GPU));
 }
@@ -155,11 +155,11 @@ fn memory_that_goes_under_a_buffer_shows_that_an_event_was_missed() {
     assert_eq!((buffers.out_of_step(), buffers.devices()[&GPU].buffers()), (2, 1), "an address is one buffer's");
 }
 
-type Doubt = (&'static str, fn(&mut Buffers));
+type BufferDoubt = (&'static str, fn(&mut Buffers));
 
 #[test]
 fn what_may_be_missing_keeps_the_rest_from_being_exact() {
-    let unsure: [Doubt; 5] = [
+    let unsure: [BufferDoubt; 5] = [
         ("older ones", |buffers| buffers.miss_start()),
         ("lost events", |buffers| buffers.lose()),
         ("lost calls", |buffers| buffers.see_driver(false)),

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use super::live::LiveBlock;
-use super::{BEFORE_ATTACH, CallPath, DevicePlaces, Places, Step, Sum, UNTRACED, at};
+use super::{BEFORE_ATTACH, BlockSum, CallPath, CodeAttribution, DevicePlaces, SumChange, UNTRACED, at};
 use crate::allocators::names::{LayerKey, SiteKey};
 use crate::allocators::threads::Attribution;
 use crate::words::{Ordinal, Tid};
 
-impl Places {
+impl CodeAttribution {
     /// Names a block of this size without an allocation event, retroactively. `whose` receives
     /// whether it was allocated before the attach.
     pub(in crate::allocators) fn name_older(
@@ -38,7 +38,7 @@ impl Places {
     ) {
         for block in self.missing_from(ordinal, [blocks, beside]) {
             self.live.remove(ordinal, block.address);
-            self.device(ordinal).lose(&block, Step::Free(block.bytes, None));
+            self.device(ordinal).lose(&block, SumChange::Free(block.bytes, None));
         }
         let all = blocks.values().chain(beside.values());
         self.device(ordinal).allocated_bytes = all.copied().fold(0, u64::saturating_add);
@@ -58,7 +58,7 @@ impl Places {
             let excess_bytes = self.device(ordinal).total.live_bytes.saturating_sub(allocated_bytes);
             let unlisted_bytes = self.unlisted_bytes(ordinal, unseen.site).min(excess_bytes);
             if unlisted_bytes > 0 {
-                self.device(ordinal).change(unseen, Step::Forget(unlisted_bytes));
+                self.device(ordinal).change(unseen, SumChange::Forget(unlisted_bytes));
             }
         }
         if self.device(ordinal).total.live_bytes > allocated_bytes {
@@ -70,13 +70,13 @@ impl Places {
                 && let Some(youngest) = own.pop()
             {
                 self.live.remove(ordinal, youngest.address);
-                self.device(ordinal).lose(&youngest, Step::Free(youngest.bytes, None));
+                self.device(ordinal).lose(&youngest, SumChange::Free(youngest.bytes, None));
             }
         }
         let missing_bytes = allocated_bytes.saturating_sub(self.device(ordinal).total.live_bytes);
         if missing_bytes > 0 {
             let unseen = self.unseen(ordinal);
-            self.device(ordinal).change(&unseen, Step::Adopt(missing_bytes));
+            self.device(ordinal).change(&unseen, SumChange::Adopt(missing_bytes));
         }
     }
 
@@ -134,7 +134,7 @@ impl Places {
             let is_replaced = blocks.contains_key(&block.address);
             if is_whole || is_replaced || before.contains(&key) {
                 self.live.remove(ordinal, block.address);
-                self.device(ordinal).lose(&block, Step::Free(block.bytes, None));
+                self.device(ordinal).lose(&block, SumChange::Free(block.bytes, None));
             } else {
                 self.missed.insert(key);
             }
@@ -179,15 +179,15 @@ impl Places {
             if known.is_none()
                 && let Some(gone) = self.live.insert(block)
             {
-                self.device(ordinal).lose(&gone, Step::Free(gone.bytes, None));
+                self.device(ordinal).lose(&gone, SumChange::Free(gone.bytes, None));
             }
         }
         let device = self.device(ordinal);
         let counted_bytes = device.live_bytes(site);
         if unseen_bytes > counted_bytes {
-            device.change(&unseen, Step::Adopt(unseen_bytes - counted_bytes));
+            device.change(&unseen, SumChange::Adopt(unseen_bytes - counted_bytes));
         } else if unseen_bytes < counted_bytes {
-            device.change(&unseen, Step::Forget(counted_bytes - unseen_bytes));
+            device.change(&unseen, SumChange::Forget(counted_bytes - unseen_bytes));
         }
     }
 }
@@ -200,7 +200,7 @@ impl DevicePlaces {
         for (whose, by_bytes) in [(from, -by_bytes), (to, by_bytes)] {
             // Untraced blocks did not exist at earlier peaks.
             let was_there = from.site != SiteKey::UNTRACED;
-            let take = |sum: &mut Sum| match (by_bytes < 0, was_there) {
+            let take = |sum: &mut BlockSum| match (by_bytes < 0, was_there) {
                 (true, true) => sum.leave(bytes, epoch),
                 (false, true) => sum.join(bytes, epoch),
                 (true, false) => sum.forget(bytes, epoch),

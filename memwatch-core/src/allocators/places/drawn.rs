@@ -16,21 +16,21 @@ use crate::allocators::sampling::Estimate;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drawn {
     /// Weight of the live blocks.
-    live: Weight,
+    live: SampleWeight,
     /// Weight of all blocks since the attach.
-    total: Weight,
+    total: SampleWeight,
 }
 
 /// Weight of sampled blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Weight {
+struct SampleWeight {
     /// Estimated bytes in excess of the sampled blocks' own.
     beyond_bytes: u64,
     /// Variance in bytes squared.
     variance: u128,
 }
 
-impl Weight {
+impl SampleWeight {
     /// Returns the weight of one block; zero for a block large enough to always have a stack.
     fn of(bytes: u64) -> Self {
         let Some(chance) = chance(bytes) else { return Self::default() };
@@ -62,13 +62,13 @@ impl Weight {
 
 impl Drawn {
     pub(super) fn grant(&mut self, bytes: u64) {
-        let weight = Weight::of(bytes);
+        let weight = SampleWeight::of(bytes);
         self.live.add(weight);
         self.total.add(weight);
     }
 
     pub(super) fn free(&mut self, bytes: u64) {
-        self.live.take_off(Weight::of(bytes));
+        self.live.take_off(SampleWeight::of(bytes));
     }
 
     /// Estimates the live bytes of the call site, given those of its blocks with a stack.

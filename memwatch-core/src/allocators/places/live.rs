@@ -34,20 +34,20 @@ pub struct LiveBlock {
 
 /// All live blocks of a process.
 #[derive(Clone, Debug)]
-pub(super) struct Live {
+pub(super) struct LiveBlocks {
     blocks: HashMap<(Ordinal, u64), LiveBlock, RandomState>,
     large: BTreeMap<(Ordinal, u64), LiveBlock>,
     least_bytes: u64,
 }
 
 /// Serialises the blocks only. Which ones are listed is up to the reader.
-impl Serialize for Live {
+impl Serialize for LiveBlocks {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.blocks.values())
     }
 }
 
-impl<'de> Deserialize<'de> for Live {
+impl<'de> Deserialize<'de> for LiveBlocks {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut live = Self::default();
         for block in Vec::<LiveBlock>::deserialize(deserializer)? {
@@ -58,13 +58,13 @@ impl<'de> Deserialize<'de> for Live {
     }
 }
 
-impl Default for Live {
+impl Default for LiveBlocks {
     fn default() -> Self {
         Self { blocks: HashMap::default(), large: BTreeMap::new(), least_bytes: LARGE_BYTES }
     }
 }
 
-impl Live {
+impl LiveBlocks {
     /// Adds a block and returns the previous one at its address.
     pub(super) fn insert(&mut self, block: LiveBlock) -> Option<LiveBlock> {
         let key = (block.ordinal, block.address);

@@ -2,7 +2,7 @@
 //! the allocated total.
 //!
 //! An event costs one map entry and six additions. The bytes of each call site at the device's peak
-//! are kept exactly, without copying: see [`Sum`].
+//! are kept exactly, without copying: see [`BlockSum`].
 
 mod books;
 mod drawn;
@@ -17,20 +17,20 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
 
-use crate::allocators::Block;
+use crate::allocators::TensorBlock;
 use crate::allocators::durations::Spent;
 use crate::allocators::names::{LayerKey, LibraryKey, PhaseKey, SiteKey};
-use crate::allocators::threads::{Attribution, Evidence, Stage};
+use crate::allocators::threads::{Attribution, PhaseEvidence, Stage};
 use crate::words::Ordinal;
 
 pub use self::drawn::Drawn;
 pub use self::live::LiveBlock;
 pub use self::phase::PhaseSum;
-pub(super) use self::renamed::Granted;
-pub use self::sum::Sum;
+pub(super) use self::renamed::GrantInProgress;
+pub use self::sum::BlockSum;
 
 use self::floor::Floors;
-use self::live::Live;
+use self::live::LiveBlocks;
 
 /// Maximum number of call paths with own sums per device. Further ones share one sum per phase.
 const CALL_PATHS: usize = 1 << 16;
@@ -89,7 +89,7 @@ impl CallPath {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerSum {
     /// Sum over all phases.
-    pub sum: Sum,
+    pub sum: BlockSum,
     /// Live bytes by allocating phase, in the order of [`Stage::ALL`].
     pub live_by_stage: [u64; Stage::ALL.len()],
     /// Bytes allocated since the attach by phase, in the order of [`Stage::ALL`].
@@ -115,12 +115,12 @@ pub struct DevicePlaces {
     /// All blocks from before the attach are known, or there were none. Blocks without an event
     /// were thus allocated while nothing was traced.
     is_watched: bool,
-    total: Sum,
+    total: BlockSum,
     /// Bytes allocated, as the allocator last reported.
     allocated_bytes: u64,
     /// Number of new peaks of `total`.
     epoch: u64,
-    sites: Vec<Sum>,
+    sites: Vec<BlockSum>,
     /// Sampled blocks of call sites that have any.
     drawn: BTreeMap<SiteKey, Drawn>,
     /// Minimum of each call site per time window.
@@ -128,15 +128,15 @@ pub struct DevicePlaces {
     /// Minimum of each call site per step window.
     step_floors: Floors,
     layers: Vec<LayerSum>,
-    stages: Vec<Sum>,
+    stages: Vec<BlockSum>,
     /// Sums by range. Row 0 is for blocks in no range, row 1 for the rest.
     phases: Vec<PhaseSum>,
-    call_paths: HashMap<CallPath, Sum, RandomState>,
+    call_paths: HashMap<CallPath, BlockSum, RandomState>,
 }
 
 /// A failed allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
+pub struct RefusedBlock {
     /// Device of the allocation.
     pub ordinal: Ordinal,
     /// Requested size in bytes, rounded.
@@ -149,18 +149,18 @@ pub struct Refusal {
 
 /// Sums of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Places {
+pub struct CodeAttribution {
     devices: BTreeMap<Ordinal, DevicePlaces>,
     /// The process started during the session, so no block is older.
     is_from_start: bool,
     /// Blocks missing from the last reading made while the allocators were running.
     #[serde(skip)]
     missed: BTreeSet<(Ordinal, u64)>,
-    live: Live,
-    refused: VecDeque<Refusal>,
+    live: LiveBlocks,
+    refused: VecDeque<RefusedBlock>,
 }
 
-impl Places {
+impl CodeAttribution {
     /// Records the bytes a device's allocator has allocated; `before_bytes` excludes the event.
     pub(super) fn observe(&mut self, ordinal: Ordinal, before_bytes: u64, allocated_bytes: u64) {
         let before = if self.is_from_start { &UNTRACED } else { &BEFORE_ATTACH };
@@ -169,12 +169,12 @@ impl Places {
         // Untraced blocks that were freed unseen are dropped as soon as the totals show it.
         let excess_bytes = device.total.live_bytes.saturating_sub(before_bytes);
         if excess_bytes > 0 && device.live_bytes(SiteKey::UNTRACED) > 0 {
-            device.change(&UNTRACED, Step::Forget(excess_bytes));
+            device.change(&UNTRACED, SumChange::Forget(excess_bytes));
         }
     }
 
     /// Adds an allocated block.
-    pub(super) fn grant(&mut self, block: &Block, whose: Attribution) {
+    pub(super) fn grant(&mut self, block: &TensorBlock, whose: Attribution) {
         let live = LiveBlock {
             ordinal: block.ordinal,
             address: block.address,
@@ -186,10 +186,10 @@ impl Places {
         };
         // Two live blocks cannot share an address: the free of the previous one was lost.
         if let Some(gone) = self.live.insert(live) {
-            self.device(gone.ordinal).lose(&gone, Step::Free(gone.bytes, None));
+            self.device(gone.ordinal).lose(&gone, SumChange::Free(gone.bytes, None));
         }
         let device = self.device(block.ordinal);
-        device.change(&whose, Step::Grant(block.block_bytes));
+        device.change(&whose, SumChange::Grant(block.block_bytes));
         if block.is_drawn {
             device.drawn.entry(whose.site).or_default().grant(block.block_bytes);
         }
@@ -219,19 +219,19 @@ impl Places {
         if let Some(block) = gone {
             // The age of a block from before the attach is unknown.
             let age_ns = (block.granted_ns > 0).then(|| time_ns.saturating_sub(block.granted_ns));
-            self.device(ordinal).lose(&block, Step::Free(block.bytes, age_ns));
+            self.device(ordinal).lose(&block, SumChange::Free(block.bytes, age_ns));
         } else {
             let device = self.device(ordinal);
             let untraced_bytes = device.live_bytes(SiteKey::UNTRACED);
             let is_untraced = is_from_start || (untraced_bytes > 0 && untraced_bytes >= block_bytes);
             let unseen = if is_untraced { &UNTRACED } else { &BEFORE_ATTACH };
-            device.change(unseen, Step::Free(block_bytes, None));
+            device.change(unseen, SumChange::Free(block_bytes, None));
         }
         gone
     }
 
     /// Records a failed allocation.
-    pub(super) fn refuse(&mut self, refusal: Refusal) {
+    pub(super) fn refuse(&mut self, refusal: RefusedBlock) {
         if self.refused.len() >= REFUSED {
             self.refused.pop_front();
         }
@@ -269,7 +269,7 @@ impl Places {
     }
 
     /// Returns the last failed allocations, oldest first.
-    pub const fn refused(&self) -> &VecDeque<Refusal> {
+    pub const fn refused(&self) -> &VecDeque<RefusedBlock> {
         &self.refused
     }
 
@@ -280,7 +280,7 @@ impl Places {
 
 /// A change that applies to every sum of a block.
 #[derive(Clone, Copy)]
-enum Step {
+enum SumChange {
     Grant(u64),
     Adopt(u64),
     Free(u64, Option<u64>),
@@ -288,7 +288,7 @@ enum Step {
     Forget(u64),
 }
 
-impl Step {
+impl SumChange {
     /// Limits the bytes that are removed.
     fn at_most(self, bytes: u64) -> Self {
         match self {
@@ -298,7 +298,7 @@ impl Step {
         }
     }
 
-    fn take(self, sum: &mut Sum, epoch: u64) {
+    fn take(self, sum: &mut BlockSum, epoch: u64) {
         match self {
             Self::Grant(bytes) => sum.grant(bytes, epoch),
             Self::Adopt(bytes) => sum.adopt(bytes, epoch),
@@ -310,7 +310,7 @@ impl Step {
 
 const BEFORE_ATTACH: Attribution = Attribution {
     stage: Stage::BeforeAttach,
-    by: Evidence::Nothing,
+    by: PhaseEvidence::Nothing,
     recomputed: false,
     captured: false,
     site: SiteKey::BEFORE_ATTACH,
@@ -330,14 +330,14 @@ impl DevicePlaces {
     fn with(unseen: &Attribution, bytes: u64) -> Self {
         let mut device = Self::default();
         if bytes > 0 {
-            device.change(unseen, Step::Adopt(bytes));
+            device.change(unseen, SumChange::Adopt(bytes));
         }
         device
     }
 
     /// Applies a change to every sum of a block. Removes at most the live bytes of the call site,
     /// since any excess is in no row and rows must add up to the total.
-    fn change(&mut self, whose: &Attribution, step: Step) {
+    fn change(&mut self, whose: &Attribution, step: SumChange) {
         let step = step.at_most(self.live_bytes(whose.site));
         let epoch = self.epoch;
         let row = StageRow::of(whose);
@@ -356,12 +356,12 @@ impl DevicePlaces {
         step.take(&mut layer.sum, epoch);
         let stage = whose.stage as usize;
         match step {
-            Step::Grant(bytes) => {
+            SumChange::Grant(bytes) => {
                 layer.live_by_stage[stage] = layer.live_by_stage[stage].saturating_add(bytes);
                 layer.total_by_stage[stage] = layer.total_by_stage[stage].saturating_add(bytes);
             }
-            Step::Adopt(bytes) => layer.live_by_stage[stage] = layer.live_by_stage[stage].saturating_add(bytes),
-            Step::Free(bytes, _) | Step::Forget(bytes) => {
+            SumChange::Adopt(bytes) => layer.live_by_stage[stage] = layer.live_by_stage[stage].saturating_add(bytes),
+            SumChange::Free(bytes, _) | SumChange::Forget(bytes) => {
                 layer.live_by_stage[stage] = layer.live_by_stage[stage].saturating_sub(bytes);
             }
         }
@@ -373,14 +373,14 @@ impl DevicePlaces {
     }
 
     /// Removes a block.
-    fn lose(&mut self, block: &LiveBlock, step: Step) {
+    fn lose(&mut self, block: &LiveBlock, step: SumChange) {
         self.change(&block.whose, step);
         if let Some(drawn) = self.drawn.get_mut(&block.whose.site).filter(|_| block.is_drawn) {
             drawn.free(block.bytes);
         }
     }
 
-    fn call_path(&mut self, call_path: CallPath) -> &mut Sum {
+    fn call_path(&mut self, call_path: CallPath) -> &mut BlockSum {
         let has_room = self.call_paths.len() < CALL_PATHS || self.call_paths.contains_key(&call_path);
         let call_path = if has_room { call_path } else { call_path.of_the_rest() };
         self.call_paths.entry(call_path).or_default()
@@ -390,7 +390,7 @@ impl DevicePlaces {
         let layers = self.layers.iter_mut().map(|layer| &mut layer.sum);
         let phases = self.phases.iter_mut().map(|phase| &mut phase.sum);
         let lists = self.sites.iter_mut().chain(&mut self.stages).chain(phases).chain(layers);
-        lists.chain(self.call_paths.values_mut()).for_each(Sum::reset_peak);
+        lists.chain(self.call_paths.values_mut()).for_each(BlockSum::reset_peak);
         self.total.reset_peak();
         self.epoch += 1;
     }
@@ -410,7 +410,7 @@ impl DevicePlaces {
     }
 
     /// Returns the sum over all blocks.
-    pub const fn total(&self) -> &Sum {
+    pub const fn total(&self) -> &BlockSum {
         &self.total
     }
 
@@ -426,12 +426,12 @@ impl DevicePlaces {
     }
 
     /// Returns the live bytes of a sum at the device's peak.
-    pub fn at_peak_bytes(&self, sum: &Sum) -> u64 {
+    pub fn at_peak_bytes(&self, sum: &BlockSum) -> u64 {
         sum.at_peak_bytes(self.epoch)
     }
 
     /// Returns the sums by call site.
-    pub fn sites(&self) -> impl Iterator<Item = (SiteKey, &Sum)> {
+    pub fn sites(&self) -> impl Iterator<Item = (SiteKey, &BlockSum)> {
         keyed(&self.sites).map(|(index, sum)| (SiteKey(index), sum)).filter(|(_, sum)| sum.is_used())
     }
 
@@ -446,7 +446,7 @@ impl DevicePlaces {
     }
 
     /// Returns the sums by phase, with recomputed and captured blocks separate.
-    pub fn stages(&self) -> impl Iterator<Item = (StageRow, &Sum)> {
+    pub fn stages(&self) -> impl Iterator<Item = (StageRow, &BlockSum)> {
         let rows = Stage::ALL.into_iter().flat_map(|stage| {
             [(false, false), (false, true), (true, false), (true, true)].map(|(recomputed, captured)| StageRow {
                 stage,
@@ -465,7 +465,7 @@ impl DevicePlaces {
     }
 
     /// Returns the sums by call path, in no order.
-    pub fn call_paths(&self) -> impl Iterator<Item = (CallPath, &Sum)> {
+    pub fn call_paths(&self) -> impl Iterator<Item = (CallPath, &BlockSum)> {
         self.call_paths.iter().map(|(call_path, sum)| (*call_path, sum))
     }
 }
@@ -485,9 +485,9 @@ fn phase_index(phase: Option<PhaseKey>) -> usize {
     phase.map_or(0, |phase| phase.0 as usize + 1)
 }
 
-fn at_stage(stages: &mut Vec<Sum>, row: StageRow) -> &mut Sum {
+fn at_stage(stages: &mut Vec<BlockSum>, row: StageRow) -> &mut BlockSum {
     if stages.is_empty() {
-        stages.resize(StageRow::COUNT, Sum::default());
+        stages.resize(StageRow::COUNT, BlockSum::default());
     }
     &mut stages[row.index()]
 }

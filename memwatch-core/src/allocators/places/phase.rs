@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LiveBlock, Places, Sum, at, phase_index};
+use super::{BlockSum, CodeAttribution, LiveBlock, at, phase_index};
 
 /// Sums of a range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseSum {
     /// Sum of all its blocks.
-    pub sum: Sum,
+    pub sum: BlockSum,
     /// Bytes of blocks freed before the end of the range in which they were allocated.
     pub temporary_bytes: u64,
     /// Number of those blocks.
@@ -17,7 +17,7 @@ pub struct PhaseSum {
     pub most_temporary_bytes: u64,
 }
 
-impl Places {
+impl CodeAttribution {
     /// Counts a block freed within its range; `range_bytes` is the temporary memory of this run so
     /// far, including the block.
     pub(in crate::allocators) fn free_temporary(&mut self, block: &LiveBlock, range_bytes: u64) {

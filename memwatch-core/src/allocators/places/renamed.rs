@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LayerSum, LiveBlock, Places, Sum, at};
-use crate::allocators::Block;
+use super::{BlockSum, CodeAttribution, LayerSum, LiveBlock, at};
+use crate::allocators::TensorBlock;
 use crate::allocators::names::LayerKey;
 use crate::allocators::threads::Attribution;
 use crate::words::Ordinal;
 
 /// A block that is being allocated, with the sums before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::allocators) struct Granted {
+pub(in crate::allocators) struct GrantInProgress {
     ordinal: Ordinal,
     address: u64,
     granted_ns: u64,
@@ -21,13 +21,13 @@ pub(in crate::allocators) struct Granted {
     epoch: u64,
 }
 
-impl Places {
+impl CodeAttribution {
     /// Records the sums before a block is added to a module.
-    pub(in crate::allocators) fn granted(&self, block: &Block, layer: LayerKey) -> Granted {
+    pub(in crate::allocators) fn granted(&self, block: &TensorBlock, layer: LayerKey) -> GrantInProgress {
         let device = self.devices.get(&block.ordinal);
         let peak_bytes =
             device.and_then(|device| device.layers.get(layer.0 as usize)).map(|layer| layer.sum.peak_bytes);
-        Granted {
+        GrantInProgress {
             ordinal: block.ordinal,
             address: block.address,
             granted_ns: block.time_ns,
@@ -38,7 +38,7 @@ impl Places {
     }
 
     /// Moves the block just allocated to another module, and restores the sums of its first module.
-    pub(in crate::allocators) fn move_granted(&mut self, granted: &Granted, layer: LayerKey) {
+    pub(in crate::allocators) fn move_granted(&mut self, granted: &GrantInProgress, layer: LayerKey) {
         let is_it = |block: &&LiveBlock| block.granted_ns == granted.granted_ns;
         let Some(block) = self.live.get(granted.ordinal, granted.address).filter(is_it).copied() else { return };
         let named = Attribution { layer, ..block.whose };
@@ -71,7 +71,7 @@ impl LayerSum {
     }
 }
 
-impl Sum {
+impl BlockSum {
     /// Removes the last block; `peak_bytes` is the peak before it.
     fn take_back(&mut self, bytes: u64, peak_bytes: u64) {
         let was_highest = self.peak_bytes == self.live_bytes;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Sum of the blocks with one attribution on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sum {
+pub struct BlockSum {
     /// Bytes of the live blocks.
     pub live_bytes: u64,
     /// Peak of the live bytes.
@@ -27,7 +27,7 @@ pub struct Sum {
     epoch: u64,
 }
 
-impl Sum {
+impl BlockSum {
     /// Adds a block, on a device that has had `epoch` peaks.
     pub(crate) fn grant(&mut self, bytes: u64, epoch: u64) {
         self.see(epoch);

@@ -13,13 +13,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use self::pool::Held;
-pub use self::pool::Pool;
+use self::pool::LivePoolBlock;
+pub use self::pool::MemoryPool;
 use super::bfc::Home;
 use super::pytorch::DriverChange;
-use super::{Block, BlockChange, FrameworkAllocator, Reported};
+use super::{BlockChange, FrameworkAllocator, ReportedTotals, TensorBlock};
 use crate::decode::{PoolBlock, PoolChange, PoolKind, PoolTurn, StackRef, TensorChange, TensorEvent};
-use crate::ledger::{DriverSegment, Memory};
+use crate::ledger::{DriverSegment, SegmentLocation};
 use crate::words::{Framework, Ordinal, Tid};
 
 /// Maximum number of pools. Processes have a handful of them, so more are implausible.
@@ -32,7 +32,7 @@ const ALIGNMENT_BYTES: u64 = 256;
 
 /// A thread's pending request to an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Wanted {
+struct ArenaRequest {
     pool: u64,
     bytes: u64,
     stack: StackRef,
@@ -41,13 +41,13 @@ struct Wanted {
 
 /// Pools of a process, by address.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Pools {
+pub struct MemoryPools {
     /// Frameworks that are, or were, probed in this process.
     watched: BTreeSet<Framework>,
     /// Frameworks among these that may have had pools before.
     older: BTreeSet<Framework>,
-    pools: BTreeMap<u64, Pool>,
-    wanted: BTreeMap<Tid, Wanted>,
+    pools: BTreeMap<u64, MemoryPool>,
+    wanted: BTreeMap<Tid, ArenaRequest>,
     /// Memory that contains the blocks, bytes by address: driver allocations or blocks of other
     /// pools.
     segments: BTreeMap<u64, u64>,
@@ -60,7 +60,7 @@ pub struct Pools {
     also: VecDeque<BlockChange>,
 }
 
-impl Pools {
+impl MemoryPools {
     /// Records that a framework's functions are probed. `from_start` is set if the driver had
     /// granted nothing before.
     pub(super) fn watch(&mut self, framework: Framework, from_start: bool) {
@@ -75,13 +75,13 @@ impl Pools {
     }
 
     /// Returns the pools by address.
-    pub const fn pools(&self) -> &BTreeMap<u64, Pool> {
+    pub const fn pools(&self) -> &BTreeMap<u64, MemoryPool> {
         &self.pools
     }
 
     /// Returns the bytes a pool reserved upstream: its own count, or else the memory that contains
     /// its blocks. `None` if neither is known.
-    pub fn size_bytes(&self, pool: &Pool) -> Option<u64> {
+    pub fn size_bytes(&self, pool: &MemoryPool) -> Option<u64> {
         let holds = |(start, bytes): &(&u64, &u64)| pool.has_block_between(**start, start.saturating_add(**bytes));
         let held = || self.segments.iter().filter(holds).map(|(_, bytes)| *bytes).reduce(u64::saturating_add);
         // Pools of these kinds count their size in all builds examined.
@@ -103,7 +103,7 @@ impl Pools {
     }
 
     /// Queues the removal of blocks from the sums by call site.
-    fn drop_from_sums(&mut self, home: Home, gone: Vec<(u64, Held)>) {
+    fn drop_from_sums(&mut self, home: Home, gone: Vec<(u64, LivePoolBlock)>) {
         let Some(ordinal) = home.ordinal() else { return };
         let counted = gone.into_iter().filter(|(_, held)| !held.is_divided);
         let freed = counted.map(|(address, held)| BlockChange::Freed { ordinal, address, block_bytes: held.bytes });
@@ -113,7 +113,7 @@ impl Pools {
     fn begin_pool(&mut self, address: u64, kind: PoolKind) {
         self.end_pool(address);
         if self.pools.len() < MOST_POOLS {
-            self.pools.insert(address, Pool::met(kind, true));
+            self.pools.insert(address, MemoryPool::met(kind, true));
         }
     }
 
@@ -126,11 +126,11 @@ impl Pools {
     /// Returns where a block is.
     fn home_of(&self, before: Home, stated: Option<Ordinal>) -> Home {
         match (self.segment.map(|segment| segment.memory), before) {
-            (_, Home::Host) | (Some(Memory::Host), _) => Home::Host,
-            (Some(Memory::Device(ordinal)), _) => Home::Device(ordinal),
+            (_, Home::Host) | (Some(SegmentLocation::Host), _) => Home::Host,
+            (Some(SegmentLocation::Device(ordinal)), _) => Home::Device(ordinal),
             (None, Home::Unknown) if self.sees_driver => Home::Host,
-            (None | Some(Memory::SomeDevice), Home::Unknown) => stated.map_or(Home::Unknown, Home::Named),
-            (None | Some(Memory::SomeDevice), before) => before,
+            (None | Some(SegmentLocation::SomeDevice), Home::Unknown) => stated.map_or(Home::Unknown, Home::Named),
+            (None | Some(SegmentLocation::SomeDevice), before) => before,
         }
     }
 
@@ -141,7 +141,7 @@ impl Pools {
         whole.map(|(address, held)| (*address, held.bytes))
     }
 
-    fn grant(&mut self, event: &TensorEvent, kind: PoolKind, block: &PoolBlock) -> Option<Block> {
+    fn grant(&mut self, event: &TensorEvent, kind: PoolKind, block: &PoolBlock) -> Option<TensorBlock> {
         let before = self.pools.get(&block.pool).map_or(Home::Unknown, |pool| pool.home);
         let home = self.home_of(before, block.ordinal);
         self.remember_segment(block);
@@ -149,7 +149,7 @@ impl Pools {
             return None;
         }
         let is_whole = !self.older.contains(&kind.framework());
-        let pool = self.pools.entry(block.pool).or_insert_with(|| Pool::met(kind, is_whole));
+        let pool = self.pools.entry(block.pool).or_insert_with(|| MemoryPool::met(kind, is_whole));
         (pool.home, pool.time_ns) = (home, pool.time_ns.max(event.time_ns));
         if home == Home::Host {
             pool.end();
@@ -158,7 +158,7 @@ impl Pools {
         let (block_bytes, gone) = pool.grant(block);
         self.drop_from_sums(home, gone);
         self.divide_for(Some(block.pool), block.address);
-        Some(Block {
+        Some(TensorBlock {
             ordinal: home.ordinal()?,
             address: block.address,
             block_bytes,
@@ -197,7 +197,7 @@ impl Pools {
             self.wanted.clear();
         }
         let (stack, is_drawn) = (event.stack, event.is_drawn);
-        self.wanted.insert(event.tid, Wanted { pool, bytes, stack, is_drawn });
+        self.wanted.insert(event.tid, ArenaRequest { pool, bytes, stack, is_drawn });
     }
 
     /// Completes the thread's last request to an arena. A request that threw an exception is never
@@ -211,7 +211,7 @@ impl Pools {
         }
         let block = PoolBlock { pool: wanted.pool, address, bytes, counter: None, ordinal: None };
         let granted = self.grant(&asked, kind, &block)?;
-        Some(BlockChange::Granted(Block { requested_bytes: Some(wanted.bytes), ..granted }))
+        Some(BlockChange::Granted(TensorBlock { requested_bytes: Some(wanted.bytes), ..granted }))
     }
 
     fn take_segment(&mut self, begin: u64, end: u64) {
@@ -230,13 +230,13 @@ const fn aligned(bytes: u64) -> u64 {
     bytes.saturating_add(ALIGNMENT_BYTES - 1) / ALIGNMENT_BYTES * ALIGNMENT_BYTES
 }
 
-impl FrameworkAllocator for Pools {
+impl FrameworkAllocator for MemoryPools {
     /// Does nothing: a pool starts with its own creation or its first event.
     fn begin(&mut self, _from_start: bool, _missing: &[u16]) {}
 
     fn miss_start(&mut self) {
         self.older.extend(&self.watched);
-        self.pools.values_mut().for_each(Pool::lose);
+        self.pools.values_mut().for_each(MemoryPool::lose);
     }
 
     fn see_driver(&mut self, all: bool) {
@@ -279,8 +279,8 @@ impl FrameworkAllocator for Pools {
         }
     }
 
-    fn reported(&self) -> BTreeMap<Ordinal, Reported> {
-        let mut all: BTreeMap<Ordinal, Reported> = BTreeMap::new();
+    fn reported(&self) -> BTreeMap<Ordinal, ReportedTotals> {
+        let mut all: BTreeMap<Ordinal, ReportedTotals> = BTreeMap::new();
         for pool in self.pools.values().filter(|pool| pool.out_of_step() == 0) {
             let Some(ordinal) = pool.home.ordinal() else { continue };
             let in_use = pool.bytes_in_use().unwrap_or(pool.known_bytes());
@@ -305,10 +305,10 @@ impl FrameworkAllocator for Pools {
     fn lose(&mut self) {
         self.wanted.clear();
         self.older.extend(&self.watched);
-        self.pools.values_mut().for_each(Pool::lose);
+        self.pools.values_mut().for_each(MemoryPool::lose);
     }
 
     fn begin_own_peaks(&mut self, _now_ns: u64) {
-        self.pools.values_mut().for_each(Pool::begin_peak);
+        self.pools.values_mut().for_each(MemoryPool::begin_peak);
     }
 }

@@ -9,7 +9,7 @@ use crate::decode::{PoolBlock, PoolCounter, PoolKind};
 
 /// A block that the program holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Held {
+pub(super) struct LivePoolBlock {
     pub(super) bytes: u64,
     /// Another allocator divides the block, and its sums include it.
     pub(super) is_divided: bool,
@@ -17,10 +17,10 @@ pub(super) struct Held {
 
 /// A memory pool of RAPIDS or CuPy.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Pool {
+pub struct MemoryPool {
     kind: PoolKind,
     pub(super) home: Home,
-    pub(super) blocks: BTreeMap<u64, Held>,
+    pub(super) blocks: BTreeMap<u64, LivePoolBlock>,
     known_bytes: u64,
     divided_bytes: u64,
     peak_bytes: u64,
@@ -35,7 +35,7 @@ pub struct Pool {
     pub(super) time_ns: u64,
 }
 
-impl Pool {
+impl MemoryPool {
     /// Creates a pool; `is_whole` is set if it has allocated nothing before.
     pub(super) const fn met(kind: PoolKind, is_whole: bool) -> Self {
         Self {
@@ -131,7 +131,7 @@ impl Pool {
 
     /// Adds a block and returns its size, together with overlapping blocks that must have been
     /// freed without an event.
-    pub(super) fn grant(&mut self, block: &PoolBlock) -> (u64, Vec<(u64, Held)>) {
+    pub(super) fn grant(&mut self, block: &PoolBlock) -> (u64, Vec<(u64, LivePoolBlock)>) {
         let bytes = match block.counter {
             Some(PoolCounter::BlockSize(size)) => {
                 self.doubt(size < block.bytes);
@@ -141,11 +141,12 @@ impl Pool {
         };
         let end = block.address.saturating_add(bytes);
         let before = self.blocks.range(..end).rev();
-        let overlaps = |(start, held): &(&u64, &Held)| start.saturating_add(held.bytes) > block.address;
+        let overlaps = |(start, held): &(&u64, &LivePoolBlock)| start.saturating_add(held.bytes) > block.address;
         let addresses: Vec<u64> = before.take_while(overlaps).map(|(start, _)| *start).collect();
-        let gone: Vec<(u64, Held)> = addresses.into_iter().filter_map(|at| Some((at, self.release(at)?))).collect();
+        let gone: Vec<(u64, LivePoolBlock)> =
+            addresses.into_iter().filter_map(|at| Some((at, self.release(at)?))).collect();
         self.doubt(!gone.is_empty());
-        self.blocks.insert(block.address, Held { bytes, is_divided: false });
+        self.blocks.insert(block.address, LivePoolBlock { bytes, is_divided: false });
         self.known_bytes = self.known_bytes.saturating_add(bytes);
         self.granted += 1;
         self.count(block.counter);
@@ -171,7 +172,7 @@ impl Pool {
     }
 
     /// Removes a freed block; `None` if it was not known.
-    pub(super) fn take_back(&mut self, block: &PoolBlock) -> Option<Held> {
+    pub(super) fn take_back(&mut self, block: &PoolBlock) -> Option<LivePoolBlock> {
         let held = self.release(block.address);
         let held_bytes = held.map_or(block.bytes, |held| held.bytes);
         let is_other = self.kind != PoolKind::FixedSize && held_bytes != block.bytes;
@@ -192,7 +193,7 @@ impl Pool {
         held
     }
 
-    fn release(&mut self, address: u64) -> Option<Held> {
+    fn release(&mut self, address: u64) -> Option<LivePoolBlock> {
         let held = self.blocks.remove(&address)?;
         self.known_bytes = self.known_bytes.saturating_sub(held.bytes);
         self.divided_bytes = self.divided_bytes.saturating_sub(if held.is_divided { held.bytes } else { 0 });
@@ -200,7 +201,7 @@ impl Pool {
     }
 
     /// Removes the blocks that begin in this range and must have been freed without an event.
-    pub(super) fn drop_missed(&mut self, begin: u64, end: u64) -> Vec<(u64, Held)> {
+    pub(super) fn drop_missed(&mut self, begin: u64, end: u64) -> Vec<(u64, LivePoolBlock)> {
         let addresses: Vec<u64> = self.blocks.range(begin..end.max(begin)).map(|(at, _)| *at).collect();
         let gone: Vec<_> = addresses.into_iter().filter_map(|at| Some((at, self.release(at)?))).collect();
         self.doubt(!gone.is_empty());
@@ -208,7 +209,7 @@ impl Pool {
     }
 
     /// Removes all blocks when the pool ends.
-    pub(super) fn end(&mut self) -> Vec<(u64, Held)> {
+    pub(super) fn end(&mut self) -> Vec<(u64, LivePoolBlock)> {
         (self.known_bytes, self.divided_bytes) = (0, 0);
         std::mem::take(&mut self.blocks).into_iter().collect()
     }

@@ -3,7 +3,7 @@ use memwatch_common::tensor::STATISTICS_WORDS;
 use super::*;
 use crate::allocators::TensorLedger;
 use crate::decode::{PoolCounter, TraceAction, Traced};
-use crate::input::books::{Books, DeviceBooks};
+use crate::input::books::{AllocatorState, DeviceBooks};
 use crate::words::Tgid;
 
 const GPU: Ordinal = Ordinal(0);
@@ -31,24 +31,24 @@ fn segment(address: u64) -> Option<DriverSegment> {
     (BASE..BASE + SIZE).contains(&address).then_some(DriverSegment {
         address: BASE,
         bytes: SIZE,
-        memory: Memory::Device(GPU),
+        memory: SegmentLocation::Device(GPU),
     })
 }
 
-fn take(pools: &mut Pools, kind: PoolKind, turn: PoolTurn) -> Option<BlockChange> {
+fn take(pools: &mut MemoryPools, kind: PoolKind, turn: PoolTurn) -> Option<BlockChange> {
     let event = event(kind, turn);
     pools.place(&event, &segment);
     pools.apply(&event)
 }
 
-fn watched(from_start: bool) -> Pools {
-    let mut pools = Pools::default();
+fn watched(from_start: bool) -> MemoryPools {
+    let mut pools = MemoryPools::default();
     pools.watch(Framework::Rmm, from_start);
     pools.watch(Framework::CuPy, from_start);
     pools
 }
 
-fn in_use(pools: &Pools, pool: u64) -> Option<u64> {
+fn in_use(pools: &MemoryPools, pool: u64) -> Option<u64> {
     pools.pools()[&pool].bytes_in_use()
 }
 
@@ -57,7 +57,7 @@ fn blocks_of_a_pool_count_until_they_go_and_its_size_is_its_own_number() {
     let mut pools = watched(true);
     take(&mut pools, PoolKind::Pool, PoolTurn::Begins(POOL));
     let granted = take(&mut pools, PoolKind::Pool, PoolTurn::Granted(sized(POOL, BASE, BYTES)));
-    assert!(matches!(granted, Some(BlockChange::Granted(Block { address: BASE, block_bytes: BYTES, .. }))));
+    assert!(matches!(granted, Some(BlockChange::Granted(TensorBlock { address: BASE, block_bytes: BYTES, .. }))));
     take(&mut pools, PoolKind::Pool, PoolTurn::Granted(sized(POOL, BASE + BYTES, 512)));
     let freed = take(&mut pools, PoolKind::Pool, PoolTurn::Freed(sized(POOL, BASE, BYTES)));
     assert_eq!(freed, Some(BlockChange::Freed { ordinal: GPU, address: BASE, block_bytes: BYTES }));
@@ -94,7 +94,7 @@ const fn chunk(address: u64, bytes: u64, used: u64) -> PoolBlock {
 #[test]
 fn cupys_pool_says_what_is_in_use_and_older_chunks_go_one_by_one() {
     let mut pools = watched(false);
-    let turn = |pools: &mut Pools, turn| take(pools, PoolKind::MemoryPool, turn);
+    let turn = |pools: &mut MemoryPools, turn| take(pools, PoolKind::MemoryPool, turn);
     turn(&mut pools, PoolTurn::Granted(chunk(BASE, BYTES, 3 * BYTES)));
     assert_eq!((in_use(&pools, POOL), pools.pools()[&POOL].known_bytes()), (Some(3 * BYTES), BYTES));
     assert!(!pools.pools()[&POOL].is_exact());
@@ -113,15 +113,15 @@ fn cupys_device_is_its_own_where_the_driver_granted_the_memory_before() {
     let granted = event(PoolKind::MemoryPool, PoolTurn::Granted(PoolBlock { ordinal, ..chunk(0x1000, BYTES, BYTES) }));
     pools.place(&granted, &|_| None);
     let change = pools.apply(&granted);
-    assert!(matches!(change, Some(BlockChange::Granted(Block { ordinal: Ordinal(1), .. }))));
+    assert!(matches!(change, Some(BlockChange::Granted(TensorBlock { ordinal: Ordinal(1), .. }))));
     assert_eq!(pools.pools()[&POOL].home(), Home::Named(Ordinal(1)));
 }
 
-type Contradiction = (&'static str, PoolKind, fn(&mut Pools));
+type PoolContradiction = (&'static str, PoolKind, fn(&mut MemoryPools));
 
 #[test]
 fn a_pool_that_contradicts_itself_is_inexact_and_in_no_sum() {
-    let contradictions: [Contradiction; 6] = [
+    let contradictions: [PoolContradiction; 6] = [
         ("more than the pool has", PoolKind::Pool, |pools| {
             take(pools, PoolKind::Pool, PoolTurn::Granted(sized(POOL, BASE + BYTES, SIZE)));
         }),
@@ -188,7 +188,10 @@ fn an_arena_answers_the_thread_that_asked_and_one_that_threw_is_forgotten() {
     turn(PoolTurn::Wanted { pool: POOL, bytes: 1000 });
     let granted = turn(PoolTurn::Answered(BASE));
     assert!(
-        matches!(granted, Some(BlockChange::Granted(Block { block_bytes: 1024, requested_bytes: Some(1000), .. }))),
+        matches!(
+            granted,
+            Some(BlockChange::Granted(TensorBlock { block_bytes: 1024, requested_bytes: Some(1000), .. }))
+        ),
         "{granted:?}"
     );
     assert_eq!(turn(PoolTurn::Answered(BASE + BYTES)), None, "nobody asked");
@@ -203,7 +206,9 @@ fn an_arena_answers_the_thread_that_asked_and_one_that_threw_is_forgotten() {
 fn a_pool_in_host_memory_is_none_of_a_device() {
     let mut pools = watched(true);
     let granted = event(PoolKind::Pool, PoolTurn::Granted(sized(POOL, BASE, BYTES)));
-    pools.place(&granted, &|address| segment(address).map(|held| DriverSegment { memory: Memory::Host, ..held }));
+    pools.place(&granted, &|address| {
+        segment(address).map(|held| DriverSegment { memory: SegmentLocation::Host, ..held })
+    });
     assert_eq!(pools.apply(&granted), None);
     assert_eq!((pools.pools()[&POOL].home(), pools.pools()[&POOL].blocks()), (Home::Host, 0));
     assert_eq!(take(&mut pools, PoolKind::Pool, PoolTurn::Freed(sized(POOL, BASE, BYTES))), None);
@@ -227,7 +232,7 @@ fn a_block_that_is_another_pools_memory_is_in_the_sums_of_the_inner_one_alone() 
     }
     let outer = take(&mut pools, PoolKind::Pool, PoolTurn::Freed(sized(POOL, BASE, 64 * BYTES)));
     assert_eq!(outer, None, "no sum by place has it");
-    assert!(pools.pools().values().all(Pool::is_exact));
+    assert!(pools.pools().values().all(MemoryPool::is_exact));
 }
 
 #[test]
@@ -293,6 +298,6 @@ fn what_rapids_has_stays_in_the_sums_when_pytorchs_own_books_are_read() {
     assert_eq!(lines(&ledger), BYTES);
     let books = DeviceBooks { ordinal: GPU, allocator: 1, words: vec![0; STATISTICS_WORDS], segments: Vec::new() };
     let (began_ns, time_ns) = (10, 20);
-    ledger.learn_books(&Books { tgid: Tgid(1), began_ns, time_ns, devices: vec![books] });
+    ledger.learn_books(&AllocatorState { tgid: Tgid(1), began_ns, time_ns, devices: vec![books] });
     assert_eq!((lines(&ledger), ledger.places().devices()[&GPU].allocated_bytes()), (BYTES, BYTES));
 }

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use super::device::{Base, DeviceAllocator};
-use super::memory::{BlockState, Cell, Memory, Segment};
-use super::pools::Pools;
+use super::memory::{AllocatorMemory, AllocatorSegment, BlockState, SegmentCell};
+use super::pools::PrivatePools;
 use super::readout;
-use super::statistics::{Family, PoolSize, Scope};
+use super::statistics::{PoolSize, StatFamily, StatScope};
 use super::trust::Doubt;
-use crate::allocators::Reported;
+use crate::allocators::ReportedTotals;
 use crate::decode::StackRef;
 use crate::input::books::{BookBlock, BookSegment, BookState, DeviceBooks};
 use crate::words::Tid;
@@ -26,17 +26,18 @@ impl DeviceAllocator {
         };
         self.keep_own_peaks(&mut read.statistics);
         if read.tail.is_some_and(|tail| tail.pools == Some(0)) {
-            self.pools = Pools::new(true);
+            self.pools = PrivatePools::new(true);
         }
-        let current = |family| u64::try_from(read.statistics.get(family, Scope::All).current).unwrap_or(0);
-        let (allocated_bytes, reserved_bytes) = (current(Family::AllocatedBytes), current(Family::ReservedBytes));
+        let current = |family| u64::try_from(read.statistics.get(family, StatScope::All).current).unwrap_or(0);
+        let (allocated_bytes, reserved_bytes) =
+            (current(StatFamily::AllocatedBytes), current(StatFamily::ReservedBytes));
         self.forget_course();
-        self.memory = Memory::of_books(&books.segments, &self.memory);
+        self.memory = AllocatorMemory::of_books(&books.segments, &self.memory);
         self.statistics = read.statistics;
         self.tail = read.tail;
         self.base = Base::Read(time_ns);
         self.doubts.clear();
-        self.reported = Some(Reported { allocated_bytes, reserved_bytes, time_ns });
+        self.reported = Some(ReportedTotals { allocated_bytes, reserved_bytes, time_ns });
         (self.is_reported_last, self.is_just_read) = (true, true);
         true
     }
@@ -72,29 +73,29 @@ impl DeviceAllocator {
 
     /// Returns whether all segments are known, from the trace, the observed calls or a reading.
     pub fn knows_segments(&self) -> bool {
-        let reserved_bytes = self.statistics.get(Family::ReservedBytes, Scope::All).current;
+        let reserved_bytes = self.statistics.get(StatFamily::ReservedBytes, StatScope::All).current;
         let are_all = u64::try_from(reserved_bytes) == Ok(self.memory.reserved_bytes());
         !self.shows_totals_alone() || (self.base != Base::None && are_all)
     }
 
     /// Returns the bytes of blocks from before the attach that are known individually.
     pub(super) fn older_bytes(&self) -> u64 {
-        let is_older = |cell: &&Cell| cell.state == BlockState::Allocated && cell.time_ns == 0;
+        let is_older = |cell: &&SegmentCell| cell.state == BlockState::Allocated && cell.time_ns == 0;
         self.memory.cells().values().filter(is_older).map(|cell| cell.bytes).fold(0, u64::saturating_add)
     }
 }
 
-impl Memory {
+impl AllocatorMemory {
     /// Creates the memory from a reading. Known blocks and segments keep their stacks.
     fn of_books(segments: &[BookSegment], known: &Self) -> Self {
         let cell = |block: &BookBlock| {
             let before = known.cells().get(&block.address).filter(|cell| cell.bytes == block.bytes);
-            let is_same = |cell: &&Cell| cell.state == BlockState::Allocated && cell.state == block.state.into();
+            let is_same = |cell: &&SegmentCell| cell.state == BlockState::Allocated && cell.state == block.state.into();
             cell_of(block, before.filter(is_same))
         };
         let segment = |segment: &BookSegment| {
             let before = known.segments().get(&segment.address).filter(|before| before.bytes == segment.bytes);
-            let read = Segment {
+            let read = AllocatorSegment {
                 bytes: segment.bytes,
                 pool: if segment.is_small { PoolSize::Small } else { PoolSize::Large },
                 is_expandable: segment.is_expandable,
@@ -105,7 +106,7 @@ impl Memory {
             (segment.address, read)
         };
         let blocks = segments.iter().flat_map(|segment| &segment.blocks);
-        let cells: BTreeMap<u64, Cell> = blocks.map(|block| (block.address, cell(block))).collect();
+        let cells: BTreeMap<u64, SegmentCell> = blocks.map(|block| (block.address, cell(block))).collect();
         let idle = segments.iter().filter(|segment| segment.is_pool_idle).map(|segment| segment.private_pool);
         Self::new(segments.iter().map(segment).collect(), cells).with_idle_pools(idle.collect())
     }
@@ -122,8 +123,8 @@ impl From<BookState> for BlockState {
 }
 
 /// Creates a block from a reading, with the origin of the block known before.
-fn cell_of(block: &BookBlock, before: Option<&Cell>) -> Cell {
-    Cell {
+fn cell_of(block: &BookBlock, before: Option<&SegmentCell>) -> SegmentCell {
+    SegmentCell {
         bytes: block.bytes,
         requested_bytes: Some(block.requested_bytes),
         state: block.state.into(),

@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use super::ROUNDING;
 use super::driver::Mapped;
-use super::history::{History, LineAction};
-use super::memory::{BlockState, Cell, Effect, Memory, Segment, unmapped_pool};
-use super::pools::Pools;
-use super::statistics::{Family, OwnPeaks, PoolSize, Scope, Statistics, Tail};
-use super::trust::{Doubt, Sight};
-use crate::allocators::{Block, BlockChange, Reported};
+use super::history::{AllocatorHistory, LineAction};
+use super::memory::{AllocatorMemory, AllocatorSegment, BlockState, Effect, SegmentCell, unmapped_pool};
+use super::pools::PrivatePools;
+use super::statistics::{AllocatorStatistics, OwnPeaks, PoolSize, StatFamily, StatScope, Tail};
+use super::trust::{Doubt, ObservedEvents};
+use crate::allocators::{BlockChange, ReportedTotals, TensorBlock};
 use crate::decode::{StackRef, TensorChange, TensorEvent, TraceAction, Traced};
 use crate::words::Ordinal;
 
@@ -24,10 +24,9 @@ pub enum Base {
     Read(u64),
 }
 
-/// The visible parts of a thread's request.
+/// Traced parts of a thread's request.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Request {
-    /// Requested bytes.
+pub(super) struct SeenRequest {
     pub(super) bytes: Option<u64>,
     /// Whether the allocator looked for a segment to serve the request.
     pub(super) is_segment_wanted: Option<bool>,
@@ -55,14 +54,13 @@ struct Returning {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DeviceAllocator {
     ordinal: Ordinal,
-    pub(super) memory: Memory,
-    pub(super) statistics: Statistics,
+    pub(super) memory: AllocatorMemory,
+    pub(super) statistics: AllocatorStatistics,
     pub(super) base: Base,
     pub(super) tail: Option<Tail>,
-    pub(super) reported: Option<Reported>,
+    pub(super) reported: Option<ReportedTotals>,
     /// The totals are those of its last report, or of a later reading.
     pub(super) is_reported_last: bool,
-    /// Nothing has happened since the statistics were read.
     pub(super) is_just_read: bool,
     /// The statistics were read at process exit: they are final and correct.
     pub(super) is_settled: bool,
@@ -72,15 +70,15 @@ pub struct DeviceAllocator {
     pub(super) is_fresh: bool,
     /// Freed block that returned to its pool before the free was reported, without a trace.
     pub(super) early: Option<u64>,
-    pub(super) sight: Sight,
+    pub(super) sight: ObservedEvents,
     pub(super) doubts: Vec<Doubt>,
     /// Table rows of probes that are not attached, if known.
     pub(super) missing: Vec<u16>,
     pub(super) hits: u64,
     pub(super) misses: u64,
     pub(super) peaks: OwnPeaks,
-    pub(super) pools: Pools,
-    pub(super) history: History,
+    pub(super) pools: PrivatePools,
+    pub(super) history: AllocatorHistory,
     pub(super) out_of_step: u64,
     pub(super) refused_readouts: u64,
 }
@@ -90,8 +88,8 @@ impl DeviceAllocator {
     pub fn new(ordinal: Ordinal, from_start: bool) -> Self {
         Self {
             ordinal,
-            memory: Memory::default(),
-            statistics: Statistics::default(),
+            memory: AllocatorMemory::default(),
+            statistics: AllocatorStatistics::default(),
             base: if from_start { Base::Start } else { Base::None },
             tail: None,
             reported: None,
@@ -102,14 +100,14 @@ impl DeviceAllocator {
             returning: None,
             is_fresh: false,
             early: None,
-            sight: Sight::default(),
+            sight: ObservedEvents::default(),
             doubts: Vec::new(),
             missing: Vec::new(),
             hits: 0,
             misses: 0,
             peaks: OwnPeaks::default(),
-            pools: Pools::new(from_start),
-            history: History::default(),
+            pools: PrivatePools::new(from_start),
+            history: AllocatorHistory::default(),
             out_of_step: 0,
             refused_readouts: 0,
         }
@@ -137,14 +135,19 @@ impl DeviceAllocator {
     }
 
     /// Applies the report of a grant or a free.
-    pub(super) fn report(&mut self, event: &TensorEvent, request: Request, mapped: &mut Mapped) -> Option<BlockChange> {
+    pub(super) fn report(
+        &mut self,
+        event: &TensorEvent,
+        request: SeenRequest,
+        mapped: &mut Mapped,
+    ) -> Option<BlockChange> {
         let TensorChange::Reported { address, block_bytes, allocated_bytes, reserved_bytes, .. } = event.what else {
             return None;
         };
         self.history.begin(event);
         self.is_just_read = false;
         self.sight.reports = true;
-        let now = Reported { allocated_bytes, reserved_bytes, time_ns: event.time_ns };
+        let now = ReportedTotals { allocated_bytes, reserved_bytes, time_ns: event.time_ns };
         let bytes = block_bytes.unsigned_abs();
         let change = if block_bytes > 0 {
             let granting = self.granting.take().filter(|granting| granting.address == address);
@@ -161,8 +164,8 @@ impl DeviceAllocator {
                 self.doubt(Doubt::RoundedOnly);
             }
             self.memory.explain(address, stack);
-            self.grant(address, Cell { bytes, requested_bytes, state, stack, tid, time_ns });
-            BlockChange::Granted(Block {
+            self.grant(address, SegmentCell { bytes, requested_bytes, state, stack, tid, time_ns });
+            BlockChange::Granted(TensorBlock {
                 ordinal: self.ordinal,
                 address,
                 block_bytes: bytes,
@@ -191,7 +194,7 @@ impl DeviceAllocator {
         (self.granting, self.is_fresh) = (None, false);
         // A reading right before the failure already counts it.
         self.statistics.counters.ooms += i64::from(self.base != Base::Read(event.time_ns));
-        let now = Reported { allocated_bytes, reserved_bytes, time_ns: event.time_ns };
+        let now = ReportedTotals { allocated_bytes, reserved_bytes, time_ns: event.time_ns };
         if self.is_stopped() {
             return self.follow_totals(now);
         }
@@ -263,16 +266,16 @@ impl DeviceAllocator {
     }
 
     /// Adds memory taken from the driver.
-    pub(super) fn take(&mut self, address: u64, segment: Segment) {
+    pub(super) fn take(&mut self, address: u64, segment: AllocatorSegment) {
         self.pools.change(segment.private_pool, segment.pool, signed(segment.bytes));
         self.statistics.counters.device_allocations += 1;
-        self.statistics.change(Family::ReservedBytes, segment.pool, signed(segment.bytes));
+        self.statistics.change(StatFamily::ReservedBytes, segment.pool, signed(segment.bytes));
         if segment.is_expandable {
             self.history.segment(LineAction::SegmentMap, address, &segment);
             self.memory.map(address, segment);
         } else {
             self.history.segment(LineAction::SegmentAlloc, address, &segment);
-            self.statistics.change(Family::Segment, segment.pool, 1);
+            self.statistics.change(StatFamily::Segment, segment.pool, 1);
             if self.is_oversize(segment.bytes) {
                 self.statistics.oversize_segments.change(1);
             }
@@ -281,23 +284,23 @@ impl DeviceAllocator {
     }
 
     /// Removes memory returned to the driver.
-    pub(super) fn part(&mut self, address: u64, segment: Segment) {
+    pub(super) fn part(&mut self, address: u64, segment: AllocatorSegment) {
         let (pool, bytes) = (segment.pool, signed(segment.bytes));
         self.pools.change(segment.private_pool, pool, -bytes);
         self.statistics.counters.device_frees += 1;
-        self.statistics.change(Family::ReservedBytes, pool, -bytes);
+        self.statistics.change(StatFamily::ReservedBytes, pool, -bytes);
         if segment.is_expandable {
             self.history.segment(LineAction::SegmentUnmap, address, &segment);
             return;
         }
         self.history.segment(LineAction::SegmentFree, address, &segment);
-        self.statistics.change(Family::Segment, pool, -1);
+        self.statistics.change(StatFamily::Segment, pool, -1);
         if self.is_oversize(segment.bytes) {
             self.statistics.oversize_segments.change(-1);
         }
     }
 
-    fn grant(&mut self, address: u64, cell: Cell) {
+    fn grant(&mut self, address: u64, cell: SegmentCell) {
         let effect = self.memory.grant(address, cell);
         if effect.pool != PoolSize::of_request(cell.bytes) {
             // Segment sizes are not as expected (`segment_pool`).
@@ -307,11 +310,11 @@ impl DeviceAllocator {
         self.history.block(LineAction::Alloc, address, (cell.bytes, cell.requested_bytes), cell.stack);
         let (pool, bytes) = (effect.pool, signed(cell.bytes));
         self.split(&effect);
-        self.statistics.change(Family::Allocation, pool, 1);
-        self.statistics.change(Family::AllocatedBytes, pool, bytes);
-        self.statistics.change(Family::Active, pool, 1);
-        self.statistics.change(Family::ActiveBytes, pool, bytes);
-        self.statistics.change(Family::RequestedBytes, pool, cell.requested_bytes.map_or(0, signed));
+        self.statistics.change(StatFamily::Allocation, pool, 1);
+        self.statistics.change(StatFamily::AllocatedBytes, pool, bytes);
+        self.statistics.change(StatFamily::Active, pool, 1);
+        self.statistics.change(StatFamily::ActiveBytes, pool, bytes);
+        self.statistics.change(StatFamily::RequestedBytes, pool, cell.requested_bytes.map_or(0, signed));
         if self.is_oversize(cell.bytes) {
             self.statistics.oversize_allocations.change(1);
         }
@@ -326,8 +329,8 @@ impl DeviceAllocator {
     }
 
     fn give(&mut self, pool: PoolSize, bytes: u64) {
-        self.statistics.change(Family::Allocation, pool, -1);
-        self.statistics.change(Family::AllocatedBytes, pool, -signed(bytes));
+        self.statistics.change(StatFamily::Allocation, pool, -1);
+        self.statistics.change(StatFamily::AllocatedBytes, pool, -signed(bytes));
         if self.is_oversize(bytes) {
             self.statistics.oversize_allocations.change(-1);
         }
@@ -336,7 +339,7 @@ impl DeviceAllocator {
     /// Counts a block that no stream uses any more. Returns whether it was known to be pending.
     pub(super) fn complete(&mut self, address: u64) -> bool {
         let Some(effect) = self.memory.complete(address) else { return false };
-        let Cell { bytes, requested_bytes, stack, .. } = effect.cell;
+        let SegmentCell { bytes, requested_bytes, stack, .. } = effect.cell;
         self.history.block(LineAction::FreeCompleted, address, (bytes, requested_bytes), stack);
         self.split(&effect);
         self.free(effect.pool, bytes, requested_bytes.unwrap_or(0));
@@ -344,9 +347,9 @@ impl DeviceAllocator {
     }
 
     fn free(&mut self, pool: PoolSize, bytes: u64, requested_bytes: u64) {
-        self.statistics.change(Family::Active, pool, -1);
-        self.statistics.change(Family::ActiveBytes, pool, -signed(bytes));
-        self.statistics.change(Family::RequestedBytes, pool, -signed(requested_bytes));
+        self.statistics.change(StatFamily::Active, pool, -1);
+        self.statistics.change(StatFamily::ActiveBytes, pool, -signed(bytes));
+        self.statistics.change(StatFamily::RequestedBytes, pool, -signed(requested_bytes));
     }
 
     fn complete_traced(&mut self, address: u64, requested_bytes: u64) {
@@ -401,7 +404,7 @@ impl DeviceAllocator {
             self.free(pool, bytes, returning.requested_bytes);
             self.doubt_neighbours();
         } else {
-            let cell = Cell {
+            let cell = SegmentCell {
                 bytes,
                 requested_bytes: Some(returning.requested_bytes),
                 state: BlockState::Pending,
@@ -414,8 +417,8 @@ impl DeviceAllocator {
     }
 
     fn split(&mut self, effect: &Effect) {
-        self.statistics.change(Family::InactiveSplit, effect.pool, effect.splits);
-        self.statistics.change(Family::InactiveSplitBytes, effect.pool, effect.split_bytes);
+        self.statistics.change(StatFamily::InactiveSplit, effect.pool, effect.splits);
+        self.statistics.change(StatFamily::InactiveSplitBytes, effect.pool, effect.split_bytes);
         if !effect.is_known {
             self.doubt_neighbours();
         }
@@ -433,11 +436,11 @@ impl DeviceAllocator {
     }
 
     /// Compares the reported totals with those computed from the events, and adopts them.
-    fn check(&mut self, now: Reported) {
+    fn check(&mut self, now: ReportedTotals) {
         for (family, bytes) in
-            [(Family::AllocatedBytes, now.allocated_bytes), (Family::ReservedBytes, now.reserved_bytes)]
+            [(StatFamily::AllocatedBytes, now.allocated_bytes), (StatFamily::ReservedBytes, now.reserved_bytes)]
         {
-            let stat = self.statistics.get_mut(family, Scope::All);
+            let stat = self.statistics.get_mut(family, StatScope::All);
             if stat.current != signed(bytes) {
                 stat.current = signed(bytes);
                 stat.peak = stat.peak.max(stat.current);
@@ -468,7 +471,7 @@ impl DeviceAllocator {
     /// Records doubt about neighbours from before the attach, unless all are expandable.
     fn doubt_neighbours(&mut self) {
         let plain = self.memory.segments().values().filter(|segment| !segment.is_expandable).count();
-        let segments = self.statistics.get(Family::Segment, Scope::All).current;
+        let segments = self.statistics.get(StatFamily::Segment, StatScope::All).current;
         if self.base == Base::None || i64::try_from(plain) != Ok(segments) {
             self.doubt(Doubt::OlderNeighbours);
         }
@@ -476,8 +479,8 @@ impl DeviceAllocator {
 }
 
 /// Returns the segment of a trace entry.
-fn traced_segment(traced: &Traced, pool: PoolSize) -> Segment {
-    Segment {
+fn traced_segment(traced: &Traced, pool: PoolSize) -> AllocatorSegment {
+    AllocatorSegment {
         bytes: traced.bytes,
         pool,
         is_expandable: matches!(traced.action, TraceAction::SegmentMap | TraceAction::SegmentUnmap),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::memory::Segment;
+use super::memory::AllocatorSegment;
 use crate::allocators::threads::Stage;
 use crate::decode::{StackRef, TensorEvent};
 use crate::words::Tid;
@@ -44,7 +44,7 @@ impl LineAction {
 
 /// A history entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct HistoryEntry {
     /// Action of the entry.
     pub action: LineAction,
     /// Address; for a failed allocation, the free bytes of the device, or 0 if not reported.
@@ -69,9 +69,9 @@ pub struct Line {
 
 /// The most recent history entries of an allocator.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct History {
+pub struct AllocatorHistory {
     #[serde(skip)]
-    lines: VecDeque<Line>,
+    lines: VecDeque<HistoryEntry>,
     #[serde(skip)]
     limit: usize,
     cut: u64,
@@ -79,9 +79,9 @@ pub struct History {
     device_free_bytes: u64,
 }
 
-impl History {
+impl AllocatorHistory {
     /// Returns the entries, oldest first.
-    pub fn lines(&self) -> impl Iterator<Item = &Line> {
+    pub fn lines(&self) -> impl Iterator<Item = &HistoryEntry> {
         self.lines.iter()
     }
 
@@ -107,7 +107,7 @@ impl History {
     }
 
     /// Adds an entry for a segment.
-    pub(super) fn segment(&mut self, action: LineAction, address: u64, segment: &Segment) {
+    pub(super) fn segment(&mut self, action: LineAction, address: u64, segment: &AllocatorSegment) {
         let (bytes, stack) = (segment.bytes, segment.stack);
         if let Some(line) = self.push(action, address, bytes, stack) {
             (line.stream, line.private_pool) = (segment.stream, segment.private_pool);
@@ -161,10 +161,10 @@ impl History {
         }
     }
 
-    fn push(&mut self, action: LineAction, address: u64, bytes: u64, stack: StackRef) -> Option<&mut Line> {
+    fn push(&mut self, action: LineAction, address: u64, bytes: u64, stack: StackRef) -> Option<&mut HistoryEntry> {
         let (time_ns, tid) = self.now.filter(|_| self.limit > 0)?;
         let (block_bytes, stream, private_pool, stage) = (0, 0, (0, 0), None);
-        self.lines.push_back(Line {
+        self.lines.push_back(HistoryEntry {
             action,
             address,
             bytes,

@@ -13,7 +13,7 @@ use crate::words::Tid;
 /// Driver memory: a `cudaMalloc` allocation, or a contiguously mapped part of an expandable
 /// segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Segment {
+pub struct AllocatorSegment {
     /// Size in bytes.
     pub bytes: u64,
     /// Pool of the segment.
@@ -41,7 +41,7 @@ pub enum BlockState {
 
 /// A block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cell {
+pub struct SegmentCell {
     /// Size in bytes.
     pub bytes: u64,
     /// Size in bytes that the program requested; for an inactive block, the last one; `None` if
@@ -57,7 +57,7 @@ pub struct Cell {
     pub time_ns: u64,
 }
 
-impl Cell {
+impl SegmentCell {
     const fn free(bytes: u64) -> Self {
         Self {
             bytes,
@@ -74,7 +74,7 @@ impl Cell {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effect {
     /// The block.
-    pub cell: Cell,
+    pub cell: SegmentCell,
     /// Pool of the block.
     pub pool: PoolSize,
     /// Change in the number of inactive split blocks.
@@ -87,18 +87,18 @@ pub struct Effect {
 
 /// Memory of one allocator.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Memory {
-    segments: BTreeMap<u64, Segment>,
-    cells: BTreeMap<u64, Cell>,
+pub struct AllocatorMemory {
+    segments: BTreeMap<u64, AllocatorSegment>,
+    cells: BTreeMap<u64, SegmentCell>,
     reserved_bytes: u64,
     allocated_bytes: u64,
     /// Private pools known to be unused by any graph or `MemPool`.
     idle_pools: BTreeSet<(u64, u64)>,
 }
 
-impl Memory {
+impl AllocatorMemory {
     /// Creates the memory from segments and the blocks that tile them.
-    pub(super) fn new(segments: BTreeMap<u64, Segment>, cells: BTreeMap<u64, Cell>) -> Self {
+    pub(super) fn new(segments: BTreeMap<u64, AllocatorSegment>, cells: BTreeMap<u64, SegmentCell>) -> Self {
         let reserved_bytes = segments.values().map(|segment| segment.bytes).fold(0, u64::saturating_add);
         let allocated = cells.values().filter(|cell| cell.state == BlockState::Allocated);
         let allocated_bytes = allocated.map(|cell| cell.bytes).fold(0, u64::saturating_add);
@@ -112,17 +112,17 @@ impl Memory {
 
     /// Returns whether `empty_cache` keeps this segment even if it is free, because its private
     /// pool may be in use.
-    pub fn is_kept(&self, segment: &Segment) -> bool {
+    pub fn is_kept(&self, segment: &AllocatorSegment) -> bool {
         segment.private_pool != (0, 0) && !self.idle_pools.contains(&segment.private_pool)
     }
 
     /// Returns the known segments by address.
-    pub const fn segments(&self) -> &BTreeMap<u64, Segment> {
+    pub const fn segments(&self) -> &BTreeMap<u64, AllocatorSegment> {
         &self.segments
     }
 
     /// Returns the known blocks by address.
-    pub const fn cells(&self) -> &BTreeMap<u64, Cell> {
+    pub const fn cells(&self) -> &BTreeMap<u64, SegmentCell> {
         &self.cells
     }
 
@@ -137,16 +137,16 @@ impl Memory {
     }
 
     /// Adds a segment allocated with `cudaMalloc`.
-    pub fn add_segment(&mut self, address: u64, segment: Segment) {
+    pub fn add_segment(&mut self, address: u64, segment: AllocatorSegment) {
         self.forget(address, segment.bytes);
         self.drop_cells(address, segment.bytes);
         self.reserved_bytes = self.reserved_bytes.saturating_add(segment.bytes);
         self.segments.insert(address, segment);
-        self.cells.insert(address, Cell::free(segment.bytes));
+        self.cells.insert(address, SegmentCell::free(segment.bytes));
     }
 
     /// Removes a freed segment; `None` if it was not known.
-    pub fn remove_segment(&mut self, address: u64, bytes: u64) -> Option<Segment> {
+    pub fn remove_segment(&mut self, address: u64, bytes: u64) -> Option<AllocatorSegment> {
         let known = self.segments.get(&address).copied();
         let all_bytes = known.map_or(bytes, |segment| segment.bytes.max(bytes));
         self.forget(address, all_bytes);
@@ -159,14 +159,14 @@ impl Memory {
     }
 
     /// Maps memory into an expandable segment.
-    pub fn map(&mut self, address: u64, mut segment: Segment) {
+    pub fn map(&mut self, address: u64, mut segment: AllocatorSegment) {
         self.forget(address, segment.bytes);
         self.drop_cells(address, segment.bytes);
         self.reserved_bytes = self.reserved_bytes.saturating_add(segment.bytes);
-        let (mut begin, mut cell_begin, mut cell) = (address, address, Cell::free(segment.bytes));
+        let (mut begin, mut cell_begin, mut cell) = (address, address, SegmentCell::free(segment.bytes));
         if let Some((before, lower)) = self.expandable_that_ends_at(address) {
             self.segments.remove(&before);
-            (begin, segment) = (before, Segment { bytes: lower.bytes.saturating_add(segment.bytes), ..lower });
+            (begin, segment) = (before, AllocatorSegment { bytes: lower.bytes.saturating_add(segment.bytes), ..lower });
             if let Some((start, free)) = self.inactive_that_ends_at(address) {
                 self.cells.remove(&start);
                 (cell_begin, cell.bytes) = (start, cell.bytes.saturating_add(free.bytes));
@@ -186,7 +186,7 @@ impl Memory {
     }
 
     /// Unmaps memory of an expandable segment; `None` if it was not known to be mapped and free.
-    pub fn unmap(&mut self, address: u64, bytes: u64) -> Option<Segment> {
+    pub fn unmap(&mut self, address: u64, bytes: u64) -> Option<AllocatorSegment> {
         let end = address.saturating_add(bytes);
         let known = self
             .segment_of(address)
@@ -206,19 +206,19 @@ impl Memory {
         for (index, (part, from, to)) in pieces.into_iter().enumerate() {
             let part_end = if index == 0 { address } else { segment_end };
             if part < part_end {
-                self.segments.insert(part, Segment { bytes: part_end - part, ..segment });
+                self.segments.insert(part, AllocatorSegment { bytes: part_end - part, ..segment });
             }
             if from < to {
-                self.cells.insert(from, Cell::free(to - from));
+                self.cells.insert(from, SegmentCell::free(to - from));
             }
         }
         Some(segment)
     }
 
     /// Allocates a block: the front of a free one, or one in unknown memory.
-    pub fn grant(&mut self, address: u64, cell: Cell) -> Effect {
+    pub fn grant(&mut self, address: u64, cell: SegmentCell) -> Effect {
         self.allocated_bytes = self.allocated_bytes.saturating_add(cell.bytes);
-        let fits = |free: &Cell| free.state == BlockState::Inactive && free.bytes >= cell.bytes;
+        let fits = |free: &SegmentCell| free.state == BlockState::Inactive && free.bytes >= cell.bytes;
         let place = self.segment_of(address);
         let Some(((begin, segment), free)) = place.zip(self.cells.get(&address).copied().filter(fits)) else {
             self.forget(address, cell.bytes);
@@ -232,7 +232,7 @@ impl Memory {
         let rest = free.bytes - cell.bytes;
         self.cells.insert(address, cell);
         if rest > 0 {
-            self.cells.insert(address + cell.bytes, Cell { bytes: rest, ..free });
+            self.cells.insert(address + cell.bytes, SegmentCell { bytes: rest, ..free });
         }
         let (splits, split_bytes) = match (segment.is_expandable, was_split, rest > 0) {
             (true, ..) | (false, false, false) => (0, 0),
@@ -245,7 +245,7 @@ impl Memory {
 
     /// Marks a block freed by the program as pending, since a stream may still use it. `None` if it
     /// is not known to be allocated.
-    pub fn give_back(&mut self, address: u64) -> Option<(Cell, PoolSize)> {
+    pub fn give_back(&mut self, address: u64) -> Option<(SegmentCell, PoolSize)> {
         let cell = self.cells.get_mut(&address).filter(|cell| cell.state == BlockState::Allocated)?;
         cell.state = BlockState::Pending;
         let cell = *cell;
@@ -263,10 +263,10 @@ impl Memory {
     }
 
     /// Adds a block from before the attach that the program freed and a stream still uses.
-    pub fn linger(&mut self, address: u64, cell: Cell) {
+    pub fn linger(&mut self, address: u64, cell: SegmentCell) {
         self.forget(address, cell.bytes);
         self.drop_cells(address, cell.bytes);
-        self.cells.insert(address, Cell { state: BlockState::Pending, ..cell });
+        self.cells.insert(address, SegmentCell { state: BlockState::Pending, ..cell });
     }
 
     /// Frees a pending block and merges it with free neighbours; `None` if it is not known to be
@@ -308,20 +308,20 @@ impl Memory {
     }
 
     /// Adds a block that was allocated before the attach.
-    pub(super) fn add_older(&mut self, address: u64, cell: Cell) {
+    pub(super) fn add_older(&mut self, address: u64, cell: SegmentCell) {
         self.allocated_bytes = self.allocated_bytes.saturating_add(cell.bytes);
         self.cells.insert(address, cell);
     }
 
     /// Returns the segment that contains an address.
-    pub fn segment_of(&self, address: u64) -> Option<(u64, Segment)> {
+    pub fn segment_of(&self, address: u64) -> Option<(u64, AllocatorSegment)> {
         let (&begin, segment) = self.segments.range(..=address).next_back()?;
         (address - begin < segment.bytes).then_some((begin, *segment))
     }
 
     /// Returns the segments without blocks in use, by address.
-    pub fn unused_segments(&self) -> impl Iterator<Item = (u64, Segment)> {
-        let is_whole = |(begin, segment): &(u64, Segment)| {
+    pub fn unused_segments(&self) -> impl Iterator<Item = (u64, AllocatorSegment)> {
+        let is_whole = |(begin, segment): &(u64, AllocatorSegment)| {
             self.cells.get(begin).is_some_and(|cell| cell.state == BlockState::Inactive && cell.bytes == segment.bytes)
         };
         self.segments.iter().map(|(begin, segment)| (*begin, *segment)).filter(is_whole)
@@ -345,7 +345,7 @@ impl Memory {
     /// Forgets the pending block at this address, or all pending blocks.
     pub fn forget_pending(&mut self, address: Option<u64>) {
         let is_meant = |at: u64| address.is_none_or(|address| address == at);
-        let gone: Vec<(u64, Cell)> = self
+        let gone: Vec<(u64, SegmentCell)> = self
             .cells
             .iter()
             .filter(|(at, cell)| cell.state == BlockState::Pending && is_meant(**at))
@@ -361,17 +361,17 @@ impl Memory {
         self.segment_of(address).map_or(PoolSize::of_request(bytes), |(_, segment)| segment.pool)
     }
 
-    fn cell_of(&self, address: u64) -> Option<(u64, Cell)> {
+    fn cell_of(&self, address: u64) -> Option<(u64, SegmentCell)> {
         let (&begin, cell) = self.cells.range(..=address).next_back()?;
         (address - begin < cell.bytes).then_some((begin, *cell))
     }
 
-    fn expandable_that_ends_at(&self, address: u64) -> Option<(u64, Segment)> {
+    fn expandable_that_ends_at(&self, address: u64) -> Option<(u64, AllocatorSegment)> {
         let (&begin, segment) = self.segments.range(..address).next_back()?;
         (segment.is_expandable && address - begin == segment.bytes).then_some((begin, *segment))
     }
 
-    fn inactive_that_ends_at(&self, address: u64) -> Option<(u64, Cell)> {
+    fn inactive_that_ends_at(&self, address: u64) -> Option<(u64, SegmentCell)> {
         let (&begin, cell) = self.cells.range(..address).next_back()?;
         (cell.state == BlockState::Inactive && address - begin == cell.bytes).then_some((begin, *cell))
     }

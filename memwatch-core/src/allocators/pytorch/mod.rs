@@ -23,18 +23,18 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use device::Request;
+use device::SeenRequest;
 pub use device::{Base, DeviceAllocator};
 pub use driver::DriverChange;
 use driver::Mapped;
-pub use history::{History, Line, LineAction};
-pub use memory::{BlockState, Cell, Memory, Segment};
-pub use readout::{Words, statistics_of, totals};
-pub use statistics::{Counters, Family, PoolSize, Scope, Stat, Statistics};
-pub use trust::{Certainty, Doubt, Named, Trust};
+pub use history::{AllocatorHistory, HistoryEntry, LineAction};
+pub use memory::{AllocatorMemory, AllocatorSegment, BlockState, SegmentCell};
+pub use readout::{StatisticsWords, statistics_of, totals};
+pub use statistics::{AllocatorCounters, AllocatorStat, AllocatorStatistics, PoolSize, StatFamily, StatScope};
+pub use trust::{Certainty, Doubt, NamedNumber, RatedNumber};
 
 use super::threads::Stage;
-use super::{BlockChange, FrameworkAllocator, Reported};
+use super::{BlockChange, FrameworkAllocator, ReportedTotals};
 use crate::decode::{PendingBlocks, TensorChange, TensorEvent, TraceAction, Traced};
 use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
 use crate::words::{Ordinal, Tid};
@@ -51,7 +51,7 @@ const BELIEVABLE: u64 = 1 << 57;
 
 /// A thread's request that has not been granted yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Asked {
+struct ThreadRequest {
     allocator: u64,
     words: [u64; 2],
     /// The cache could not serve the request.
@@ -66,7 +66,7 @@ pub struct Allocators {
     places: BTreeMap<u64, Ordinal>,
     unplaced: BTreeMap<u64, Vec<TensorEvent>>,
     unplaced_events: usize,
-    asked: BTreeMap<Tid, Asked>,
+    asked: BTreeMap<Tid, ThreadRequest>,
     /// Allocator and address of each thread's last traced event.
     traced: BTreeMap<Tid, (u64, u64)>,
     /// Index of the size among the words of a request.
@@ -131,7 +131,7 @@ impl Allocators {
     }
 
     /// Returns the last reported totals of a device.
-    pub(super) fn reported_on(&self, ordinal: Ordinal) -> Option<Reported> {
+    pub(super) fn reported_on(&self, ordinal: Ordinal) -> Option<ReportedTotals> {
         self.devices.get(&ordinal).and_then(DeviceAllocator::reported)
     }
 
@@ -217,7 +217,7 @@ impl Allocators {
     }
 
     /// Returns the requested bytes without a trace: the word that rounds up to the block's size.
-    fn requested(&mut self, asked: &Asked, block_bytes: u64) -> Option<u64> {
+    fn requested(&mut self, asked: &ThreadRequest, block_bytes: u64) -> Option<u64> {
         if self.size_word.is_none() {
             let [first, second] =
                 asked.words.map(|word| word > 0 && word.checked_next_multiple_of(ROUNDING) == Some(block_bytes));
@@ -277,7 +277,7 @@ impl FrameworkAllocator for Allocators {
                 self.place(event.tid, ordinal, address, block_bytes > 0);
                 let asked = if block_bytes > 0 { self.asked.remove(&event.tid) } else { None };
                 let bytes = asked.and_then(|asked| self.requested(&asked, block_bytes.unsigned_abs()));
-                let request = Request { bytes, is_segment_wanted: asked.map(|asked| asked.is_segment_wanted) };
+                let request = SeenRequest { bytes, is_segment_wanted: asked.map(|asked| asked.is_segment_wanted) };
                 let mut mapped = std::mem::take(&mut self.mapped);
                 let change = self.device(ordinal).report(event, request, &mut mapped);
                 self.mapped = mapped;
@@ -293,7 +293,7 @@ impl FrameworkAllocator for Allocators {
                 if self.asked.len() >= KEPT_THREADS {
                     self.asked.clear();
                 }
-                self.asked.insert(event.tid, Asked { allocator, words, is_segment_wanted: false });
+                self.asked.insert(event.tid, ThreadRequest { allocator, words, is_segment_wanted: false });
                 None
             }
             TensorChange::Traced(traced) => {
@@ -343,7 +343,7 @@ impl FrameworkAllocator for Allocators {
         }
     }
 
-    fn learn_counters(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool {
+    fn learn_counters(&mut self, allocator: u64, time_ns: u64, words: &StatisticsWords) -> bool {
         let device = self.places.get(&allocator).and_then(|ordinal| self.devices.get_mut(ordinal));
         device.is_some_and(|device| device.learn_statistics(time_ns, words))
     }
@@ -363,7 +363,7 @@ impl FrameworkAllocator for Allocators {
 
     fn counted_bytes(&self) -> BTreeMap<Ordinal, u64> {
         let counted = |device: &DeviceAllocator| {
-            let bytes = device.number(Family::AllocatedBytes, Scope::All, "allocated")?;
+            let bytes = device.number(StatFamily::AllocatedBytes, StatScope::All, "allocated")?;
             u64::try_from(bytes.known()?).ok()
         };
         self.devices.iter().filter_map(|(ordinal, device)| Some((*ordinal, counted(device)?))).collect()
@@ -401,7 +401,7 @@ impl FrameworkAllocator for Allocators {
         placed.any(DeviceAllocator::wants_statistics)
     }
 
-    fn reported(&self) -> BTreeMap<Ordinal, Reported> {
+    fn reported(&self) -> BTreeMap<Ordinal, ReportedTotals> {
         self.devices.iter().filter_map(|(ordinal, device)| Some((*ordinal, device.reported()?))).collect()
     }
 }

@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 
 use super::device::{Base, DeviceAllocator};
-use super::history::History;
-use super::memory::Memory;
-use super::statistics::{Family, Scope, Stat, Statistics};
-use super::trust::{Doubt, Named, Sight, Trust};
-use crate::allocators::Reported;
+use super::history::AllocatorHistory;
+use super::memory::AllocatorMemory;
+use super::statistics::{AllocatorStat, AllocatorStatistics, StatFamily, StatScope};
+use super::trust::{Doubt, NamedNumber, ObservedEvents, RatedNumber};
+use crate::allocators::ReportedTotals;
 
 /// Tensor probe rows for rare functions. Their events cannot prove that the probes are attached.
 const ROW_SYNCHRONIZED: u16 = 6;
@@ -15,9 +15,9 @@ const ROW_PEAKS_RESET: u16 = 8;
 const ROW_ACCUMULATED_RESET: u16 = 9;
 
 /// Suffix of PyTorch's key for one value of a statistic, and how to get it.
-type Side = (&'static str, fn(&Stat) -> i64);
+type StatField = (&'static str, fn(&AllocatorStat) -> i64);
 
-const SIDES: [Side; 4] = [
+const SIDES: [StatField; 4] = [
     ("current", |stat| stat.current),
     ("peak", |stat| stat.peak),
     ("allocated", |stat| stat.allocated),
@@ -26,12 +26,12 @@ const SIDES: [Side; 4] = [
 
 impl DeviceAllocator {
     /// Returns all statistics.
-    pub const fn statistics(&self) -> &Statistics {
+    pub const fn statistics(&self) -> &AllocatorStatistics {
         &self.statistics
     }
 
     /// Returns the known segments and blocks.
-    pub const fn memory(&self) -> &Memory {
+    pub const fn memory(&self) -> &AllocatorMemory {
         &self.memory
     }
 
@@ -41,12 +41,12 @@ impl DeviceAllocator {
     }
 
     /// Returns the recorded history.
-    pub const fn history(&self) -> &History {
+    pub const fn history(&self) -> &AllocatorHistory {
         &self.history
     }
 
     /// Returns the last reported totals.
-    pub const fn reported(&self) -> Option<Reported> {
+    pub const fn reported(&self) -> Option<ReportedTotals> {
         self.reported
     }
 
@@ -75,9 +75,9 @@ impl DeviceAllocator {
     pub fn observed_by(&self) -> &'static str {
         match self.sight {
             _ if self.is_stopped() => "numbers",
-            Sight { trace: true, .. } => "trace",
-            Sight { block_frees: true, .. } | Sight { attempts: true, .. } => "blocks",
-            Sight { .. } => "reports",
+            ObservedEvents { trace: true, .. } => "trace",
+            ObservedEvents { block_frees: true, .. } | ObservedEvents { attempts: true, .. } => "blocks",
+            ObservedEvents { .. } => "reports",
         }
     }
 
@@ -104,15 +104,15 @@ impl DeviceAllocator {
     }
 
     /// Returns every field of `torch.cuda.memory_stats()`, in the order of the keys.
-    pub fn numbers(&self) -> Vec<Named> {
+    pub fn numbers(&self) -> Vec<NamedNumber> {
         let mut numbers = Vec::with_capacity(128);
-        for family in Family::ALL {
-            for scope in Scope::ALL {
+        for family in StatFamily::ALL {
+            for scope in StatScope::ALL {
                 let stat = self.statistics().get(family, scope);
                 for (side, value) in SIDES {
                     let doubt = self.doubt_of(family, scope, side);
                     let key = format!("{}.{}.{side}", family.name(), scope.name());
-                    numbers.push((Cow::Owned(key), Trust { value: value(&stat), doubt }));
+                    numbers.push((Cow::Owned(key), RatedNumber { value: value(&stat), doubt }));
                 }
             }
         }
@@ -124,13 +124,13 @@ impl DeviceAllocator {
         numbers
     }
 
-    fn counters(&self) -> Vec<Named> {
+    fn counters(&self) -> Vec<NamedNumber> {
         let counters = &self.statistics().counters;
         let has = |doubt| self.doubts.contains(&doubt).then_some(doubt);
         let calls = self.counter_doubt(true).or(self.segments_doubt()).or_else(|| has(Doubt::CallsUnseen));
         let not_counted = self.tail.filter(|tail| !tail.counts_calls).map(|_| Doubt::NotCounted);
-        let number = |key: &'static str, value, doubt| (Cow::Borrowed(key), Trust { value, doubt });
-        let tail = |value: Option<i64>, doubt: Option<Doubt>| Trust { value: value.unwrap_or(0), doubt };
+        let number = |key: &'static str, value, doubt| (Cow::Borrowed(key), RatedNumber { value, doubt });
+        let tail = |value: Option<i64>, doubt: Option<Doubt>| RatedNumber { value: value.unwrap_or(0), doubt };
         let limit = self.tail.map(|tail| tail.max_split_size);
         let unread = if self.tail.is_none() { Some(Doubt::NotRead) } else { None };
         let rejections = self.tail.map(|tail| tail.oom_rejections);
@@ -154,37 +154,38 @@ impl DeviceAllocator {
             ("oversize_segments", self.statistics().oversize_segments),
         ] {
             for (side, value) in SIDES {
-                numbers.push((Cow::Owned(format!("{name}.{side}")), Trust { value: value(&stat), doubt: oversize }));
+                numbers
+                    .push((Cow::Owned(format!("{name}.{side}")), RatedNumber { value: value(&stat), doubt: oversize }));
             }
         }
         numbers
     }
 
-    fn private_pools(&self) -> impl Iterator<Item = Named> {
+    fn private_pools(&self) -> impl Iterator<Item = NamedNumber> {
         let are_counted = self.tail.is_some_and(|tail| tail.pools.is_some());
         let pools = if are_counted { Some(self.pools.all()) } else { None };
         let missed = (!self.pools.is_whole()).then_some(Doubt::OlderPools);
         pools.into_iter().flatten().flat_map(move |(id, stats)| {
-            Scope::ALL.into_iter().zip(stats).flat_map(move |(scope, stat)| {
+            StatScope::ALL.into_iter().zip(stats).flat_map(move |(scope, stat)| {
                 let id = id.clone();
                 SIDES.into_iter().map(move |(side, value)| {
                     let key = format!("reserved_bytes_by_private_pools.{id}.{}.{side}", scope.name());
-                    (Cow::Owned(key), Trust { value: value(stat), doubt: missed })
+                    (Cow::Owned(key), RatedNumber { value: value(stat), doubt: missed })
                 })
             })
         })
     }
 
     /// Returns one value of a family.
-    pub fn number(&self, family: Family, scope: Scope, side: &str) -> Option<Trust> {
+    pub fn number(&self, family: StatFamily, scope: StatScope, side: &str) -> Option<RatedNumber> {
         let (side, value) = SIDES.into_iter().find(|(name, _)| *name == side)?;
         let stat = self.statistics().get(family, scope);
-        Some(Trust { value: value(&stat), doubt: self.doubt_of(family, scope, side) })
+        Some(RatedNumber { value: value(&stat), doubt: self.doubt_of(family, scope, side) })
     }
 
-    fn doubt_of(&self, family: Family, scope: Scope, side: &str) -> Option<Doubt> {
-        let is_total = scope == Scope::All && side == "current";
-        if is_total && matches!(family, Family::AllocatedBytes | Family::ReservedBytes) {
+    fn doubt_of(&self, family: StatFamily, scope: StatScope, side: &str) -> Option<Doubt> {
+        let is_total = scope == StatScope::All && side == "current";
+        if is_total && matches!(family, StatFamily::AllocatedBytes | StatFamily::ReservedBytes) {
             return if self.is_reported_last { None } else { self.doubt_of_all() };
         }
         let has = |doubt| self.doubts.contains(&doubt).then_some(doubt);
@@ -198,19 +199,19 @@ impl DeviceAllocator {
         let resets = row.is_some_and(|row| self.is_missing(row)).then_some(Doubt::ResetsUnseen);
         let resets = resets.or(if side == "peak" { self.peaks_doubt() } else { None });
         let own = match family {
-            Family::Allocation | Family::AllocatedBytes => None,
-            Family::Segment => self.segments_doubt(),
-            Family::ReservedBytes => self.pools_doubt(scope),
-            Family::Active | Family::ActiveBytes => has(Doubt::OlderBlocks).or(streams),
-            Family::InactiveSplit | Family::InactiveSplitBytes => has(Doubt::OlderNeighbours).or(streams),
-            Family::RequestedBytes => has(Doubt::RoundedOnly).or_else(|| has(Doubt::OlderBlocks)).or(streams),
+            StatFamily::Allocation | StatFamily::AllocatedBytes => None,
+            StatFamily::Segment => self.segments_doubt(),
+            StatFamily::ReservedBytes => self.pools_doubt(scope),
+            StatFamily::Active | StatFamily::ActiveBytes => has(Doubt::OlderBlocks).or(streams),
+            StatFamily::InactiveSplit | StatFamily::InactiveSplitBytes => has(Doubt::OlderNeighbours).or(streams),
+            StatFamily::RequestedBytes => has(Doubt::RoundedOnly).or_else(|| has(Doubt::OlderBlocks)).or(streams),
         };
         self.doubt_of_all().or(own).or(resets)
     }
 
-    fn pools_doubt(&self, scope: Scope) -> Option<Doubt> {
+    fn pools_doubt(&self, scope: StatScope) -> Option<Doubt> {
         let has = |doubt| self.doubts.contains(&doubt).then_some(doubt);
-        if scope == Scope::All { None } else { has(Doubt::OlderSegments).or_else(|| has(Doubt::SegmentsUnseen)) }
+        if scope == StatScope::All { None } else { has(Doubt::OlderSegments).or_else(|| has(Doubt::SegmentsUnseen)) }
     }
 
     fn segments_doubt(&self) -> Option<Doubt> {

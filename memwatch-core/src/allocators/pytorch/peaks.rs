@@ -1,17 +1,17 @@
 //! Peaks of an allocator's statistics: those of the program, until memwatch resets its own.
 
 use super::device::{Base, DeviceAllocator};
-use super::statistics::{OwnPeaks, Scope, Statistics};
+use super::statistics::{AllocatorStatistics, OwnPeaks, StatScope};
 use super::trust::Doubt;
-use crate::allocators::pytorch::Family;
+use crate::allocators::pytorch::StatFamily;
 
 impl DeviceAllocator {
     /// Resets the peaks to the current values, in memwatch's counters only.
     pub(crate) fn begin_own_peaks(&mut self, now_ns: u64) {
         self.statistics.reset_peaks();
         self.pools.reset_peaks();
-        let current = |family| self.statistics.get(family, Scope::All).current;
-        let cached = current(Family::ReservedBytes).saturating_sub(current(Family::AllocatedBytes));
+        let current = |family| self.statistics.get(family, StatScope::All).current;
+        let cached = current(StatFamily::ReservedBytes).saturating_sub(current(StatFamily::AllocatedBytes));
         let reported = self.reported.map(|now| now.reserved_bytes.saturating_sub(now.allocated_bytes));
         let cached_bytes = reported.or(u64::try_from(cached).ok()).unwrap_or(0);
         self.peaks = OwnPeaks { cached_bytes, begun_ns: Some(now_ns), missed: false };
@@ -31,7 +31,7 @@ impl DeviceAllocator {
 
     /// Keeps memwatch's peaks, if they were reset, when the allocator's statistics are read: those
     /// contain the program's peaks.
-    pub(super) fn keep_own_peaks(&mut self, read: &mut Statistics) {
+    pub(super) fn keep_own_peaks(&mut self, read: &mut AllocatorStatistics) {
         if self.peaks.begun_ns.is_none() {
             return;
         }

@@ -5,20 +5,20 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::statistics::{PoolSize, Scope, Stat};
+use super::statistics::{AllocatorStat, PoolSize, StatScope};
 
 /// Maximum number of pools, since a program may create pools without bound.
 const KEPT: usize = 1024;
 
 /// Bytes by private pool. A pool is identified by two numbers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Pools {
-    by_id: BTreeMap<(u64, u64), [Stat; 3]>,
+pub(super) struct PrivatePools {
+    by_id: BTreeMap<(u64, u64), [AllocatorStat; 3]>,
     /// No pool and no change was missed.
     is_whole: bool,
 }
 
-impl Pools {
+impl PrivatePools {
     pub(super) const fn new(is_whole: bool) -> Self {
         Self { by_id: BTreeMap::new(), is_whole }
     }
@@ -33,7 +33,7 @@ impl Pools {
             return;
         }
         let stats = self.by_id.entry(id).or_default();
-        stats[Scope::All as usize].change(by);
+        stats[StatScope::All as usize].change(by);
         stats[pool.scope() as usize].change(by);
     }
 
@@ -55,7 +55,7 @@ impl Pools {
     }
 
     /// Returns all pools with the key that PyTorch gives them.
-    pub(super) fn all(&self) -> impl Iterator<Item = (String, &[Stat; 3])> {
+    pub(super) fn all(&self) -> impl Iterator<Item = (String, &[AllocatorStat; 3])> {
         self.by_id.iter().map(|((first, second), stats)| (format!("{first}_{second}"), stats))
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// A family of statistics, in the order of `DeviceStats` (c10/core/CachingDeviceAllocator.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Family {
+pub enum StatFamily {
     /// Blocks allocated by the program.
     Allocation,
     /// Segments allocated with one driver call.
@@ -25,7 +25,7 @@ pub enum Family {
     RequestedBytes,
 }
 
-impl Family {
+impl StatFamily {
     /// All families, in the order of `DeviceStats`.
     pub const ALL: [Self; 9] = [
         Self::Allocation,
@@ -57,7 +57,7 @@ impl Family {
 
 /// Blocks that a statistic covers, in the order of `StatArray`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Scope {
+pub enum StatScope {
     /// All blocks.
     All,
     /// Requests of up to 1 MiB.
@@ -66,7 +66,7 @@ pub enum Scope {
     Large,
 }
 
-impl Scope {
+impl StatScope {
     /// All scopes, in the order of `StatArray`.
     pub const ALL: [Self; 3] = [Self::All, Self::Small, Self::Large];
 
@@ -98,17 +98,17 @@ impl PoolSize {
         if bytes <= 1 << 20 { Self::Small } else { Self::Large }
     }
 
-    pub(super) const fn scope(self) -> Scope {
+    pub(super) const fn scope(self) -> StatScope {
         match self {
-            Self::Small => Scope::Small,
-            Self::Large => Scope::Large,
+            Self::Small => StatScope::Small,
+            Self::Large => StatScope::Large,
         }
     }
 }
 
-/// A statistic over time: `c10::CachingAllocator::Stat`.
+/// A statistic over time: `c10::CachingAllocator::AllocatorStat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stat {
+pub struct AllocatorStat {
     /// Current value.
     pub current: i64,
     /// Highest value.
@@ -119,7 +119,7 @@ pub struct Stat {
     pub freed: i64,
 }
 
-impl Stat {
+impl AllocatorStat {
     /// Changes the value by a positive or negative amount.
     pub const fn change(&mut self, by: i64) {
         self.current = self.current.saturating_add(by);
@@ -136,7 +136,7 @@ impl Stat {
 
 /// Counters that only increase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counters {
+pub struct AllocatorCounters {
     /// Retries of `cudaMalloc` after it failed and the cache was released.
     pub retries: i64,
     /// Allocations that failed for lack of memory.
@@ -151,31 +151,31 @@ pub struct Counters {
 
 /// Statistics of one allocator that can be computed from its events.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Statistics {
-    families: [[Stat; 3]; 9],
+pub struct AllocatorStatistics {
+    families: [[AllocatorStat; 3]; 9],
     /// Counters of calls and failures.
-    pub counters: Counters,
+    pub counters: AllocatorCounters,
     /// Blocks of at least the size from which blocks are not split.
-    pub oversize_allocations: Stat,
+    pub oversize_allocations: AllocatorStat,
     /// Segments of at least that size.
-    pub oversize_segments: Stat,
+    pub oversize_segments: AllocatorStat,
 }
 
-impl Statistics {
+impl AllocatorStatistics {
     /// Returns a statistic.
-    pub const fn get(&self, family: Family, scope: Scope) -> Stat {
+    pub const fn get(&self, family: StatFamily, scope: StatScope) -> AllocatorStat {
         self.families[family as usize][scope as usize]
     }
 
     /// Returns a statistic for modification.
-    pub const fn get_mut(&mut self, family: Family, scope: Scope) -> &mut Stat {
+    pub const fn get_mut(&mut self, family: StatFamily, scope: StatScope) -> &mut AllocatorStat {
         &mut self.families[family as usize][scope as usize]
     }
 
     /// Changes a family in the scope of the pool and in that of all blocks.
-    pub const fn change(&mut self, family: Family, pool: PoolSize, by: i64) {
+    pub const fn change(&mut self, family: StatFamily, pool: PoolSize, by: i64) {
         if by != 0 {
-            self.get_mut(family, Scope::All).change(by);
+            self.get_mut(family, StatScope::All).change(by);
             self.get_mut(family, pool.scope()).change(by);
         }
     }
@@ -196,10 +196,10 @@ impl Statistics {
     /// Resets the accumulated values: `resetAccumulatedStats`.
     pub fn reset_accumulated(&mut self) {
         self.for_each(|stat| (stat.allocated, stat.freed) = (0, 0));
-        self.counters = Counters::default();
+        self.counters = AllocatorCounters::default();
     }
 
-    fn for_each(&mut self, mut what: impl FnMut(&mut Stat)) {
+    fn for_each(&mut self, mut what: impl FnMut(&mut AllocatorStat)) {
         self.families.iter_mut().flatten().for_each(&mut what);
         what(&mut self.oversize_allocations);
         what(&mut self.oversize_segments);

@@ -120,14 +120,14 @@ impl Doubt {
 
 /// A number with its certainty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Trust {
+pub struct RatedNumber {
     /// The number; meaningless if unknown.
     pub value: i64,
     /// Reason why the number is not exact; `None` if it is.
     pub doubt: Option<Doubt>,
 }
 
-impl Trust {
+impl RatedNumber {
     /// Returns the certainty of the number.
     pub fn certainty(self) -> Certainty {
         self.doubt.map_or(Certainty::Exact, Doubt::certainty)
@@ -140,12 +140,12 @@ impl Trust {
 }
 
 /// A number with PyTorch's key.
-pub type Named = (Cow<'static, str>, Trust);
+pub type NamedNumber = (Cow<'static, str>, RatedNumber);
 
 /// Kinds of events that have been observed so far.
 #[expect(clippy::struct_excessive_bools, reason = "each is something that was seen or not")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Sight {
+pub(super) struct ObservedEvents {
     /// Reports. Totals may be known from a reading before the first one.
     pub reports: bool,
     /// Entries of the allocator's trace.

@@ -4,10 +4,10 @@
 use super::PoolSize;
 use super::device::{Base, DeviceAllocator, signed};
 use super::driver::{DriverChange, Mapped};
-use super::memory::Segment;
-use super::statistics::{Family, Scope};
+use super::memory::AllocatorSegment;
+use super::statistics::{StatFamily, StatScope};
 use super::trust::Doubt;
-use crate::allocators::Reported;
+use crate::allocators::ReportedTotals;
 use crate::decode::StackRef;
 
 impl DeviceAllocator {
@@ -37,8 +37,14 @@ impl DeviceAllocator {
 
     /// Infers new or freed segments from a change of the reserved bytes. Returns whether there is a
     /// new segment.
-    pub(super) fn settle_segments(&mut self, now: &Reported, address: u64, bytes: u64, mapped: &mut Mapped) -> bool {
-        let reserved = self.statistics.get(Family::ReservedBytes, Scope::All).current;
+    pub(super) fn settle_segments(
+        &mut self,
+        now: &ReportedTotals,
+        address: u64,
+        bytes: u64,
+        mapped: &mut Mapped,
+    ) -> bool {
+        let reserved = self.statistics.get(StatFamily::ReservedBytes, StatScope::All).current;
         let known = u64::try_from(reserved).unwrap_or(0);
         if self.base == Base::None && self.reported.is_none() {
             return false;
@@ -53,10 +59,11 @@ impl DeviceAllocator {
         }
         let pool = PoolSize::of_request(bytes);
         let stack = StackRef::NotAsked;
-        let segment = Segment { bytes: more, pool, is_expandable: false, stream: 0, private_pool: (0, 0), stack };
+        let segment =
+            AllocatorSegment { bytes: more, pool, is_expandable: false, stream: 0, private_pool: (0, 0), stack };
         match mapped.take(address + bytes - 1) {
             Some((begin, mapped_bytes)) => {
-                self.take(begin, Segment { bytes: mapped_bytes, is_expandable: true, ..segment });
+                self.take(begin, AllocatorSegment { bytes: mapped_bytes, is_expandable: true, ..segment });
                 self.doubt(Doubt::CallsUnseen);
             }
             None => self.take(address, segment),
@@ -76,7 +83,7 @@ impl DeviceAllocator {
         };
         if gone.is_empty() {
             self.doubt(Doubt::SegmentsUnseen);
-            self.statistics.get_mut(Family::ReservedBytes, Scope::All).change(-signed(bytes));
+            self.statistics.get_mut(StatFamily::ReservedBytes, StatScope::All).change(-signed(bytes));
         }
         for (address, segment) in gone {
             self.memory.remove_segment(address, segment.bytes);
@@ -94,7 +101,7 @@ impl DeviceAllocator {
             DriverChange::Unmapped { address, bytes } => {
                 let is_known = self.memory.segment_of(address).is_some();
                 if let Some(segment) = self.memory.unmap(address, bytes).filter(|_| is_known) {
-                    self.part(address, Segment { bytes, ..segment });
+                    self.part(address, AllocatorSegment { bytes, ..segment });
                     self.doubt(Doubt::CallsUnseen);
                 }
             }

@@ -2,12 +2,12 @@
 
 use super::*;
 
-impl Process {
+impl TrainingProcess {
     /// Returns the nanoseconds of the only module.
     fn host_duration_ns(&self) -> u64 {
         let names = self.ledger.names();
         let device = &self.ledger.places().devices()[&GPU];
-        let layer = device.layers().find(|(key, _)| matches!(names.layer_of(*key), Layer::Module(_)));
+        let layer = device.layers().find(|(key, _)| matches!(names.layer_of(*key), ModuleEntry::Module(_)));
         layer.expect("a layer").1.host_duration_ns
     }
 
@@ -20,7 +20,7 @@ const REPORT: StackRef = StackRef::NotAsked;
 
 #[test]
 fn a_layer_has_the_time_to_its_threads_next_allocation_within_a_stage() {
-    let mut process = Process::new(0);
+    let mut process = TrainingProcess::new(0);
     process.in_forward(1).in_forward(2).in_forward(3);
     assert_eq!(process.host_duration_ns(), 20);
     process.changes((MAIN, StackRef::Known(LOSS)), 4, 512);
@@ -29,14 +29,14 @@ fn a_layer_has_the_time_to_its_threads_next_allocation_within_a_stage() {
 
 #[test]
 fn a_thread_that_waits_for_a_backward_pass_is_not_at_work_for_a_layer() {
-    let mut process = Process::new(0);
+    let mut process = TrainingProcess::new(0);
     process.in_forward(1).event(ENGINE, REPORT, TensorChange::NodeBegins { words: None }).in_forward(2);
     assert_eq!(process.host_duration_ns(), 0);
 }
 
 #[test]
 fn in_backward_a_layer_has_the_time_to_the_next_node() {
-    let mut process = Process::new(0);
+    let mut process = TrainingProcess::new(0);
     process.event(MAIN, REPORT, TensorChange::SequenceNumber(0)).in_forward(1);
     process.event(ENGINE, REPORT, TensorChange::NodeBegins { words: Some(NodeWords([0, 1])) });
     process.changes((ENGINE, StackRef::NoPython), 2, 512).changes((ENGINE, StackRef::NoPython), 3, 512);
@@ -47,7 +47,7 @@ fn in_backward_a_layer_has_the_time_to_the_next_node() {
 
 #[test]
 fn what_lies_between_two_steps_or_a_loss_of_events_is_nobodys() {
-    let mut process = Process::new(0);
+    let mut process = TrainingProcess::new(0);
     process.in_forward(1);
     process.event(MAIN, REPORT, TensorChange::RangeBegins("Optimizer.step#AdamW.step".into()));
     process.event(MAIN, REPORT, TensorChange::RangeEnds).in_forward(2);

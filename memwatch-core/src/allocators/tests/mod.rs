@@ -5,7 +5,7 @@ mod seam;
 
 use super::test_stacks::stack;
 use super::*;
-use crate::allocators::names::{Layer, Site};
+use crate::allocators::names::{CallSite, ModuleEntry};
 use crate::allocators::threads::Stage;
 use crate::decode::NodeWords;
 use crate::words::Tgid;
@@ -18,13 +18,13 @@ const LOSS: u64 = 2;
 const STEP: u64 = 3;
 
 /// A process with one device. Its allocator keeps its own total.
-struct Process {
+struct TrainingProcess {
     ledger: TensorLedger,
     allocated_bytes: u64,
     now_ns: u64,
 }
 
-impl Process {
+impl TrainingProcess {
     fn new(before_bytes: u64) -> Self {
         let mut ledger = TensorLedger::default();
         ledger.learn(FORWARD, stack(&["nn Linear 0x20 fc", "nn Net 0x10 -", "train.py <module>:8"]));
@@ -67,7 +67,7 @@ impl Process {
 
 #[test]
 fn a_step_is_divided_into_its_stages_and_adds_up() {
-    let mut process = Process::new(300);
+    let mut process = TrainingProcess::new(300);
     process.step();
     let expected = [
         (Stage::Forward, 1024, 0),
@@ -84,20 +84,21 @@ fn a_step_is_divided_into_its_stages_and_adds_up() {
 
 #[test]
 fn the_backward_pass_is_charged_to_the_layer_and_to_its_line() {
-    let mut process = Process::new(0);
+    let mut process = TrainingProcess::new(0);
     process.step();
     let names = process.ledger.names();
     let device = &process.ledger.places().devices()[&GPU];
-    let layer = device.layers().find(|(key, _)| matches!(names.layer_of(*key), Layer::Module(_))).expect("a layer").1;
+    let layer =
+        device.layers().find(|(key, _)| matches!(names.layer_of(*key), ModuleEntry::Module(_))).expect("a layer").1;
     assert_eq!(layer.total_by_stage, [1024, 2048, 0, 0, 0, 0, 0]);
-    let of_line = |site: &Site| matches!(site, Site::BackwardOf(line) if line.line == Some(8));
+    let of_line = |site: &CallSite| matches!(site, CallSite::BackwardOf(line) if line.line == Some(8));
     let (_, sum) = device.sites().find(|(key, _)| of_line(names.site_of(*key))).expect("the line");
     assert_eq!(sum.live_bytes, 2048);
 }
 
 #[test]
 fn a_failed_allocation_is_remembered_with_whose_it_would_have_been() {
-    let mut process = Process::new(0);
+    let mut process = TrainingProcess::new(0);
     process.step();
     for wanted_bytes in 0..100 {
         let what = TensorChange::OutOfMemory { ordinal: GPU, wanted_bytes, allocated_bytes: 0, reserved_bytes: 0 };
@@ -110,7 +111,7 @@ fn a_failed_allocation_is_remembered_with_whose_it_would_have_been() {
 
 #[test]
 fn the_log_has_a_line_where_layer_or_stage_changes_and_only_when_it_is_wanted() {
-    let mut process = Process::new(0);
+    let mut process = TrainingProcess::new(0);
     process.step();
     assert_eq!(process.ledger.take_log(), (Vec::new(), 0));
     process.ledger.want_log(true);
@@ -124,7 +125,7 @@ fn the_log_has_a_line_where_layer_or_stage_changes_and_only_when_it_is_wanted() 
 
 #[test]
 fn a_log_that_nobody_takes_drops_its_oldest_lines_and_says_how_many() {
-    let mut process = Process::new(0);
+    let mut process = TrainingProcess::new(0);
     process.ledger.want_log(true);
     for number in 0..40_000 {
         process.changes((MAIN, StackRef::Known(FORWARD)), number, 1);

@@ -1,8 +1,8 @@
 use crate::allocators::TensorLedger;
-use crate::allocators::names::Layer;
+use crate::allocators::names::ModuleEntry;
 use crate::allocators::places::LayerSum;
-use crate::decode::{Chunk, ChunkNamed, StackRef, TensorChange, TensorEvent};
-use crate::ledger::{DriverSegment, Memory};
+use crate::decode::{ArenaChunkReport, ChunkNamed, StackRef, TensorChange, TensorEvent};
+use crate::ledger::{DriverSegment, SegmentLocation};
 use crate::words::{Framework, Ordinal, Tgid, Tid};
 use memwatch_common::loss::Loss;
 use memwatch_common::tensor::chunk_key;
@@ -16,16 +16,16 @@ const OTHER: Tid = Tid(2);
 
 /// A process with one arena of TensorFlow.
 #[derive(Default)]
-struct Process {
+struct ArenaProcess {
     ledger: TensorLedger,
     now_ns: u64,
 }
 
-impl Process {
+impl ArenaProcess {
     fn event(&mut self, tid: Tid, what: TensorChange) -> &mut Self {
         self.now_ns += 10;
         let event = TensorEvent::made((Tgid(1), tid), self.now_ns, StackRef::NoPython, what);
-        let memory = Memory::Device(GPU);
+        let memory = SegmentLocation::Device(GPU);
         let segment = DriverSegment { address: FIRST, bytes: 1 << 20, memory };
         self.ledger.place(&event, &|_| Some(segment));
         self.ledger.apply(&event);
@@ -35,7 +35,7 @@ impl Process {
     fn chunk(&mut self, tid: Tid, (is_grant, address, bytes): (bool, u64, u64)) -> &mut Self {
         self.event(
             tid,
-            TensorChange::Chunk(Chunk {
+            TensorChange::Chunk(ArenaChunkReport {
                 allocator: ARENA,
                 framework: Framework::TensorFlow,
                 is_grant,
@@ -59,7 +59,7 @@ impl Process {
         let device = &self.ledger.places().devices()[&GPU];
         let row = |(key, layer): (_, &LayerSum)| {
             let operator = match self.ledger.names().layer_of(key) {
-                Layer::Operator(name) => Some(&**name),
+                ModuleEntry::Operator(name) => Some(&**name),
                 _ => None,
             };
             (operator, *layer, device.at_peak_bytes(&layer.sum))
@@ -78,8 +78,8 @@ impl Process {
 
 /// Runs two chunks of one operator and one of another. The names come before the grants or after
 /// them.
-fn job(is_before: bool) -> Process {
-    let mut process = Process::default();
+fn job(is_before: bool) -> ArenaProcess {
+    let mut process = ArenaProcess::default();
     process.chunk(MAIN, (true, FIRST + 0x8000, 256)).event(MAIN, TensorChange::RangeEnds);
     for (address, bytes, operator) in
         [(FIRST, 1024, "MatMul"), (SECOND, 512, "AddV2"), (FIRST + 0x2000, 2048, "MatMul")]
@@ -104,7 +104,7 @@ fn a_chunk_is_its_operators_whether_the_name_comes_before_it_or_behind() {
     assert_eq!(before.row(Some("MatMul")), Some([2048, 2048, 3072, 2048, 2]));
     assert_eq!(before.row(Some("AddV2")), Some([512, 512, 512, 512, 1]));
     assert_eq!(before.row(None), Some([256, 256, 256, 256, 1]), "it has no name");
-    let all = |process: &Process| {
+    let all = |process: &ArenaProcess| {
         let rows = process.layers().into_iter().map(|(name, layer, _)| {
             let sums = process.row(name).expect("it is one of them");
             let rounding_bytes = layer.total_rounding_bytes();
@@ -115,7 +115,7 @@ fn a_chunk_is_its_operators_whether_the_name_comes_before_it_or_behind() {
     assert_eq!(all(&before), all(&behind));
     assert_eq!(all(&behind).iter().map(|row| row.4).collect::<Vec<_>>(), [Some(6), Some(12), Some(6)]);
     let has_time =
-        |process: &Process| process.layers().iter().filter(|(_, layer, _)| layer.host_duration_ns > 0).count();
+        |process: &ArenaProcess| process.layers().iter().filter(|(_, layer, _)| layer.host_duration_ns > 0).count();
     assert_eq!(has_time(&before), has_time(&behind));
     let mut behind = behind;
     behind.chunk(OTHER, (false, FIRST + 0x2000, 2048));
@@ -124,7 +124,7 @@ fn a_chunk_is_its_operators_whether_the_name_comes_before_it_or_behind() {
 
 #[test]
 fn names_of_other_threads_and_other_chunks_are_not_taken() {
-    let mut process = Process::default();
+    let mut process = ArenaProcess::default();
     process.name(OTHER, FIRST, "MatMul").chunk(MAIN, (true, FIRST, 1024));
     process.name(MAIN, SECOND, "AddV2").chunk(MAIN, (true, FIRST + 0x3000, 512));
     process.chunk(MAIN, (true, SECOND, 256));
@@ -135,7 +135,7 @@ fn names_of_other_threads_and_other_chunks_are_not_taken() {
 
 #[test]
 fn a_name_that_waits_when_events_are_lost_is_nobodys() {
-    let mut process = Process::default();
+    let mut process = ArenaProcess::default();
     process.name(MAIN, FIRST, "MatMul");
     process.ledger.lose(Loss::TensorEventLost, 1);
     process.chunk(MAIN, (true, FIRST, 1024));
@@ -144,7 +144,7 @@ fn a_name_that_waits_when_events_are_lost_is_nobodys() {
 
 #[test]
 fn more_names_than_are_distinguished_share_a_row() {
-    let mut process = Process::default();
+    let mut process = ArenaProcess::default();
     for number in 0..20_000_u64 {
         let address = FIRST + 256 * (number % 16);
         process.name(MAIN, address, &format!("node_{number}")).chunk(MAIN, (true, address, 256));

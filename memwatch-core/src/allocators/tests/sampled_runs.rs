@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
-use crate::recording::{Part, Reader};
+use crate::recording::{RecordingPart, RecordingReader};
 use crate::words::Tgid;
 
 /// Duration of a window, and bounds of the time until the next one, in nanoseconds.
@@ -66,10 +66,11 @@ impl Schedule {
 
 /// Plays a recording with all its events, with these windows in parallel.
 fn play(path: &Path, mut schedule: Schedule) -> Vec<(Tgid, Sampling)> {
-    let mut reader = Reader::open(BufReader::new(File::open(path).expect("it is there"))).expect("it is a recording");
+    let mut reader =
+        RecordingReader::open(BufReader::new(File::open(path).expect("it is there"))).expect("it is a recording");
     let mut pipeline = Pipeline::new(true);
     while let Some(part) = reader.next_part().expect("it can be read") {
-        let Part::Chunk(chunk) = part else { panic!("{} has no beginning", path.display()) };
+        let RecordingPart::Chunk(chunk) = part else { panic!("{} has no beginning", path.display()) };
         let played = chunk.for_each(|input| {
             let time_ns = input.time_ns();
             for (tgid, process) in &mut pipeline.processes {
@@ -93,7 +94,7 @@ fn play(path: &Path, mut schedule: Schedule) -> Vec<(Tgid, Sampling)> {
 /// Number of lines with 1 % of the bytes or more, and how many of their true values are within two
 /// standard errors.
 #[derive(Debug, Default)]
-struct Covered {
+struct SampleCoverage {
     runs: u32,
     lines: u32,
     within: u32,
@@ -104,7 +105,7 @@ fn bytes(sum: f64) -> u64 {
     sum as u64
 }
 
-impl Covered {
+impl SampleCoverage {
     /// Compares one device of a process: the sample from windows, and the full trace.
     fn compare(&mut self, (sample, windows): (&DeviceSample, u64), whole: &DeviceSample) {
         for (key, truth) in &whole.all {
@@ -120,7 +121,7 @@ impl Covered {
 
 #[test]
 fn the_truth_lies_within_two_standard_errors_as_often_as_it_should() {
-    let mut covered = Covered::default();
+    let mut covered = SampleCoverage::default();
     for (seed, path) in (1..).zip(recordings()) {
         let truths = play(&path, Schedule::new(seed, true));
         let before = covered.lines;

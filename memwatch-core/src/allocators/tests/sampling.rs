@@ -1,6 +1,6 @@
 use super::*;
 use crate::allocators::names::LibraryKey;
-use crate::allocators::threads::{Evidence, Stage};
+use crate::allocators::threads::{PhaseEvidence, Stage};
 
 const GPU: Ordinal = Ordinal(0);
 const MIB: u64 = 1 << 20;
@@ -8,7 +8,7 @@ const MIB: u64 = 1 << 20;
 fn of_line(line: u32) -> Attribution {
     Attribution {
         stage: Stage::Outside,
-        by: Evidence::Nothing,
+        by: PhaseEvidence::Nothing,
         recomputed: false,
         captured: false,
         site: SiteKey(line),

@@ -6,12 +6,12 @@ use super::*;
 /// An arena that reports each block and its total, has no cache, and has no counters that could be
 /// read.
 #[derive(Clone, Debug, Default)]
-struct Arena {
-    totals: BTreeMap<Ordinal, Reported>,
+struct FakeArena {
+    totals: BTreeMap<Ordinal, ReportedTotals>,
     is_lossy: bool,
 }
 
-impl FrameworkAllocator for Arena {
+impl FrameworkAllocator for FakeArena {
     fn begin(&mut self, _from_start: bool, _missing: &[u16]) {}
 
     fn miss_start(&mut self) {}
@@ -22,14 +22,14 @@ impl FrameworkAllocator for Arena {
             return None;
         };
         let time_ns = event.time_ns;
-        self.totals.insert(ordinal, Reported { allocated_bytes, reserved_bytes, time_ns });
+        self.totals.insert(ordinal, ReportedTotals { allocated_bytes, reserved_bytes, time_ns });
         let bytes = block_bytes.unsigned_abs();
         if block_bytes < 0 {
             return Some(BlockChange::Freed { ordinal, address, block_bytes: bytes });
         }
         let (tid, stack) = (event.tid, event.stack);
         let requested_bytes = Some(bytes);
-        let block = Block {
+        let block = TensorBlock {
             ordinal,
             address,
             block_bytes: bytes,
@@ -45,7 +45,7 @@ impl FrameworkAllocator for Arena {
 
     fn driver(&mut self, _change: DriverChange) {}
 
-    fn reported(&self) -> BTreeMap<Ordinal, Reported> {
+    fn reported(&self) -> BTreeMap<Ordinal, ReportedTotals> {
         self.totals.clone()
     }
 
@@ -56,7 +56,7 @@ impl FrameworkAllocator for Arena {
 
 #[test]
 fn another_framework_has_totals_and_places_through_the_seam_alone() {
-    let mut ledger = TensorLedger::<Arena>::default();
+    let mut ledger = TensorLedger::<FakeArena>::default();
     ledger.learn(FORWARD, stack(&["model.py forward:8"]));
     let mut report = |address, block_bytes: i64, allocated_bytes| {
         let what =

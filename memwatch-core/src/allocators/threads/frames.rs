@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::packages::{Code, Packages, last_part};
+use super::packages::{CodeOwner, PackageFolders, last_part};
 use crate::stack::{PythonCode, PythonModule, PythonStack, WRAPPERS, wrapped_as};
 
 /// Activity indicated by the innermost frame that shows one.
@@ -25,7 +25,7 @@ pub(super) enum Doing {
 /// Interpretation of a stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about a stack")]
-pub(super) struct Reading<'a> {
+pub(super) struct StackReading<'a> {
     /// Innermost line of the program; without one, of a package, Python's library or torch.
     pub(super) line: Option<&'a PythonCode>,
     /// Innermost line of a package called from there, otherwise of torch; `None` if `line` itself
@@ -48,12 +48,12 @@ pub(super) struct Reading<'a> {
 }
 
 /// Interprets a stack.
-pub(super) fn read<'a>(stack: &'a PythonStack, packages: &Packages) -> Reading<'a> {
+pub(super) fn read<'a>(stack: &'a PythonStack, packages: &PackageFolders) -> StackReading<'a> {
     let codes = || stack.frames.iter().filter_map(|frame| frame.code.as_ref());
     let (line, library) = lines(stack, packages);
     let outermost = stack.frames.last().and_then(|frame| frame.code.as_ref()).filter(|_| !stack.truncated);
     let kind = |code| kind(code, packages);
-    Reading {
+    StackReading {
         line,
         library,
         doing: doing(stack, packages),
@@ -70,15 +70,15 @@ pub(super) fn read<'a>(stack: &'a PythonStack, packages: &Packages) -> Reading<'
 }
 
 /// Returns the call site of a stack, and the library line called from there.
-fn lines<'a>(stack: &'a PythonStack, packages: &Packages) -> (Option<&'a PythonCode>, Option<&'a PythonCode>) {
+fn lines<'a>(stack: &'a PythonStack, packages: &PackageFolders) -> (Option<&'a PythonCode>, Option<&'a PythonCode>) {
     let mut inner = None;
     let code = |code: &'a PythonCode| (packages.code(code, inner.replace(code)), code);
     let codes: Vec<_> = stack.frames.iter().filter_map(|frame| frame.code.as_ref()).map(code).collect();
     // Of equal ones, `min_by_key` returns the first, which is the innermost.
     let Some(place) = (0..codes.len()).min_by_key(|place| codes[*place].0) else { return (None, None) };
     let called = &codes[..place];
-    let of = |whose: Code| called.iter().find(|(own, _)| *own == whose).map(|(_, code)| *code);
-    (Some(codes[place].1), of(Code::Package).or_else(|| of(Code::Torch)))
+    let of = |whose: CodeOwner| called.iter().find(|(own, _)| *own == whose).map(|(_, code)| *code);
+    (Some(codes[place].1), of(CodeOwner::Package).or_else(|| of(CodeOwner::Torch)))
 }
 
 /// Returns the modules on a stack. Leaves out modules that torch.compile makes from parts of others
@@ -95,12 +95,12 @@ fn is_a_beginning(code: &PythonCode) -> bool {
 }
 
 /// Returns whether a frame only calls the engine. `_make_grads` creates the first gradients before.
-fn is_engine_call(code: &PythonCode, packages: &Packages) -> bool {
+fn is_engine_call(code: &PythonCode, packages: &PackageFolders) -> bool {
     kind(code, packages) == Some(Doing::Backward) && last_part(&code.function) != "_make_grads"
 }
 
 /// Returns the activity that a frame shows, for frames other than module calls.
-fn kind(code: &PythonCode, packages: &Packages) -> Option<Doing> {
+fn kind(code: &PythonCode, packages: &PackageFolders) -> Option<Doing> {
     let function = last_part(&code.function);
     let Some(below) = packages.below_torch(&code.file) else {
         return (function == "closure").then_some(Doing::Closure);
@@ -125,7 +125,7 @@ fn kind(code: &PythonCode, packages: &Packages) -> Option<Doing> {
     }
 }
 
-fn doing(stack: &PythonStack, packages: &Packages) -> Doing {
+fn doing(stack: &PythonStack, packages: &PackageFolders) -> Doing {
     let mut found = Doing::Nothing;
     for frame in &stack.frames {
         let here = frame.code.as_ref().and_then(|code| kind(code, packages));

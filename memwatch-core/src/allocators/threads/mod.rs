@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
 
-use crate::allocators::names::{LayerKey, LibraryKey, Names, PhaseKey, SiteKey};
+use crate::allocators::names::{LayerKey, LibraryKey, NameTable, PhaseKey, SiteKey};
 use crate::decode::{NodeLayout, NodeWords, StackRef, TensorChange, TensorEvent};
 use crate::input::holdings::OwnerModule;
 use crate::stack::PythonStack;
@@ -24,10 +24,10 @@ use crate::stack::native::NativeStack;
 use crate::words::{Ordinal, Tid};
 
 use self::frames::Doing;
-use self::numbers::{Numbered, Numbers};
-use self::origins::{Origin, OriginKey, Origins};
+use self::numbers::{NodeNumbers, Numbered};
+use self::origins::{OriginKey, Origins, StackOrigin};
 pub use self::ranges::STEP;
-use self::ranges::{Ranges, Steps};
+use self::ranges::{Steps, ThreadRanges};
 
 /// Maximum number of threads tracked. The least recently active one is dropped first.
 const THREADS: usize = 4096;
@@ -72,7 +72,7 @@ impl Stage {
 
 /// Evidence for the phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Evidence {
+pub enum PhaseEvidence {
     /// A node of the backward graph was running in the thread.
     Node,
     /// An optimizer range was open in the thread.
@@ -89,7 +89,7 @@ pub struct Attribution {
     /// Phase of the training step.
     pub stage: Stage,
     /// Evidence for the phase.
-    pub by: Evidence,
+    pub by: PhaseEvidence,
     /// The block holds values recomputed in the backward pass: activation checkpointing.
     pub recomputed: bool,
     /// The process was capturing a CUDA graph, so the block belongs to the graph.
@@ -112,7 +112,7 @@ pub struct Attribution {
 
 /// A running node of the backward graph.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-struct Running {
+struct RunningNode {
     /// Where a program thread created the node.
     origin: Option<OriginKey>,
     /// Thread that created the node.
@@ -126,26 +126,26 @@ struct Running {
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Thread {
-    ranges: Ranges,
+struct ThreadActivity {
+    ranges: ThreadRanges,
     /// The node that started last.
-    node: Option<Running>,
+    node: Option<RunningNode>,
     /// The last node that called Python. Other nodes may run inside it.
-    outer: Option<Running>,
+    outer: Option<RunningNode>,
     /// A thread of the program: a node has ended when Python continues.
     of_program: bool,
-    numbers: Numbers,
+    numbers: NodeNumbers,
     /// Where the thread last allocated.
     last: Option<OriginKey>,
     moment: u64,
 }
 
-impl Thread {
+impl ThreadActivity {
     /// Returns where the node that allocates on this stack was created.
     ///
     /// Nested nodes are visible on the Python stack: the outer node called Python, which called the
     /// engine. A later block without Python frames belongs to the outer node again.
-    fn made(&mut self, stack: StackRef, origin: Option<&Origin>) -> Option<OriginKey> {
+    fn made(&mut self, stack: StackRef, origin: Option<&StackOrigin>) -> Option<OriginKey> {
         let node = self.node.as_mut()?;
         match origin {
             Some(origin) if origin.below_engine && !self.of_program => {
@@ -165,7 +165,7 @@ impl Thread {
 /// Threads of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Threads {
-    all: HashMap<Tid, Thread, RandomState>,
+    all: HashMap<Tid, ThreadActivity, RandomState>,
     builders: Vec<Tid>,
     kept_numbers: usize,
     /// Position of the sequence number in a node; `None` until the words of a node prove it.
@@ -181,25 +181,25 @@ pub struct Threads {
 
 impl Threads {
     /// Learns a Python stack. Must be called before the events that refer to it.
-    pub(super) fn learn(&mut self, id: u64, stack: &PythonStack, names: &mut Names) {
+    pub(super) fn learn(&mut self, id: u64, stack: &PythonStack, names: &mut NameTable) {
         self.origins.learn(id, stack, names);
     }
 
     /// Learns the native stack of a thread without Python frames.
-    pub(super) fn learn_native(&mut self, id: u64, stack: &NativeStack, names: &mut Names) {
+    pub(super) fn learn_native(&mut self, id: u64, stack: &NativeStack, names: &mut NameTable) {
         self.origins.learn_native(id, stack, names);
     }
 
     /// Returns the row of the module that owns a tensor.
-    pub(super) fn owner_layer(&mut self, owner: &OwnerModule, names: &mut Names) -> LayerKey {
+    pub(super) fn owner_layer(&mut self, owner: &OwnerModule, names: &mut NameTable) -> LayerKey {
         self.origins.owner_layer(owner, names)
     }
 
     /// Applies one event.
-    pub(super) fn apply(&mut self, event: &TensorEvent, names: &mut Names) {
+    pub(super) fn apply(&mut self, event: &TensorEvent, names: &mut NameTable) {
         let tid = event.tid;
         match &event.what {
-            TensorChange::RangeBegins(name) if Ranges::is_of_optimizer(name) => {
+            TensorChange::RangeBegins(name) if ThreadRanges::is_of_optimizer(name) => {
                 let (thread, steps) = self.thread_and_steps(tid);
                 let moment = thread.moment;
                 thread.ranges.begin_optimizer(name, moment, steps);
@@ -236,7 +236,7 @@ impl Threads {
     pub(super) fn forget(&mut self) {
         for thread in self.all.values_mut() {
             let (ranges, moment) = (std::mem::take(&mut thread.ranges), thread.moment);
-            *thread = Thread { ranges, moment, ..Thread::default() };
+            *thread = ThreadActivity { ranges, moment, ..ThreadActivity::default() };
         }
         self.all.retain(|_, thread| thread.ranges.is_open());
         self.builders.clear();
@@ -288,7 +288,7 @@ impl Threads {
         }
         let (stage, by) = stage(thread, stack, origin.as_ref());
         let in_node =
-            by == Evidence::Node || (stage == Stage::Backward && origin.is_some_and(|origin| origin.in_engine));
+            by == PhaseEvidence::Node || (stage == Stage::Backward && origin.is_some_and(|origin| origin.in_engine));
         let made = if in_node { thread.made(stack, origin.as_ref()) } else { None };
         let builder = if in_node { thread.node.and_then(|node| node.builder) } else { None };
         let recomputed = stage == Stage::Backward
@@ -354,9 +354,9 @@ impl Threads {
             // csrc/autograd/functions/accumulate_grad.h), so they run right after the node that
             // produced their gradient.
             (None, Some(before)) => before,
-            (None, None) => Running::default(),
+            (None, None) => RunningNode::default(),
         };
-        self.thread(tid).node = Some(Running { moment, ..running });
+        self.thread(tid).node = Some(RunningNode { moment, ..running });
     }
 
     /// Looks up the node of this sequence number that runs in this thread.
@@ -365,9 +365,9 @@ impl Threads {
     /// thread, which the Python stack shows at its first allocation. All others were created by a
     /// program thread, nearly always the only one that builds graphs. If several threads have a
     /// node of this number that has not run and their modules differ, the creator is left unknown.
-    fn running(&mut self, tid: Tid, number: u64) -> Running {
+    fn running(&mut self, tid: Tid, number: u64) -> RunningNode {
         let own = self.all.get(&tid).and_then(|thread| thread.numbers.get(number)).filter(|node| node.by_node);
-        let mut running = Running { own: own.and_then(|node| node.origin), ..Running::default() };
+        let mut running = RunningNode { own: own.and_then(|node| node.origin), ..RunningNode::default() };
         let builder = self.builder_of(number);
         if let Some((tid, thread)) = builder.and_then(|tid| Some((tid, self.all.get_mut(&tid)?))) {
             let last = thread.last.filter(|_| thread.numbers.is_waiting(number));
@@ -426,11 +426,11 @@ impl Threads {
         self.kept_numbers = (self.kept_numbers + after).saturating_sub(before);
     }
 
-    fn thread(&mut self, tid: Tid) -> &mut Thread {
+    fn thread(&mut self, tid: Tid) -> &mut ThreadActivity {
         self.thread_and_steps(tid).0
     }
 
-    fn thread_and_steps(&mut self, tid: Tid) -> (&mut Thread, &mut Steps) {
+    fn thread_and_steps(&mut self, tid: Tid) -> (&mut ThreadActivity, &mut Steps) {
         if self.all.len() >= THREADS && !self.all.contains_key(&tid) {
             let idle = self.all.iter().min_by_key(|(tid, thread)| (thread.moment, **tid)).map(|(tid, _)| *tid);
             if let Some(idle) = idle {
@@ -445,22 +445,26 @@ impl Threads {
 }
 
 /// Returns the phase of a block and the evidence for it.
-fn stage(thread: &Thread, stack: StackRef, origin: Option<&Origin>) -> (Stage, Evidence) {
+fn stage(thread: &ThreadActivity, stack: StackRef, origin: Option<&StackOrigin>) -> (Stage, PhaseEvidence) {
     let optimizer = thread.ranges.optimizer();
     if let Some(node) = thread.node.filter(|_| !thread.of_program) {
         let is_within = optimizer.is_some_and(|begun| begun > node.moment);
-        return if is_within { (Stage::Optimizer, Evidence::Range) } else { (Stage::Backward, Evidence::Node) };
+        return if is_within {
+            (Stage::Optimizer, PhaseEvidence::Range)
+        } else {
+            (Stage::Backward, PhaseEvidence::Node)
+        };
     }
     let doing = origin.map(|origin| origin.doing);
     match (doing, optimizer) {
-        (Some(Doing::Forward), _) => (Stage::Forward, Evidence::Frames),
-        (Some(Doing::Backward | Doing::Recomputation), _) => (Stage::Backward, Evidence::Frames),
-        (Some(Doing::Closure), _) => (Stage::Outside, Evidence::Frames),
-        (_, Some(_)) => (Stage::Optimizer, Evidence::Range),
-        (Some(Doing::Optimizer), None) => (Stage::Optimizer, Evidence::Frames),
-        (Some(Doing::Nothing), None) => (Stage::Outside, Evidence::Nothing),
-        (None, None) if stack.is_without_python() => (Stage::Outside, Evidence::Nothing),
-        (None, None) => (Stage::NotKnown, Evidence::Nothing),
+        (Some(Doing::Forward), _) => (Stage::Forward, PhaseEvidence::Frames),
+        (Some(Doing::Backward | Doing::Recomputation), _) => (Stage::Backward, PhaseEvidence::Frames),
+        (Some(Doing::Closure), _) => (Stage::Outside, PhaseEvidence::Frames),
+        (_, Some(_)) => (Stage::Optimizer, PhaseEvidence::Range),
+        (Some(Doing::Optimizer), None) => (Stage::Optimizer, PhaseEvidence::Frames),
+        (Some(Doing::Nothing), None) => (Stage::Outside, PhaseEvidence::Nothing),
+        (None, None) if stack.is_without_python() => (Stage::Outside, PhaseEvidence::Nothing),
+        (None, None) => (Stage::NotKnown, PhaseEvidence::Nothing),
     }
 }
 

@@ -25,14 +25,14 @@ pub(super) struct Numbered {
 
 /// Nodes created by one thread.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Numbers {
+pub(super) struct NodeNumbers {
     first: u64,
     nodes: VecDeque<Numbered>,
     /// Number of nodes at the end that wait for an allocation to show where they were created.
     waiting: usize,
 }
 
-impl Numbers {
+impl NodeNumbers {
     /// Adds a node of this number. At most `room` nodes of the thread are kept.
     pub(super) fn push(&mut self, number: u64, node: Numbered, room: usize) {
         let next = self.first.saturating_add(self.nodes.len() as u64);
@@ -99,13 +99,13 @@ mod tests {
     const THERE: OriginKey = OriginKey(4);
     const BLANK: Numbered = Numbered { origin: None, by_node: false, ran: false };
 
-    fn numbers(range: std::ops::Range<u64>) -> Numbers {
-        let mut numbers = Numbers::default();
+    fn numbers(range: std::ops::Range<u64>) -> NodeNumbers {
+        let mut numbers = NodeNumbers::default();
         range.for_each(|number| numbers.push(number, BLANK, KEPT));
         numbers
     }
 
-    fn origin(numbers: &Numbers, number: u64) -> Option<OriginKey> {
+    fn origin(numbers: &NodeNumbers, number: u64) -> Option<OriginKey> {
         numbers.get(number).expect("it is kept").origin
     }
 

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
 
-use super::frames::{self, Doing, Reading};
-use super::packages::Packages;
-use crate::allocators::names::{LayerKey, Library, LibraryKey, Module, Names, NativeCode, Site, SiteKey};
+use super::frames::{self, Doing, StackReading};
+use super::packages::PackageFolders;
+use crate::allocators::names::{
+    CallSite, LayerKey, LibraryKey, LibraryLine, NameTable, NativeCode, SiteKey, TorchModule,
+};
 use crate::decode::StackRef;
 use crate::input::holdings::OwnerModule;
 use crate::stack::native::{NativeStack, file_name};
@@ -29,7 +31,7 @@ pub(super) struct OriginKey(pub(super) u32);
 /// Interpretation of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about a stack")]
-pub(super) struct Origin {
+pub(super) struct StackOrigin {
     /// Call site of the stack.
     pub(super) site: SiteKey,
     /// Call site for allocations of backward nodes that were created on this stack.
@@ -40,17 +42,17 @@ pub(super) struct Origin {
     pub(super) layer: LayerKey,
     /// Activity of the program.
     pub(super) doing: Doing,
-    /// See [`Reading::from_the_start`].
+    /// See [`StackReading::from_the_start`].
     pub(super) from_the_start: bool,
-    /// See [`Reading::without_optimizer`].
+    /// See [`StackReading::without_optimizer`].
     pub(super) without_optimizer: bool,
-    /// See [`Reading::in_engine`].
+    /// See [`StackReading::in_engine`].
     pub(super) in_engine: bool,
-    /// See [`Reading::below_engine`].
+    /// See [`StackReading::below_engine`].
     pub(super) below_engine: bool,
 }
 
-const UNKNOWN: Origin = Origin {
+const UNKNOWN: StackOrigin = StackOrigin {
     site: SiteKey::MISSING,
     backward_site: SiteKey::MISSING,
     library: LibraryKey::NONE,
@@ -68,17 +70,17 @@ pub(super) struct Origins {
     by_stack: HashMap<u64, OriginKey, RandomState>,
     /// Call sites of threads without Python frames, by native stack.
     native: HashMap<u64, SiteKey, RandomState>,
-    all: Vec<Origin>,
-    packages: Packages,
+    all: Vec<StackOrigin>,
+    packages: PackageFolders,
     /// Modules by address.
-    met: HashMap<u64, Module>,
+    met: HashMap<u64, TorchModule>,
     /// Number of models by class.
     models: HashMap<Arc<str>, u32>,
 }
 
 impl Origins {
     /// Learns the Python stack of this number, replacing an earlier one.
-    pub(super) fn learn(&mut self, id: u64, stack: &PythonStack, names: &mut Names) {
+    pub(super) fn learn(&mut self, id: u64, stack: &PythonStack, names: &mut NameTable) {
         self.packages.learn(stack);
         let origin = self.work_out(&frames::read(stack, &self.packages), names);
         let known = self.by_stack.get(&id).filter(|key| self.get(**key) == origin);
@@ -92,12 +94,12 @@ impl Origins {
     }
 
     /// Learns the native stack of this number.
-    pub(super) fn learn_native(&mut self, id: u64, stack: &NativeStack, names: &mut Names) {
+    pub(super) fn learn_native(&mut self, id: u64, stack: &NativeStack, names: &mut NameTable) {
         if let Some((function, library)) = stack.site().and_then(|frame| Some((frame.name.clone()?, &frame.library)))
             && self.native.len() < STACKS
         {
             let library = file_name(library).into();
-            self.native.insert(id, names.site(Site::Native(NativeCode { function, library })));
+            self.native.insert(id, names.site(CallSite::Native(NativeCode { function, library })));
         }
     }
 
@@ -113,19 +115,19 @@ impl Origins {
     }
 
     /// Returns the interpretation of a stack.
-    pub(super) fn get(&self, key: OriginKey) -> Origin {
+    pub(super) fn get(&self, key: OriginKey) -> StackOrigin {
         // Keys come from `learn` only and origins are never removed, so only an inconsistent saved
         // state has others.
         self.all.get(key.0 as usize).copied().unwrap_or(UNKNOWN)
     }
 
-    fn work_out(&mut self, reading: &Reading, names: &mut Names) -> Origin {
+    fn work_out(&mut self, reading: &StackReading, names: &mut NameTable) -> StackOrigin {
         let (site, backward_site) = match reading.line {
-            Some(line) => (names.site(Site::Line(line.clone())), names.site(Site::BackwardOf(line.clone()))),
+            Some(line) => (names.site(CallSite::Line(line.clone())), names.site(CallSite::BackwardOf(line.clone()))),
             None => (SiteKey::without_frames(StackRef::Unreadable), SiteKey::NO_PYTHON),
         };
-        let library = reading.library.map(|code| names.library(Library::Line(code.clone())));
-        Origin {
+        let library = reading.library.map(|code| names.library(LibraryLine::Line(code.clone())));
+        StackOrigin {
             site,
             backward_site,
             library: library.unwrap_or(LibraryKey::NONE),
@@ -139,7 +141,7 @@ impl Origins {
     }
 
     /// Returns the row of the module that owns a tensor.
-    pub(super) fn owner_layer(&mut self, owner: &OwnerModule, names: &mut Names) -> LayerKey {
+    pub(super) fn owner_layer(&mut self, owner: &OwnerModule, names: &mut NameTable) -> LayerKey {
         let module = |address, class: &Arc<str>, name: &Arc<str>| PythonModule {
             address,
             class: class.clone(),
@@ -155,7 +157,7 @@ impl Origins {
     }
 
     /// Returns the row of the innermost of these modules.
-    fn layer(&mut self, modules: &[&PythonModule], names: &mut Names) -> LayerKey {
+    fn layer(&mut self, modules: &[&PythonModule], names: &mut NameTable) -> LayerKey {
         let Some(outermost) = modules.last() else { return LayerKey::NONE };
         let own = modules.iter().rev().copied().find(|module| wrapped_as(&module.class).is_none());
         // If only wrappers are called, the call counts for the module they wrap.
@@ -190,7 +192,7 @@ impl Origins {
     /// Remembers a module by address, under the longest name seen.
     fn meet(&mut self, module: &PythonModule, model: &Arc<str>, (above, outermost): (&str, &str)) {
         let name = module.name.as_deref().map(|name| joined(above, &frames::own_name(name, outermost)));
-        let is_same = |met: &Module| {
+        let is_same = |met: &TorchModule| {
             let ends = match (&name, &met.name) {
                 (Some(name), Some(whole)) => is_end_of(name, whole),
                 (None, _) => true,
@@ -200,7 +202,7 @@ impl Origins {
         };
         if !self.met.get(&module.address).is_some_and(is_same) {
             let name = name.map(Into::into);
-            self.met.insert(module.address, Module { model: model.clone(), name, class: module.class.clone() });
+            self.met.insert(module.address, TorchModule { model: model.clone(), name, class: module.class.clone() });
         }
     }
 }

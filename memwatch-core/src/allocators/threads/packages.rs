@@ -103,7 +103,7 @@ const ROOTS: usize = 8;
 
 /// Origin of a frame's code, in the order in which call sites are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Code {
+pub(super) enum CodeOwner {
     /// Code of the program.
     Program,
     /// A wrapper function of the program.
@@ -122,12 +122,12 @@ pub(super) enum Code {
 
 /// Package folders of a process that do not have a usual name.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Packages {
+pub(super) struct PackageFolders {
     /// Folders that contain the package `torch`.
     roots: Vec<Arc<str>>,
 }
 
-impl Packages {
+impl PackageFolders {
     /// Learns torch's folder from the files of a stack, for example one made by
     /// `pip install --target`.
     pub(super) fn learn(&mut self, stack: &PythonStack) {
@@ -140,19 +140,19 @@ impl Packages {
     }
 
     /// Classifies a frame's code; `inner` is the frame that it calls.
-    pub(super) fn code(&self, code: &PythonCode, inner: Option<&PythonCode>) -> Code {
+    pub(super) fn code(&self, code: &PythonCode, inner: Option<&PythonCode>) -> CodeOwner {
         let file = &*code.file;
         if self.below_torch(file).is_some() || is_of_framework(file) || is_generated_by_torch(file) {
-            return if is_wrapper(code, true) { Code::TorchWrapper } else { Code::Torch };
+            return if is_wrapper(code, true) { CodeOwner::TorchWrapper } else { CodeOwner::Torch };
         }
         if is_of_python(file) || is_generated(code) || is_launcher(code, inner) {
-            return Code::Python;
+            return CodeOwner::Python;
         }
         match (self.is_package(file), is_wrapper(code, self.is_package(file))) {
-            (false, false) => Code::Program,
-            (false, true) => Code::ProgramWrapper,
-            (true, false) => Code::Package,
-            (true, true) => Code::PackageWrapper,
+            (false, false) => CodeOwner::Program,
+            (false, true) => CodeOwner::ProgramWrapper,
+            (true, false) => CodeOwner::Package,
+            (true, true) => CodeOwner::PackageWrapper,
         }
     }
 

@@ -20,7 +20,7 @@ pub const STEP: &str = "Optimizer.step#";
 
 /// An open range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Range {
+enum RangeKind {
     /// A `record_function` range of the program or a library.
     Phase(PhaseKey),
     /// An NVTX range. Ranges of the two kinds end independently.
@@ -30,7 +30,7 @@ enum Range {
     Optimizer { steps: Option<u32>, moment: u64 },
 }
 
-impl Range {
+impl RangeKind {
     const fn is_nvtx(self) -> bool {
         matches!(self, Self::Nvtx(_))
     }
@@ -45,8 +45,8 @@ impl Range {
 
 /// An open range with its temporary memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Open {
-    range: Range,
+struct OpenRange {
+    range: RangeKind,
     /// Start of the range: `CLOCK_BOOTTIME`, nanoseconds; 0 for optimizer methods.
     began_ns: u64,
     /// Bytes by device of blocks that were allocated and freed in the range.
@@ -55,14 +55,14 @@ struct Open {
 
 /// Open ranges of a thread.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Ranges {
-    open: Vec<Open>,
+pub(super) struct ThreadRanges {
+    open: Vec<OpenRange>,
     /// Number of open `record_function` ranges, and of NVTX ranges, beyond the limit.
     beyond: u64,
     nvtx_beyond: u64,
 }
 
-impl Ranges {
+impl ThreadRanges {
     /// Returns whether a range of this name is an optimizer method.
     pub(super) fn is_of_optimizer(name: &str) -> bool {
         name.starts_with(OPTIMIZER)
@@ -70,27 +70,27 @@ impl Ranges {
 
     /// Begins a range of the program.
     pub(super) fn begin_phase(&mut self, phase: PhaseKey, began_ns: u64) {
-        self.beyond += u64::from(!self.begin(Range::Phase(phase), began_ns));
+        self.beyond += u64::from(!self.begin(RangeKind::Phase(phase), began_ns));
     }
 
     /// Begins an optimizer method.
     pub(super) fn begin_optimizer(&mut self, name: &str, moment: u64, steps: &mut Steps) {
         let steps = name.strip_prefix(STEP).and_then(|optimizer| steps.of(optimizer));
-        self.beyond += u64::from(!self.begin(Range::Optimizer { steps, moment }, 0));
+        self.beyond += u64::from(!self.begin(RangeKind::Optimizer { steps, moment }, 0));
     }
 
     /// Opens a range and returns whether it is tracked. Each kind has its own limit, so that
     /// unclosed ranges of one do not displace the other.
-    fn begin(&mut self, range: Range, began_ns: u64) -> bool {
+    fn begin(&mut self, range: RangeKind, began_ns: u64) -> bool {
         let is_known = self.open.iter().filter(|open| open.range.is_nvtx() == range.is_nvtx()).count() < DEEP;
         if is_known {
-            self.open.push(Open { range, began_ns, temporary: BTreeMap::new() });
+            self.open.push(OpenRange { range, began_ns, temporary: BTreeMap::new() });
         }
         is_known
     }
 
     /// Removes the innermost range of a kind.
-    fn take(&mut self, is_nvtx: bool) -> Option<Range> {
+    fn take(&mut self, is_nvtx: bool) -> Option<RangeKind> {
         let innermost = self.open.iter().rposition(|open| open.range.is_nvtx() == is_nvtx)?;
         Some(self.open.remove(innermost).range)
     }
@@ -99,10 +99,10 @@ impl Ranges {
     pub(super) fn end(&mut self, steps: &mut Steps) {
         if self.beyond > 0 {
             self.beyond -= 1;
-        } else if let Some(Range::Optimizer { steps: Some(optimizer), .. }) = self.take(false) {
+        } else if let Some(RangeKind::Optimizer { steps: Some(optimizer), .. }) = self.take(false) {
             // A `step` that calls that of its base class opens two ranges of the same name.
             let is_within =
-                |open: &Open| matches!(open.range, Range::Optimizer { steps, .. } if steps == Some(optimizer));
+                |open: &OpenRange| matches!(open.range, RangeKind::Optimizer { steps, .. } if steps == Some(optimizer));
             if !self.open.iter().any(is_within) {
                 steps.took_one(optimizer);
             }
@@ -116,12 +116,12 @@ impl Ranges {
 
     /// Removes optimizer ranges when no optimizer method is running, since their ends were lost.
     pub(super) fn close_optimizers(&mut self) {
-        self.open.retain(|open| !matches!(open.range, Range::Optimizer { .. }));
+        self.open.retain(|open| !matches!(open.range, RangeKind::Optimizer { .. }));
     }
 
     /// Begins an NVTX range.
     pub(super) fn push(&mut self, phase: PhaseKey, began_ns: u64) {
-        self.nvtx_beyond += u64::from(!self.begin(Range::Nvtx(phase), began_ns));
+        self.nvtx_beyond += u64::from(!self.begin(RangeKind::Nvtx(phase), began_ns));
     }
 
     /// Ends the innermost NVTX range.
@@ -136,8 +136,8 @@ impl Ranges {
     /// Returns when the innermost optimizer range began, as an event count; `None` if none is open.
     pub(super) fn optimizer(&self) -> Option<u64> {
         self.open.iter().rev().find_map(|open| match open.range {
-            Range::Optimizer { moment, .. } => Some(moment),
-            Range::Phase(_) | Range::Nvtx(_) => None,
+            RangeKind::Optimizer { moment, .. } => Some(moment),
+            RangeKind::Phase(_) | RangeKind::Nvtx(_) => None,
         })
     }
 
@@ -149,7 +149,7 @@ impl Ranges {
     /// Frees a block allocated in this range at this time. If the range has been open since before
     /// that, returns the bytes on the device allocated and freed in it so far.
     pub(super) fn give_back(&mut self, phase: PhaseKey, granted_ns: u64, block: (Ordinal, u64)) -> Option<u64> {
-        let is_it = |open: &&mut Open| open.range.phase() == Some(phase) && open.began_ns <= granted_ns;
+        let is_it = |open: &&mut OpenRange| open.range.phase() == Some(phase) && open.began_ns <= granted_ns;
         let (ordinal, bytes) = block;
         let temporary = self.open.iter_mut().rev().find(is_it)?.temporary.entry(ordinal).or_default();
         *temporary = temporary.saturating_add(bytes);
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_step_counts_when_its_range_ends() {
-        let (mut ranges, mut steps) = (Ranges::default(), Steps::default());
+        let (mut ranges, mut steps) = (ThreadRanges::default(), Steps::default());
         ranges.begin_optimizer("Optimizer.zero_grad#AdamW.zero_grad", 0, &mut steps);
         ranges.end(&mut steps);
         ranges.begin_optimizer("Optimizer.step#AdamW.step", 7, &mut steps);
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_step_that_calls_its_base_class_is_one() {
-        let (mut ranges, mut steps) = (Ranges::default(), Steps::default());
+        let (mut ranges, mut steps) = (ThreadRanges::default(), Steps::default());
         ranges.begin_optimizer("Optimizer.step#Own.step", 0, &mut steps);
         ranges.begin_optimizer("Optimizer.step#Own.step", 0, &mut steps);
         ranges.end(&mut steps);
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn the_process_is_as_far_as_its_busiest_optimizer() {
-        let (mut ranges, mut steps) = (Ranges::default(), Steps::default());
+        let (mut ranges, mut steps) = (ThreadRanges::default(), Steps::default());
         for name in ["Optimizer.step#Adam.step", "Optimizer.step#SGD.step", "Optimizer.step#Adam.step"] {
             ranges.begin_optimizer(name, 0, &mut steps);
             ranges.end(&mut steps);
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn the_innermost_range_counts_whichever_way_it_was_named() {
-        let (mut ranges, mut steps) = (Ranges::default(), Steps::default());
+        let (mut ranges, mut steps) = (ThreadRanges::default(), Steps::default());
         ranges.begin_phase(PhaseKey(1), 0);
         ranges.push(PhaseKey(2), 0);
         assert_eq!(ranges.phase(), Some(PhaseKey(2)));
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn ranges_never_closed_cost_no_memory_and_keep_the_others_in_order() {
-        let (mut ranges, mut steps) = (Ranges::default(), Steps::default());
+        let (mut ranges, mut steps) = (ThreadRanges::default(), Steps::default());
         (0..10_000).for_each(|_| ranges.begin_phase(PhaseKey(1), 0));
         assert_eq!((ranges.open.len(), ranges.phase()), (DEEP, Some(PhaseKey(1))));
         ranges.push(PhaseKey(3), 0);
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn what_comes_and_goes_while_a_range_is_open_is_its_temporary_memory() {
-        let (mut ranges, mut steps, gpu) = (Ranges::default(), Steps::default(), Ordinal(0));
+        let (mut ranges, mut steps, gpu) = (ThreadRanges::default(), Steps::default(), Ordinal(0));
         ranges.begin_phase(PhaseKey(1), 100);
         assert_eq!(ranges.give_back(PhaseKey(1), 101, (gpu, 10)), Some(10));
         ranges.begin_phase(PhaseKey(2), 110);

@@ -57,13 +57,17 @@ fn process(answers: &[u8]) -> Process {
 fn a_late_process_on_two_gpus_is_asked_until_every_thread_that_allocates_has_its_device() {
     let mut process = process(&[]);
     let several = [gpu(1, true), gpu(2, true), gpu(3, false)];
-    assert_eq!(is_unplaced(&process, &several), Some(Unplaced::Quiet), "physical memory says itself where it is");
+    assert_eq!(
+        is_unplaced(&process, &several),
+        Some(UnplacedThreads::Quiet),
+        "physical memory says itself where it is"
+    );
     assert_eq!(is_unplaced(&process, &[gpu(1, true), gpu(2, false)]), None);
     report(&mut process, ctx_get_device(1).thread(8));
     report(&mut process, mem_alloc(0xd0, 1).thread(8));
     assert_eq!(is_unplaced(&process, &several), None);
     report(&mut process, mem_alloc(0xd1, 1).thread(9));
-    assert_eq!(is_unplaced(&process, &several), Some(Unplaced::Allocating));
+    assert_eq!(is_unplaced(&process, &several), Some(UnplacedThreads::Allocating));
     report(&mut process, mem_host_alloc(0xd2, 1).thread(10));
     process.ledger.end_thread(Tid(9));
     assert_eq!(is_unplaced(&process, &several), None, "it has ended");

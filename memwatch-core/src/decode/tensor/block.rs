@@ -30,14 +30,14 @@ pub enum BlockTurn {
     /// The block was granted to the program.
     Granted {
         /// Totals of the allocator.
-        totals: Totals,
+        totals: BlockTotals,
         /// Request that the block serves; `None` if it could not be read.
-        request: Option<Request>,
+        request: Option<BlockRequest>,
     },
     /// The program freed the block.
     GivenBack {
         /// Totals of the allocator.
-        totals: Totals,
+        totals: BlockTotals,
         /// Number of freed blocks that a stream still uses; `None` if it could not be read.
         pending_blocks: Option<u64>,
     },
@@ -52,7 +52,7 @@ pub enum BlockTurn {
 
 /// The totals of one device's allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Totals {
+pub struct BlockTotals {
     /// `allocated_bytes.all.current`.
     pub allocated_bytes: u64,
     /// `reserved_bytes.all.current`.
@@ -61,7 +61,7 @@ pub struct Totals {
 
 /// Request that a granted block serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct BlockRequest {
     /// Requested size, bytes.
     pub bytes: u64,
     /// Stream of the request.
@@ -102,12 +102,12 @@ impl BlockReport {
     pub(super) fn of(record: &TensorRecord, meaning: TensorMeaning) -> Option<Self> {
         let readable = record.flags & FLAG_EXTRA_UNREADABLE == 0;
         let [first, second, third, fourth, fifth, sixth] = record.args;
-        let totals = Totals { allocated_bytes: third, reserved_bytes: fourth };
+        let totals = BlockTotals { allocated_bytes: third, reserved_bytes: fourth };
         let [requested_bytes, allocator] = record.extra;
         let turn = match meaning {
             TensorMeaning::Granted => {
                 let is_private = fifth & PRIVATE_POOL != 0;
-                let request = Request { bytes: requested_bytes, stream: sixth, is_private };
+                let request = BlockRequest { bytes: requested_bytes, stream: sixth, is_private };
                 BlockTurn::Granted { totals, request: readable.then_some(request) }
             }
             TensorMeaning::GivenBack => BlockTurn::GivenBack { totals, pending_blocks: readable.then_some(sixth) },
@@ -141,7 +141,7 @@ impl BlockReport {
             |bytes, totals| Some(TensorEvent { what: self.reported(bytes, totals), stack: event.stack, ..*event });
         match self.turn {
             BlockTurn::Granted { totals, request } => {
-                let traced = request.map(|Request { bytes, stream, is_private }| {
+                let traced = request.map(|BlockRequest { bytes, stream, is_private }| {
                     let pool = if is_private { pool_of(self.ordinal, self.address) } else { Some((0, 0)) };
                     line(Traced { stream, pool, ..self.traced(TraceAction::Alloc, bytes) })
                 });
@@ -166,8 +166,8 @@ impl BlockReport {
         Traced { allocator, action, address, bytes, stream: 0, ordinal, pool: None, is_rounded: false }
     }
 
-    const fn reported(&self, block_bytes: i64, totals: Totals) -> TensorChange {
-        let Totals { allocated_bytes, reserved_bytes } = totals;
+    const fn reported(&self, block_bytes: i64, totals: BlockTotals) -> TensorChange {
+        let BlockTotals { allocated_bytes, reserved_bytes } = totals;
         TensorChange::Reported {
             ordinal: self.ordinal,
             address: self.address,
@@ -180,7 +180,7 @@ impl BlockReport {
 
 #[cfg(test)]
 mod tests {
-    use memwatch_common::record::Record;
+    use memwatch_common::record::RingRecord;
     use memwatch_common::tensor::{FLAG_EXTRA_UNREADABLE, PRIVATE_POOL, TensorRecord};
 
     use super::PendingBlocks;
@@ -198,7 +198,7 @@ mod tests {
     /// Returns the parts of an event: action and bytes for trace entries, bytes and allocated total
     /// for reports.
     fn parts(record: TensorRecord, pending: &mut PendingBlocks) -> Vec<(Option<TraceAction>, i64, u64)> {
-        let event = decode_tensor(&Record::Tensor(record)).expect("an event");
+        let event = decode_tensor(&RingRecord::Tensor(record)).expect("an event");
         let TensorChange::Block(report) = &event.what else { panic!("{event:?}") };
         let parts = report.events(&event, pending, |_, _| Some(POOL));
         let shown = parts.into_iter().flatten().map(|part| match part.what {

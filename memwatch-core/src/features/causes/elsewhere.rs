@@ -2,7 +2,7 @@
 //! freed it.
 
 use super::moment::of;
-use super::{Cause, CauseKind, Evidence};
+use super::{Cause, CauseEvidence, CauseKind};
 use crate::features::oom::view::OomView;
 use crate::snapshot::{GpuView, LeftBehindView, ProcessView};
 
@@ -20,7 +20,7 @@ pub(super) fn left_bytes(failure: &OomView, gpu: &GpuView) -> u64 {
 }
 
 /// Finds memory of exited processes kept by forked children that still have the files open.
-pub(super) fn left_behind(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn left_behind(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let gpu = failure.gpu()?;
         let bytes = left_bytes(failure, gpu);
@@ -36,7 +36,7 @@ pub(super) fn left_behind(evidence: &Evidence<'_>) -> Vec<Cause> {
 }
 
 /// Finds memory that its owner has freed or left behind, and that another process keeps open.
-pub(super) fn opened(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn opened(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let alive = failure.snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
         let kept = |process: &ProcessView| {

@@ -3,7 +3,7 @@
 use super::elsewhere::left_bytes;
 use super::forward::without_backward;
 use super::moment::{of, of_stage, places, steps};
-use super::{Cause, CauseKind, Confidence, Evidence};
+use super::{Cause, CauseEvidence, CauseKind, Confidence};
 use crate::features::oom::room::held_bytes;
 use crate::features::oom::view::OomView;
 use crate::input::holdings::HoldingClass;
@@ -14,7 +14,7 @@ const MOSTLY: u64 = 2;
 
 /// Finds the state that an optimizer creates at its first step, which a smaller batch does not
 /// reduce.
-pub(super) fn optimizer(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn optimizer(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let whose = failure.whose.as_ref().filter(|whose| whose.stage == "optimizer")?;
         // After a step all state exists.
@@ -32,7 +32,7 @@ pub(super) fn optimizer(evidence: &Evidence<'_>) -> Vec<Cause> {
 }
 
 /// Finds the dominating part of the tensors.
-pub(super) fn parts(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn parts(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let Some((failure, places)) = evidence.failure.and_then(|failure| Some((failure, places(failure)?))) else {
         return Vec::new();
     };
@@ -56,7 +56,7 @@ pub(super) fn parts(evidence: &Evidence<'_>) -> Vec<Cause> {
 }
 
 /// Finds fragmentation: enough memory is free, but not contiguous.
-pub(super) fn pieces(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn pieces(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let cache = failure.cache.filter(|cache| cache.split_bytes >= failure.wanted_bytes)?;
         let is_split = cache.largest_free_bytes < failure.wanted_bytes;
@@ -66,7 +66,7 @@ pub(super) fn pieces(evidence: &Evidence<'_>) -> Vec<Cause> {
 }
 
 /// Finds memory of other processes that the request lacked, and requests larger than the GPU.
-pub(super) fn others(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn others(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let gpu = failure.gpu()?;
         if gpu.total_bytes.is_some_and(|total| failure.wanted_bytes > total) {

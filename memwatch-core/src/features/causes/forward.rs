@@ -2,7 +2,7 @@
 //! disable gradients.
 
 use super::moment::{of, of_stage, places};
-use super::{Cause, CauseKind, Confidence, Evidence};
+use super::{Cause, CauseEvidence, CauseKind, Confidence};
 use crate::features::oom::view::OomView;
 use crate::input::holdings::HoldingClass;
 use crate::snapshot::DevicePlacesView;
@@ -20,7 +20,7 @@ fn total_of(places: &DevicePlacesView, stage: &str) -> u64 {
 }
 
 /// Finds forward passes that save memory for a backward pass that never comes.
-pub(super) fn without_backward(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn without_backward(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let places = places(failure)?;
         let has_trained = ["backward", "optimizer"].iter().any(|stage| total_of(places, stage) > 0);

@@ -1,7 +1,7 @@
 //! Causes of growth, from the retainers of the growing memory.
 
 use super::paths::{self, PathKind};
-use super::{Cause, CauseKind, Confidence, Evidence};
+use super::{Cause, CauseEvidence, CauseKind, Confidence};
 use crate::features::leak::view::{KeeperView, LeakView};
 use crate::input::holdings::HoldingClass;
 
@@ -14,7 +14,7 @@ const NEARLY: u64 = 8;
 const MANY_STREAMS: u64 = 3;
 
 /// Returns a cause for each growing finding.
-pub(super) fn places(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn places(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let growing = evidence.growing.iter().filter(|finding| finding.verdict.grows());
     let growing =
         growing.filter_map(|finding| Some(Cause { bytes_per_minute: Some(finding.bytes_per_minute), ..of(finding)? }));
@@ -87,7 +87,7 @@ fn line(finding: &LeakView) -> Option<String> {
 }
 
 /// Explains growth of the allocator without growth of its tensors.
-pub(super) fn cache(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn cache(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let grows = evidence.growing.iter().filter(|finding| finding.level == "reserved" && finding.verdict.grows());
     let of = |finding: &LeakView| {
         let cached = evidence.cached.iter().find(|cached| Some(cached.device) == finding.device);

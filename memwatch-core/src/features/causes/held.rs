@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::paths::{self, PathKind};
 use super::populations::{Population, copies_of_parameters, instances_by_class};
-use super::{Cause, CauseKind, Confidence, Evidence};
+use super::{Cause, CauseEvidence, CauseKind, Confidence};
 use crate::input::holdings::{AdviceKind, Holding, HoldingClass};
 
 /// Minimum fraction of all live bytes for a cause, as its inverse.
@@ -30,7 +30,7 @@ fn is_much(bytes: u64, rows: &[Holding]) -> bool {
 }
 
 /// Finds autograd graphs retained by many elements of one container.
-pub(super) fn graphs(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn graphs(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let mut owners = BTreeMap::<String, BTreeMap<&str, u64>>::new();
     for row in evidence.rows.iter().filter(|row| row.class == HoldingClass::SavedForBackward) {
         let Some((owner, pattern)) = row.kept_by.as_deref().zip(row.keeper_pattern()) else { continue };
@@ -52,22 +52,22 @@ fn of_population(kind: CauseKind, Population { name, count, bytes }: Population)
 }
 
 /// Finds containers with a tensor for each parameter.
-pub(super) fn copies(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn copies(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let found = copies_of_parameters(evidence.rows).into_iter().filter(|copies| is_much(copies.bytes, evidence.rows));
     found.map(|copies| of_population(CauseKind::StateCopies, copies)).collect()
 }
 
 /// Finds module classes with many root instances.
-pub(super) fn instances(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn instances(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let found = instances_by_class(evidence.rows).into_iter();
     let found = found.filter(|found| found.count >= MANY_INSTANCES && is_much(found.bytes, evidence.rows));
     found.map(|instances| of_population(CauseKind::Instances, instances)).collect()
 }
 
 /// Converts the advice of the reading itself.
-pub(super) fn advised(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn advised(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let found = evidence.advice.iter().filter(|advice| is_much(advice.bytes, evidence.rows));
-    let of = |advice: &crate::input::holdings::Advice| {
+    let of = |advice: &crate::input::holdings::MemoryAdvice| {
         let kind = match advice.kind {
             AdviceKind::FullPrecisionCopies => CauseKind::TwoPrecisions,
             AdviceKind::MostlyUnusedStorage => CauseKind::ViewKeepsStorage,
@@ -83,7 +83,7 @@ pub(super) fn advised(evidence: &Evidence<'_>) -> Vec<Cause> {
 }
 
 /// Finds memory that a notebook retains itself.
-pub(super) fn notebook(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn notebook(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let path = |row: &Holding| row.kept_by.clone().or_else(|| row.name.clone());
     let is_its_own = |row: &&Holding| path(row).is_some_and(|path| paths::kind(&path) == PathKind::Notebook);
     let own: Vec<&Holding> = evidence.rows.iter().filter(is_its_own).collect();
@@ -105,7 +105,7 @@ fn sum<'r>(rows: impl Iterator<Item = &'r Holding>) -> (u64, u64) {
 }
 
 /// Finds buckets of gradients besides the gradients themselves.
-pub(super) fn buckets(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn buckets(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let is_bucket = |row: &&Holding| row.name.as_deref().is_some_and(|name| name.starts_with(BUCKETS));
     let (count, bytes) = sum(evidence.rows.iter().filter(is_bucket));
     let (_, gradients) = sum(evidence.rows.iter().filter(|row| row.class == HoldingClass::Gradient));
@@ -116,14 +116,14 @@ pub(super) fn buckets(evidence: &Evidence<'_>) -> Vec<Cause> {
 }
 
 /// Finds cuBLAS workspaces on more streams and threads than a program usually uses.
-pub(super) fn workspaces(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn workspaces(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let (count, bytes) = sum(evidence.rows.iter().filter(|row| row.class == HoldingClass::CublasWorkspace));
     let cause = Cause { count: Some(count), ..Cause::of(CauseKind::Workspaces, bytes) };
     (count >= MANY_WORKSPACES && is_much(bytes, evidence.rows)).then_some(cause).into_iter().collect()
 }
 
 /// Finds several states of one kind for one parameter: a single optimizer has each state once.
-pub(super) fn optimizers(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn optimizers(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let mut states = BTreeMap::<&str, (u64, u64)>::new();
     for row in evidence.rows.iter().filter(|row| row.class == HoldingClass::OptimizerState) {
         // A name by its position in an optimizer does not identify the parameter.

@@ -5,13 +5,13 @@
 //! (`alloc_block` in c10/cuda/CUDACachingAllocator.cpp). No other check prevents the call.
 
 use super::moment::of;
-use super::{Cause, CauseKind, Evidence};
+use super::{Cause, CauseEvidence, CauseKind};
 use crate::features::oom::room::held_bytes;
 use crate::features::oom::view::OomView;
 use crate::words::Framework;
 
 /// Finds a limit set by `torch.cuda.set_per_process_memory_fraction`.
-pub(super) fn own_limit(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub(super) fn own_limit(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let process = failure.process().filter(|process| process.exact)?;
         let free = failure.free_bytes().filter(|free| *free >= failure.wanted_bytes)?;

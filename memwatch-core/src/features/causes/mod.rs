@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::features::leak::view::{CachedView, LeakView};
 use crate::features::oom::view::OomView;
-use crate::input::holdings::{Advice, Holding};
+use crate::input::holdings::{Holding, MemoryAdvice};
 use crate::words::Tgid;
 
 /// Maximum number of causes.
@@ -155,7 +155,7 @@ impl Cause {
 
 /// Evidence about a process. Analyses that did not run leave their part empty.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Evidence<'a> {
+pub struct CauseEvidence<'a> {
     /// The process.
     pub tgid: Tgid,
     /// Findings of the leak detector.
@@ -165,16 +165,16 @@ pub struct Evidence<'a> {
     /// Live objects.
     pub rows: &'a [Holding],
     /// Advice on saving memory among the live objects.
-    pub advice: &'a [Advice],
+    pub advice: &'a [MemoryAdvice],
     /// A failed allocation.
     pub failure: Option<&'a OomView>,
 }
 
 /// A rule: returns the causes that the evidence shows.
-type Rule = fn(&Evidence<'_>) -> Vec<Cause>;
+type CauseRule = fn(&CauseEvidence<'_>) -> Vec<Cause>;
 
 /// All rules.
-const RULES: [Rule; 18] = [
+const RULES: [CauseRule; 18] = [
     growing::places,
     growing::cache,
     held::graphs,
@@ -196,7 +196,7 @@ const RULES: [Rule; 18] = [
 ];
 
 /// Returns the causes that the evidence shows, the one that explains most first; three at most.
-pub fn causes(evidence: &Evidence<'_>) -> Vec<Cause> {
+pub fn causes(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let mut all: Vec<Cause> = RULES.iter().flat_map(|rule| rule(evidence)).collect();
     // Growth explains a failure better than constant use: it ends in a failure, whatever its size.
     let grows = |cause: &Cause| cause.bytes_per_minute.is_some();

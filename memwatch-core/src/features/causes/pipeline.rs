@@ -2,7 +2,7 @@
 
 use crate::Pipeline;
 use crate::attribution::process::Process;
-use crate::features::causes::{Cause, Evidence, causes};
+use crate::features::causes::{Cause, CauseEvidence, causes};
 use crate::features::leak::view::LeaksView;
 use crate::input::holdings::Holdings;
 use crate::words::Tgid;
@@ -25,7 +25,7 @@ impl Pipeline {
         let held: Option<&Holdings> = process.tensors.as_ref().and_then(|tensors| tensors.held());
         let is_own = |time_ns: u64| time_ns >= since_ns && process.ended.is_none_or(|ended| time_ns <= ended.time_ns);
         let failure = self.ooms().0.filter(|oom| oom.tgid == tgid && is_own(oom.time_ns)).last();
-        causes(&Evidence {
+        causes(&CauseEvidence {
             tgid,
             growing: own.map_or(&[], |own| &own.findings),
             cached: own.map_or(&[], |own| &own.cached),

@@ -20,15 +20,15 @@ pub(super) struct Population {
     pub(super) bytes: u64,
 }
 
-type Shape = (Vec<u64>, Option<String>);
+type TensorShape = (Vec<u64>, Option<String>);
 
-fn shape(row: &Holding) -> Option<Shape> {
+fn shape(row: &Holding) -> Option<TensorShape> {
     Some((row.shape.clone()?, row.dtype.clone()))
 }
 
 /// Returns the containers that have a tensor for each parameter of a model, once or several times.
 pub(super) fn copies_of_parameters(rows: &[Holding]) -> Vec<Population> {
-    let mut wanted = BTreeMap::<Shape, u64>::new();
+    let mut wanted = BTreeMap::<TensorShape, u64>::new();
     for shape in rows.iter().filter(|row| row.class == HoldingClass::Parameter).filter_map(shape) {
         *wanted.entry(shape).or_default() += 1;
     }
@@ -40,7 +40,7 @@ pub(super) fn copies_of_parameters(rows: &[Holding]) -> Vec<Population> {
         }
     }
     let copies = |(name, rows): (&str, Vec<&Holding>)| {
-        let mut has = BTreeMap::<Shape, u64>::new();
+        let mut has = BTreeMap::<TensorShape, u64>::new();
         for shape in rows.iter().filter_map(|row| shape(row)) {
             *has.entry(shape).or_default() += 1;
         }

@@ -2,11 +2,11 @@
 //! only looks similar.
 
 use super::CauseKind::{self, *};
-use super::{Cause, Confidence, Evidence, causes};
+use super::{Cause, CauseEvidence, Confidence, causes};
 use crate::features::leak::model::Verdict;
 use crate::features::leak::view::{CachedView, KeeperView, LeakView};
 use crate::features::trend::Trend;
-use crate::input::holdings::{Advice, AdviceKind, Holding, HoldingClass, OwnerModule};
+use crate::input::holdings::{AdviceKind, Holding, HoldingClass, MemoryAdvice, OwnerModule};
 use crate::words::Ordinal;
 
 mod failed;
@@ -40,7 +40,7 @@ fn kept(class: HoldingClass, name: &str, kept_by: Option<&str>) -> LeakView {
 }
 
 fn of_growth(growing: &[LeakView]) -> Vec<Cause> {
-    causes(&Evidence { growing, ..Evidence::default() })
+    causes(&CauseEvidence { growing, ..CauseEvidence::default() })
 }
 
 fn kinds(causes: &[Cause]) -> Vec<CauseKind> {
@@ -84,9 +84,9 @@ fn one_tensor_that_grows_is_joined_with_more_and_more() {
     let small = LeakView { last_bytes: 40 * MIB, read_bytes: 40 * MIB, ..found_of(&one) };
     let cached = CachedView { reserved_bytes: 900 * MIB, free_bytes: 850 * MIB, ..CachedView::default() };
     let growing = [finding("reserved", Verdict::Leak), small];
-    let both = causes(&Evidence { growing: &growing, cached: &[cached], ..Evidence::default() });
+    let both = causes(&CauseEvidence { growing: &growing, cached: &[cached], ..CauseEvidence::default() });
     assert_eq!(kinds(&both), [LongerTensor, CacheGrows]);
-    let elsewhere = causes(&Evidence { growing: &growing[..1], cached: &[cached], ..Evidence::default() });
+    let elsewhere = causes(&CauseEvidence { growing: &growing[..1], cached: &[cached], ..CauseEvidence::default() });
     assert_eq!(kinds(&elsewhere), [CacheGrows]);
 }
 
@@ -155,7 +155,9 @@ fn growth_outside_of_tensors_has_the_cause_of_its_level() {
 #[test]
 fn an_allocator_that_grows_does_so_for_what_its_free_memory_is_for() {
     let growing = [finding("reserved", Verdict::Leak)];
-    let of = |cached: CachedView| causes(&Evidence { growing: &growing, cached: &[cached], ..Evidence::default() });
+    let of = |cached: CachedView| {
+        causes(&CauseEvidence { growing: &growing, cached: &[cached], ..CauseEvidence::default() })
+    };
     let base = CachedView { reserved_bytes: 900 * MIB, free_bytes: 800 * MIB, ..CachedView::default() };
     let streams = of(CachedView { side_streams: 20, side_bytes: 700 * MIB, ..base });
     assert_eq!((kinds(&streams), streams[0].count, streams[0].bytes), (vec![StreamCache], Some(20), 700 * MIB));
@@ -173,7 +175,7 @@ fn an_allocator_that_grows_does_so_for_what_its_free_memory_is_for() {
     assert_eq!(kinds(&of(CachedView { waiting_bytes: 700 * MIB, ..base })), [CacheGrows], "more is free than waits");
     let rests = [finding("reserved", Verdict::LevelledOff)];
     let cached = [CachedView { side_streams: 20, side_bytes: 700 * MIB, ..base }];
-    assert_eq!(causes(&Evidence { growing: &rests, cached: &cached, ..Evidence::default() }), []);
+    assert_eq!(causes(&CauseEvidence { growing: &rests, cached: &cached, ..CauseEvidence::default() }), []);
 }
 
 fn row(class: HoldingClass, name: &str, shape: &[u64]) -> Holding {
@@ -192,7 +194,7 @@ fn model() -> Vec<Holding> {
 }
 
 fn of_rows(rows: &[Holding]) -> Vec<Cause> {
-    causes(&Evidence { rows, ..Evidence::default() })
+    causes(&CauseEvidence { rows, ..CauseEvidence::default() })
 }
 
 #[test]
@@ -255,8 +257,8 @@ fn many_instances_of_one_class_are_named_and_the_layers_of_a_model_are_not() {
 fn what_a_reading_advises_is_a_cause_where_it_is_much() {
     let rows: Vec<Holding> = (0..100).map(|_| row(HoldingClass::Tensor, "x", &[1])).collect();
     let of = |kind, bytes| {
-        let advice = [Advice { kind, bytes, count: 3, example: "model.head".to_owned() }];
-        kinds(&causes(&Evidence { rows: &rows, advice: &advice, ..Evidence::default() }))
+        let advice = [MemoryAdvice { kind, bytes, count: 3, example: "model.head".to_owned() }];
+        kinds(&causes(&CauseEvidence { rows: &rows, advice: &advice, ..CauseEvidence::default() }))
     };
     for (kind, expected) in [
         (AdviceKind::FullPrecisionCopies, TwoPrecisions),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Contradiction, ContradictionKind};
+use super::{ContradictionKind, ReportContradiction};
 use crate::words::Tgid;
 
 /// Numbers of contradictions since the session began.
@@ -15,7 +15,7 @@ pub struct ContradictionCounts {
 impl ContradictionCounts {
     /// Counts the contradictions found in a report that was checked for the kinds `asked`. A
     /// contradiction that the previous report had, too, is not counted again.
-    pub fn note(&mut self, asked: &[ContradictionKind], found: &[Contradiction]) {
+    pub fn note(&mut self, asked: &[ContradictionKind], found: &[ReportContradiction]) {
         let now: BTreeSet<_> = found.iter().map(|one| (one.kind, one.tgid)).collect();
         for (kind, tgid) in &now {
             if !self.last.contains(&(*kind, *tgid)) {

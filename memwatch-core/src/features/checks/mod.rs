@@ -78,7 +78,7 @@ pub const OF_LEAKS: [ContradictionKind; 2] = [ContradictionKind::GrowthWithoutPa
 
 /// A contradiction in a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Contradiction {
+pub struct ReportContradiction {
     /// Kind of contradiction.
     pub kind: ContradictionKind,
     /// The process; `None` for the whole machine.
@@ -87,12 +87,12 @@ pub struct Contradiction {
     pub numbers: [i128; 2],
 }
 
-fn found(kind: ContradictionKind, tgid: Option<Tgid>, numbers: [i128; 2]) -> Contradiction {
-    Contradiction { kind, tgid, numbers }
+fn found(kind: ContradictionKind, tgid: Option<Tgid>, numbers: [i128; 2]) -> ReportContradiction {
+    ReportContradiction { kind, tgid, numbers }
 }
 
 /// Returns the contradictions in a snapshot.
-pub fn of_snapshot(snapshot: &Snapshot) -> Vec<Contradiction> {
+pub fn of_snapshot(snapshot: &Snapshot) -> Vec<ReportContradiction> {
     let mut all = Vec::new();
     let lost = snapshot.losses.values().sum::<u64>();
     if snapshot.complete && lost > 0 {
@@ -120,7 +120,7 @@ fn parts(device: &DevicePlacesView) -> Option<(i128, i128)> {
 }
 
 /// Returns the contradictions in a leak report.
-pub fn of_leaks(leaks: &LeaksView) -> Vec<Contradiction> {
+pub fn of_leaks(leaks: &LeaksView) -> Vec<ReportContradiction> {
     let mut all = Vec::new();
     let is_older = |kind: Option<&str>| kind == Some(PREEXISTING);
     for finding in leaks.findings.iter().filter(|finding| finding.verdict.grows() && is_older(finding.kind.as_deref()))
@@ -146,7 +146,7 @@ pub fn of_leaks(leaks: &LeaksView) -> Vec<Contradiction> {
 
 /// Returns the contradictions in a list of live objects: all sums cover the same blocks, and no
 /// device has more allocated than reserved bytes.
-pub fn of_holdings(view: &HoldingsView) -> Vec<Contradiction> {
+pub fn of_holdings(view: &HoldingsView) -> Vec<ReportContradiction> {
     let sum = |parts: &mut dyn Iterator<Item = u64>| parts.map(i128::from).sum::<i128>();
     let total = i128::from(view.allocated_bytes);
     let classes = sum(&mut view.classes.iter().map(|class| class.bytes));
@@ -162,7 +162,7 @@ pub fn of_holdings(view: &HoldingsView) -> Vec<Contradiction> {
 }
 
 /// Returns the contradictions between failures and what is reported beside them.
-pub fn of_failures(failures: &[OomView], causes: &[Cause], snapshot: &Snapshot) -> Vec<Contradiction> {
+pub fn of_failures(failures: &[OomView], causes: &[Cause], snapshot: &Snapshot) -> Vec<ReportContradiction> {
     let mut all = Vec::new();
     for failure in failures {
         let own: Vec<&Cause> = causes.iter().filter(|cause| cause.tgid == failure.tgid).collect();
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
     use crate::features::causes::Confidence;
     use crate::features::holdings::view;
-    use crate::features::holdings::view::By;
+    use crate::features::holdings::view::HoldingGrouping;
     use crate::features::leak::model::Verdict;
     use crate::features::leak::view::{LeakView, ReadingsView};
     use crate::features::oom::fixture::{self, GIB, failure, sum};
@@ -246,7 +246,7 @@ mod tests {
         LeaksView { findings: vec![finding], ..LeaksView::default() }
     }
 
-    fn kinds(all: &[Contradiction]) -> Vec<ContradictionKind> {
+    fn kinds(all: &[ReportContradiction]) -> Vec<ContradictionKind> {
         all.iter().map(|one| one.kind).collect()
     }
 
@@ -264,7 +264,7 @@ mod tests {
             let (ordinal, later_bytes) = (Ordinal(0), None);
             let device = DeviceHoldingsView { ordinal, allocated_bytes, reserved_bytes, changing_bytes, later_bytes };
             let read = Holdings { tgid: Tgid(7), rows: vec![Holding::unknown(ordinal, 0, 9)], ..Holdings::default() };
-            kinds(&of_holdings(&HoldingsView { devices: vec![device], ..view(&read, &[], By::Name, 9) }))
+            kinds(&of_holdings(&HoldingsView { devices: vec![device], ..view(&read, &[], HoldingGrouping::Name, 9) }))
         };
         assert_eq!(of(9, 20, None), []);
         assert_eq!(of(8, 20, None), [ContradictionKind::PartsAndTotal]);

@@ -6,7 +6,7 @@ pub mod view;
 use std::cmp::Reverse;
 
 use crate::Pipeline;
-use crate::features::churn::model::{Churn, Counts, Flow, LIFETIMES_NS};
+use crate::features::churn::model::{Churn, ChurnCounts, LIFETIMES_NS, MemoryKind};
 use crate::features::churn::view::{ChurnView, FlowView, LifetimeView, SizeView, TemporaryView};
 use crate::snapshot::SumView;
 use crate::snapshot::build::places::site_name;
@@ -52,7 +52,7 @@ impl Pipeline {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a rate needs no sixteen digits")]
-fn view(flow: Flow, counts: &Counts, watched_ns: u64) -> FlowView {
+fn view(flow: MemoryKind, counts: &ChurnCounts, watched_ns: u64) -> FlowView {
     let rate = |number: u64| (watched_ns > 0).then(|| number as f64 / (watched_ns as f64 / 1e9));
     let mean = counts.lifetime_ns.checked_div(u128::from(counts.frees)).and_then(|mean| u64::try_from(mean).ok());
     let sizes = (0_u32..).zip(&counts.sizes).filter(|(_, (count, _))| *count > 0);
@@ -88,14 +88,14 @@ fn view(flow: Flow, counts: &Counts, watched_ns: u64) -> FlowView {
     }
 }
 
-const fn name(flow: Flow) -> &'static str {
+const fn name(flow: MemoryKind) -> &'static str {
     match flow {
-        Flow::Tensor => "tensor",
-        Flow::Device => "device",
-        Flow::Pool => "pool",
-        Flow::Physical => "physical",
-        Flow::Managed => "managed",
-        Flow::Array => "array",
-        Flow::Pinned => "pinned",
+        MemoryKind::Tensor => "tensor",
+        MemoryKind::Device => "device",
+        MemoryKind::Pool => "pool",
+        MemoryKind::Physical => "physical",
+        MemoryKind::Managed => "managed",
+        MemoryKind::Array => "array",
+        MemoryKind::Pinned => "pinned",
     }
 }

@@ -8,7 +8,7 @@ use memwatch_common::meaning::LinearKind;
 use crate::allocators::names::SiteKey;
 use crate::attribution::process::Process;
 use crate::decode::{Action, Call, TensorChange, TensorEvent};
-use crate::features::samples::Life;
+use crate::features::samples::ProcessLifetime;
 use crate::words::Ordinal;
 
 /// Upper edges of the lifetime classes, in nanoseconds; one more class holds longer lifetimes.
@@ -18,7 +18,7 @@ const SIZES: usize = 64;
 
 /// Kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Flow {
+pub enum MemoryKind {
     /// Blocks of PyTorch's allocators.
     Tensor,
     /// Device memory from `cuMemAlloc` and similar calls.
@@ -37,7 +37,7 @@ pub enum Flow {
 
 /// Counters of one kind of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Counts {
+pub struct ChurnCounts {
     /// Observed allocations.
     pub allocations: u64,
     /// Bytes of the allocations.
@@ -59,7 +59,7 @@ pub struct Counts {
     pub temporary: (u64, u64),
 }
 
-impl Default for Counts {
+impl Default for ChurnCounts {
     fn default() -> Self {
         Self {
             allocations: 0,
@@ -91,7 +91,7 @@ pub struct SiteCounts {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct LiveAllocation {
     bytes: u64,
     time_ns: u64,
     /// Sequence number among the process's allocations of its kind.
@@ -104,11 +104,11 @@ struct Open {
 pub struct Churn {
     within: u64,
     begun_ns: Option<u64>,
-    kinds: BTreeMap<Flow, Counts>,
-    sites: BTreeMap<(Life, SiteKey), SiteCounts>,
-    numbers: BTreeMap<(Life, Flow), u64>,
+    kinds: BTreeMap<MemoryKind, ChurnCounts>,
+    sites: BTreeMap<(ProcessLifetime, SiteKey), SiteCounts>,
+    numbers: BTreeMap<(ProcessLifetime, MemoryKind), u64>,
     /// Live allocations by process, kind, device (for tensors) and address or handle.
-    open: HashMap<(Life, Flow, i32, u64), Open, RandomState>,
+    open: HashMap<(ProcessLifetime, MemoryKind, i32, u64), LiveAllocation, RandomState>,
 }
 
 impl Churn {
@@ -136,12 +136,12 @@ impl Churn {
     }
 
     /// Returns the counters by kind.
-    pub const fn kinds(&self) -> &BTreeMap<Flow, Counts> {
+    pub const fn kinds(&self) -> &BTreeMap<MemoryKind, ChurnCounts> {
         &self.kinds
     }
 
     /// Returns the counters by Python call site.
-    pub const fn sites(&self) -> &BTreeMap<(Life, SiteKey), SiteCounts> {
+    pub const fn sites(&self) -> &BTreeMap<(ProcessLifetime, SiteKey), SiteCounts> {
         &self.sites
     }
 
@@ -150,22 +150,24 @@ impl Churn {
         if call.status != 0 {
             return;
         }
-        let life = Life::of(process);
+        let life = ProcessLifetime::of(process);
         let (flow, address, bytes) = match call.action {
             Action::Allocate { kind, address, bytes } => (flow_of(kind), address, bytes),
-            Action::AllocateFromPool { address, bytes, .. } => (Flow::Pool, address, bytes),
-            Action::CreatePhysical { handle, bytes, .. } => (Flow::Physical, handle, bytes),
-            Action::CreateArray { handle, estimated_bytes } => (Flow::Array, handle, estimated_bytes),
+            Action::AllocateFromPool { address, bytes, .. } => (MemoryKind::Pool, address, bytes),
+            Action::CreatePhysical { handle, bytes, .. } => (MemoryKind::Physical, handle, bytes),
+            Action::CreateArray { handle, estimated_bytes } => (MemoryKind::Array, handle, estimated_bytes),
             Action::Free { address } | Action::FreeAsync { address, .. } => {
-                let kinds = [Flow::Device, Flow::Pool, Flow::Managed];
+                let kinds = [MemoryKind::Device, MemoryKind::Pool, MemoryKind::Managed];
                 let own = kinds.into_iter().find(|flow| self.open.contains_key(&(life, *flow, 0, address)));
-                return self.free((life, own.unwrap_or(Flow::Device), 0, address), call.returned_ns);
+                return self.free((life, own.unwrap_or(MemoryKind::Device), 0, address), call.returned_ns);
             }
-            Action::FreeHost { address } => return self.free((life, Flow::Pinned, 0, address), call.returned_ns),
+            Action::FreeHost { address } => return self.free((life, MemoryKind::Pinned, 0, address), call.returned_ns),
             Action::ReleasePhysical { handle } => {
-                return self.free((life, Flow::Physical, 0, handle), call.returned_ns);
+                return self.free((life, MemoryKind::Physical, 0, handle), call.returned_ns);
             }
-            Action::DestroyArray { handle } => return self.free((life, Flow::Array, 0, handle), call.returned_ns),
+            Action::DestroyArray { handle } => {
+                return self.free((life, MemoryKind::Array, 0, handle), call.returned_ns);
+            }
             _ => return,
         };
         self.grant((life, flow, 0, address), bytes, call.returned_ns, None);
@@ -175,7 +177,7 @@ impl Churn {
     pub fn observe_tensors(&mut self, process: &Process, event: &TensorEvent) {
         let TensorChange::Reported { ordinal, address, block_bytes, .. } = event.what else { return };
         let Ordinal(device) = ordinal;
-        let key = (Life::of(process), Flow::Tensor, device, address);
+        let key = (ProcessLifetime::of(process), MemoryKind::Tensor, device, address);
         if block_bytes > 0 {
             let block = process.tensors.as_ref().and_then(|tensors| tensors.places().live(ordinal, address));
             let site = block.map(|block| block.whose.site);
@@ -186,17 +188,17 @@ impl Churn {
     }
 
     /// Forgets the live allocations of a process that has exited: it did not free them.
-    pub fn end(&mut self, life: Life) {
+    pub fn end(&mut self, life: ProcessLifetime) {
         self.open.retain(|(own, ..), _| *own != life);
         self.numbers.retain(|(own, _), _| *own != life);
     }
 
-    fn grant(&mut self, key: (Life, Flow, i32, u64), bytes: u64, time_ns: u64, site: Option<SiteKey>) {
+    fn grant(&mut self, key: (ProcessLifetime, MemoryKind, i32, u64), bytes: u64, time_ns: u64, site: Option<SiteKey>) {
         self.begun_ns.get_or_insert(time_ns);
         let (life, flow, ..) = key;
         let number = self.numbers.entry((life, flow)).or_insert(0);
         *number += 1;
-        self.open.insert(key, Open { bytes, time_ns, number: *number, site });
+        self.open.insert(key, LiveAllocation { bytes, time_ns, number: *number, site });
         let counts = self.kinds.entry(flow).or_default();
         counts.allocations += 1;
         counts.total_bytes = counts.total_bytes.saturating_add(bytes);
@@ -209,7 +211,7 @@ impl Churn {
         }
     }
 
-    fn free(&mut self, key: (Life, Flow, i32, u64), time_ns: u64) {
+    fn free(&mut self, key: (ProcessLifetime, MemoryKind, i32, u64), time_ns: u64) {
         let (life, flow, ..) = key;
         let counts = self.kinds.entry(flow).or_default();
         let Some(open) = self.open.remove(&key) else {
@@ -236,10 +238,10 @@ impl Churn {
     }
 }
 
-const fn flow_of(kind: LinearKind) -> Flow {
+const fn flow_of(kind: LinearKind) -> MemoryKind {
     match kind {
-        LinearKind::PinnedHost => Flow::Pinned,
-        LinearKind::Managed => Flow::Managed,
-        LinearKind::Device => Flow::Device,
+        LinearKind::PinnedHost => MemoryKind::Pinned,
+        LinearKind::Managed => MemoryKind::Managed,
+        LinearKind::Device => MemoryKind::Device,
     }
 }

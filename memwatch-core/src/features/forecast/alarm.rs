@@ -13,7 +13,7 @@ const SLACK_PERCENT: f64 = 2.0;
 
 /// A change to report.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Change {
+pub enum ForecastChange {
     /// The level of the forecast changed.
     Level {
         /// Previous level.
@@ -41,14 +41,20 @@ pub struct Alarm {
 impl Alarm {
     /// Updates the state and returns the changes to report. `percent` is the need in percent of the
     /// total, if it is known.
-    pub fn observe(&mut self, level: Level, percent: Option<f64>, thresholds: &[f64], now_ns: u64) -> Vec<Change> {
+    pub fn observe(
+        &mut self,
+        level: Level,
+        percent: Option<f64>,
+        thresholds: &[f64],
+        now_ns: u64,
+    ) -> Vec<ForecastChange> {
         let mut changes = Vec::new();
         if level >= self.reported {
             self.below_since_ns = None;
         }
         let since_ns = *self.below_since_ns.get_or_insert(now_ns);
         if level > self.reported || (level < self.reported && now_ns.saturating_sub(since_ns) >= GONE_NS) {
-            changes.push(Change::Level { before: self.reported, now: level });
+            changes.push(ForecastChange::Level { before: self.reported, now: level });
             self.reported = level;
             self.below_since_ns = None;
         }
@@ -57,7 +63,7 @@ impl Alarm {
         for threshold in thresholds {
             if needed >= *threshold && !self.passed.contains(threshold) {
                 self.passed.push(*threshold);
-                changes.push(Change::Threshold { percent: *threshold });
+                changes.push(ForecastChange::Threshold { percent: *threshold });
             }
         }
         changes
@@ -66,7 +72,7 @@ impl Alarm {
 
 #[cfg(test)]
 mod tests {
-    use super::{Alarm, Change};
+    use super::{Alarm, ForecastChange};
     use crate::features::forecast::model::Level;
 
     const SECOND: u64 = 1_000_000_000;
@@ -76,12 +82,12 @@ mod tests {
         let mut alarm = Alarm::default();
         let mut at = |second: u64, level| alarm.observe(level, None, &[], second * SECOND);
         assert_eq!(at(0, Level::None), []);
-        assert_eq!(at(1, Level::High), [Change::Level { before: Level::None, now: Level::High }]);
+        assert_eq!(at(1, Level::High), [ForecastChange::Level { before: Level::None, now: Level::High }]);
         assert_eq!(at(2, Level::Low), [], "it wavers");
         assert_eq!(at(3, Level::High), []);
-        assert_eq!(at(4, Level::Critical), [Change::Level { before: Level::High, now: Level::Critical }]);
+        assert_eq!(at(4, Level::Critical), [ForecastChange::Level { before: Level::High, now: Level::Critical }]);
         assert_eq!(at(5, Level::None), []);
-        assert_eq!(at(16, Level::None), [Change::Level { before: Level::Critical, now: Level::None }]);
+        assert_eq!(at(16, Level::None), [ForecastChange::Level { before: Level::Critical, now: Level::None }]);
     }
 
     #[test]

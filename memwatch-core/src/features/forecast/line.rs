@@ -1,7 +1,7 @@
 //! Fits a line to a growing need: its rate, the confidence interval of the rate, and the height of
 //! the highest windows above the line.
 
-use crate::features::trend::{Point, Slope, as_f64, slope, slope_of, slopes, variance};
+use crate::features::trend::{Slope, TrendPoint, as_f64, slope, slope_of, slopes, variance};
 
 /// Minimum number of points for a line.
 const FEWEST: usize = 12;
@@ -27,7 +27,7 @@ const NINETY_PERCENT: f64 = 1.644_854;
 
 /// Trend of a need.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Line {
+pub struct NeedTrend {
     /// Number of windows.
     pub points: usize,
     /// Time from the first window to the last, in seconds.
@@ -58,9 +58,9 @@ pub struct Line {
     pub has_jumped: bool,
 }
 
-impl Line {
+impl NeedTrend {
     /// Fits a line through the points; `None` if there are too few.
-    pub(crate) fn through(points: &[Point]) -> Option<Self> {
+    pub(crate) fn through(points: &[TrendPoint]) -> Option<Self> {
         let [first, .., last] = points else { return None };
         if points.len() < FEWEST {
             return None;
@@ -128,7 +128,7 @@ impl Line {
     clippy::cast_sign_loss,
     reason = "a rank between 0 and the number of slopes"
 )]
-fn interval(points: &[Point], slopes: &[f64]) -> (f64, f64) {
+fn interval(points: &[TrendPoint], slopes: &[f64]) -> (f64, f64) {
     let stray = NINETY_PERCENT * variance(points).max(0.0).sqrt();
     let count = as_f64(slopes.len() as u64);
     let rank = |rank: f64| slopes.get((rank.max(0.0) as usize).min(slopes.len().saturating_sub(1))).copied();
@@ -136,15 +136,15 @@ fn interval(points: &[Point], slopes: &[f64]) -> (f64, f64) {
     (low.unwrap_or(0.0), high.unwrap_or(0.0))
 }
 
-/// Returns whether [`Line::grows`] may hold for these points, by its cheap conditions only.
-pub(crate) fn may_grow(points: &[Point]) -> bool {
+/// Returns whether [`NeedTrend::grows`] may hold for these points, by its cheap conditions only.
+pub(crate) fn may_grow(points: &[TrendPoint]) -> bool {
     let rises = rises(points);
     let late = rises.iter().filter(|index| **index >= points.len() / 2).count();
     rises.len() >= RISES.0 && late >= RISES.1 && !has_stopped(&rises, points.len()) && !has_jumped(points, &rises)
 }
 
 /// Returns the indices of the windows that set a new maximum.
-fn rises(points: &[Point]) -> Vec<usize> {
+fn rises(points: &[TrendPoint]) -> Vec<usize> {
     let mut most = points.first().map_or(0, |point| point.bytes);
     let mut rises = Vec::new();
     for (index, point) in points.iter().enumerate() {
@@ -162,7 +162,7 @@ fn has_stopped(rises: &[usize], points: usize) -> bool {
     as_f64((points - 1 - last) as u64) > STOPPED * usual
 }
 
-fn has_jumped(points: &[Point], rises: &[usize]) -> bool {
+fn has_jumped(points: &[TrendPoint], rises: &[usize]) -> bool {
     let first = points.first().map_or(0, |point| point.bytes);
     let heights =
         std::iter::once(first).chain(rises.iter().filter_map(|index| points.get(*index)).map(|point| point.bytes));
@@ -174,21 +174,21 @@ fn has_jumped(points: &[Point], rises: &[usize]) -> bool {
     as_f64(largest) > JUMP * as_f64(all)
 }
 
-fn seconds_between(earlier: &Point, later: &Point) -> f64 {
+fn seconds_between(earlier: &TrendPoint, later: &TrendPoint) -> f64 {
     as_f64(later.time_ns.saturating_sub(earlier.time_ns)) / 1e9
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Line;
-    use crate::features::trend::Point;
+    use super::NeedTrend;
+    use crate::features::trend::TrendPoint;
 
     const MIB: u64 = 1 << 20;
 
-    fn line(windows: u64, bytes: impl Fn(u64) -> u64) -> Line {
-        let point = |second| Point { time_ns: second * 1_000_000_000, bytes: bytes(second) };
-        let points: Vec<Point> = (0..windows).map(point).collect();
-        Line::through(&points).expect("it is long enough")
+    fn line(windows: u64, bytes: impl Fn(u64) -> u64) -> NeedTrend {
+        let point = |second| TrendPoint { time_ns: second * 1_000_000_000, bytes: bytes(second) };
+        let points: Vec<TrendPoint> = (0..windows).map(point).collect();
+        NeedTrend::through(&points).expect("it is long enough")
     }
 
     #[test]

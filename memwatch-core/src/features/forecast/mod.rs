@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use crate::Pipeline;
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
-use crate::features::forecast::alarm::{Alarm, Change};
-use crate::features::forecast::line::Line;
-use crate::features::forecast::model::{End, Forecasts, Level, Outlook, Range, company};
+use crate::features::forecast::alarm::{Alarm, ForecastChange};
+use crate::features::forecast::line::NeedTrend;
+use crate::features::forecast::model::{Exhaustion, ExhaustionRange, Level, MemoryForecasts, Outlook, company};
 use crate::features::forecast::view::{
     EndView, ForecastChangeView, ForecastsView, GpuForecastView, GrowthView, OutlookView, ProcessForecastView,
     RangeView,
@@ -41,7 +41,7 @@ const KEPT: usize = 64;
 /// Forecasts, and the state of the alerts on them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ForecastState {
-    forecasts: Forecasts,
+    forecasts: MemoryForecasts,
     alarms: BTreeMap<GpuUuid, Alarm>,
     /// Thresholds in percent of a GPU's memory.
     #[serde(skip)]
@@ -118,7 +118,7 @@ impl Pipeline {
 
     /// Returns the forecast for a GPU. It is unknown from the exit of a process that was on the GPU
     /// until NVML is read again.
-    fn outlook(&self, forecasts: &Forecasts, device: &DeviceFacts) -> Option<Outlook> {
+    fn outlook(&self, forecasts: &MemoryForecasts, device: &DeviceFacts) -> Option<Outlook> {
         let outlook = forecasts.of_gpu(device)?;
         let company = company(device);
         let has_ended = |process: &Process| process.ended.is_some_and(|ended| ended.time_ns >= self.reading.end_ns);
@@ -159,13 +159,13 @@ impl Pipeline {
         }
     }
 
-    fn note_change(&mut self, uuid: &GpuUuid, change: Change) {
+    fn note_change(&mut self, uuid: &GpuUuid, change: ForecastChange) {
         let mut view = self.forecasts();
         let Some(gpu) = view.gpus.iter().find(|gpu| gpu.uuid == *uuid).cloned() else { return };
         view.processes.retain(|process| process.uuid == *uuid);
         let (before, threshold_percent) = match change {
-            Change::Level { before, .. } => (Some(word(before)), None),
-            Change::Threshold { percent } => (None, Some(percent)),
+            ForecastChange::Level { before, .. } => (Some(word(before)), None),
+            ForecastChange::Threshold { percent } => (None, Some(percent)),
         };
         let change =
             ForecastChangeView { time_ns: self.now_ns, before, threshold_percent, gpu, processes: view.processes };
@@ -200,7 +200,7 @@ fn reported(outlook: &Outlook) -> OutlookView {
     }
 }
 
-fn growth(line: &Line) -> GrowthView {
+fn growth(line: &NeedTrend) -> GrowthView {
     GrowthView {
         grows: line.grows(),
         windows: line.points,
@@ -212,8 +212,8 @@ fn growth(line: &Line) -> GrowthView {
     }
 }
 
-fn end(end: &End) -> EndView {
-    let range = |range: Range| RangeView {
+fn end(end: &Exhaustion) -> EndView {
+    let range = |range: ExhaustionRange| RangeView {
         earliest_seconds: range.earliest_seconds,
         latest_seconds: range.latest_seconds,
         confidence: range.confidence,

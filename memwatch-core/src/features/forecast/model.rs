@@ -11,13 +11,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::calibration;
-use super::line::{Line, may_grow};
+use super::line::{NeedTrend, may_grow};
 use crate::allocators::TensorLedger;
 use crate::allocators::pytorch::DeviceAllocator;
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::features::fragments::model::releasable_bytes;
-use crate::features::trend::{Point, Series, as_f64};
+use crate::features::trend::{TrendPoint, TrendSeries, as_f64};
 use crate::input::{DeviceFacts, DeviceReading};
 use crate::ledger::totals::DeviceRef;
 use crate::words::{GpuUuid, Ordinal, Tgid};
@@ -54,19 +54,19 @@ pub enum Level {
 
 /// Time at which memory runs out if the growth continues.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct End {
+pub struct Exhaustion {
     /// Time by the straight line, in seconds from now.
     pub seconds: f64,
     /// Bytes left, in multiples of the growth so far.
     pub reach: f64,
     /// Range of times in which memory runs out, in seconds from now; `None` if no measured forecast
     /// reached so far ahead.
-    pub range: Option<Range>,
+    pub range: Option<ExhaustionRange>,
 }
 
 /// A range of times with its confidence.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Range {
+pub struct ExhaustionRange {
     /// Start of the range, in seconds from now.
     pub earliest_seconds: f64,
     /// End of the range, in seconds from now.
@@ -81,53 +81,53 @@ pub struct Outlook {
     /// How soon memory runs out.
     pub level: Level,
     /// Trend of the need; `None` if it was observed for too short a time.
-    pub line: Option<Line>,
+    pub line: Option<NeedTrend>,
     /// Time at which memory runs out; `None` if the need does not grow or the limit is unknown.
-    pub end: Option<End>,
+    pub end: Option<Exhaustion>,
     /// Bytes needed in the last window.
     pub needed_bytes: u64,
 }
 
 /// Need of one GPU, or of one process on it, over time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Track {
-    whole: Series,
-    recent: VecDeque<Point>,
+pub(crate) struct NeedSeries {
+    whole: TrendSeries,
+    recent: VecDeque<TrendPoint>,
 }
 
 /// A process: its pid, and its start of observation, which distinguishes processes that reused the
 /// pid.
-type Key = (Tgid, u64);
+type ForecastProcessKey = (Tgid, u64);
 
 /// Use of a GPU in NVML's last reading.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Rest {
+struct UsageOutsidePyTorch {
     /// Bytes used beyond the segments of PyTorch processes.
     bytes: u64,
     /// Processes whose segments were subtracted.
-    without: BTreeSet<Key>,
+    without: BTreeSet<ForecastProcessKey>,
     /// Processes on the GPU.
     company: BTreeSet<Tgid>,
 }
 
 /// Needs of all GPUs, and of all processes on them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Forecasts {
-    gpus: BTreeMap<GpuUuid, Track>,
-    processes: BTreeMap<(Key, GpuUuid), Track>,
-    rest: BTreeMap<GpuUuid, Rest>,
-    windows: BTreeMap<Key, u64>,
+pub struct MemoryForecasts {
+    gpus: BTreeMap<GpuUuid, NeedSeries>,
+    processes: BTreeMap<(ForecastProcessKey, GpuUuid), NeedSeries>,
+    rest: BTreeMap<GpuUuid, UsageOutsidePyTorch>,
+    windows: BTreeMap<ForecastProcessKey, u64>,
     /// Processes that have begun to train; what they needed before was for set-up.
-    training: BTreeSet<Key>,
+    training: BTreeSet<ForecastProcessKey>,
 }
 
-impl Default for Track {
+impl Default for NeedSeries {
     fn default() -> Self {
-        Self { whole: Series::of_most(), recent: VecDeque::with_capacity(RECENT) }
+        Self { whole: TrendSeries::of_most(), recent: VecDeque::with_capacity(RECENT) }
     }
 }
 
-impl Forecasts {
+impl MemoryForecasts {
     /// Adds an NVML reading.
     pub fn observe_reading(&mut self, processes: &BTreeMap<Tgid, Process>, reading: &DeviceReading) {
         let is_there = |uuid: &GpuUuid| reading.devices.iter().any(|device| device.uuid == *uuid);
@@ -138,7 +138,7 @@ impl Forecasts {
                 self.rest.remove(&device.uuid);
                 continue;
             };
-            let mut rest = Rest { company: company(device), ..Rest::default() };
+            let mut rest = UsageOutsidePyTorch { company: company(device), ..UsageOutsidePyTorch::default() };
             let mut segments_bytes = 0_u64;
             for process in processes.values() {
                 let own = allocators_on(process, &device.uuid, &reading.devices);
@@ -151,7 +151,8 @@ impl Forecasts {
             rest.bytes = used_bytes.saturating_sub(segments_bytes);
             // A different set of processes starts a new series, and so does a process whose PyTorch
             // has started.
-            let is_other = |before: &Rest| before.company != rest.company || before.without != rest.without;
+            let is_other =
+                |before: &UsageOutsidePyTorch| before.company != rest.company || before.without != rest.without;
             if self.rest.get(&device.uuid).is_some_and(is_other) {
                 self.gpus.remove(&device.uuid);
             }
@@ -170,7 +171,7 @@ impl Forecasts {
     #[cfg(test)]
     pub(crate) fn known(&self) -> usize {
         let tracks = self.processes.keys().map(|(key, _)| key);
-        let all: BTreeSet<&Key> = tracks.chain(self.windows.keys()).chain(&self.training).collect();
+        let all: BTreeSet<&ForecastProcessKey> = tracks.chain(self.windows.keys()).chain(&self.training).collect();
         all.len()
     }
 
@@ -179,7 +180,8 @@ impl Forecasts {
         for process in processes.values() {
             self.begin_training(process);
         }
-        let fresh: BTreeSet<Key> = processes.values().filter_map(|process| self.has_window(process)).collect();
+        let fresh: BTreeSet<ForecastProcessKey> =
+            processes.values().filter_map(|process| self.has_window(process)).collect();
         for process in processes.values().filter(|process| fresh.contains(&key(process))) {
             for (uuid, bytes) in needs(process, devices) {
                 self.processes.entry((key(process), uuid)).or_default().push(now_ns, bytes);
@@ -215,7 +217,7 @@ impl Forecasts {
 
     /// Returns the process's key if a window was closed since the last call; always for a process
     /// without PyTorch.
-    fn has_window(&mut self, process: &Process) -> Option<Key> {
+    fn has_window(&mut self, process: &Process) -> Option<ForecastProcessKey> {
         let Some(tensors) = process.current_tensors() else { return Some(key(process)) };
         let taken = self.windows.insert(key(process), tensors.windows());
         (taken != Some(tensors.windows())).then(|| key(process))
@@ -231,7 +233,7 @@ impl Forecasts {
     /// if it was never observed.
     pub fn of_process(&self, process: &Process, device: &DeviceFacts) -> Option<Outlook> {
         let track = self.processes.get(&(key(process), device.uuid.clone()))?;
-        let all = self.gpus.get(&device.uuid).and_then(Track::needed_bytes);
+        let all = self.gpus.get(&device.uuid).and_then(NeedSeries::needed_bytes);
         let own = track.needed_bytes();
         // Memory that the others need is not available to the process.
         let left = all.zip(own).zip(device.total_bytes);
@@ -239,39 +241,39 @@ impl Forecasts {
     }
 }
 
-impl Track {
+impl NeedSeries {
     /// Adds a window.
     pub(crate) fn push(&mut self, time_ns: u64, bytes: u64) {
         self.whole.push(time_ns, bytes);
         if self.recent.len() >= RECENT {
             self.recent.pop_front();
         }
-        self.recent.push_back(Point { time_ns, bytes });
+        self.recent.push_back(TrendPoint { time_ns, bytes });
     }
 
     fn needed_bytes(&self) -> Option<u64> {
         self.recent.back().map(|point| point.bytes)
     }
 
-    fn line(&self) -> Option<Line> {
+    fn line(&self) -> Option<NeedTrend> {
         self.line_of(|_| true)
     }
 
     /// Returns the line if it grows. Cheap if it does not.
-    pub(crate) fn growth(&self) -> Option<Line> {
-        self.line_of(may_grow).filter(Line::grows)
+    pub(crate) fn growth(&self) -> Option<NeedTrend> {
+        self.line_of(may_grow).filter(NeedTrend::grows)
     }
 
     /// Returns the line of the longest span up to now that is straight and grows; else the
     /// straightest line that grows; else the line of the longest span. Considers only the spans
     /// that `is_wanted` accepts.
-    fn line_of(&self, is_wanted: impl Fn(&[Point]) -> bool) -> Option<Line> {
-        let recent: Vec<Point> = self.recent.iter().copied().collect();
+    fn line_of(&self, is_wanted: impl Fn(&[TrendPoint]) -> bool) -> Option<NeedTrend> {
+        let recent: Vec<TrendPoint> = self.recent.iter().copied().collect();
         let last = |windows: usize| recent.get(recent.len().saturating_sub(windows)..).unwrap_or_default();
         let scales = SCALES.iter().filter(|windows| **windows == RECENT || **windows < recent.len());
         let all = std::iter::once(self.whole.points()).chain(scales.map(|windows| last(*windows)));
         let mut bent = Vec::new();
-        for line in all.filter(|points| is_wanted(points)).filter_map(Line::through) {
+        for line in all.filter(|points| is_wanted(points)).filter_map(NeedTrend::through) {
             if line.grows() && line.bend() < STRAIGHT {
                 return Some(line);
             }
@@ -283,7 +285,7 @@ impl Track {
 
     fn outlook(&self, limit_bytes: Option<f64>) -> Outlook {
         let line = self.line();
-        let growing = line.filter(Line::grows);
+        let growing = line.filter(NeedTrend::grows);
         let end = growing.zip(limit_bytes).and_then(|(line, limit_bytes)| end(&line, limit_bytes));
         let level = if growing.is_some() { end.map_or(Level::Low, |end| level(&end)) } else { Level::None };
         Outlook { level, line, end, needed_bytes: self.needed_bytes().unwrap_or(0) }
@@ -291,7 +293,7 @@ impl Track {
 }
 
 /// Returns when a line reaches the limit.
-pub(crate) fn end(line: &Line, limit_bytes: f64) -> Option<End> {
+pub(crate) fn end(line: &NeedTrend, limit_bytes: f64) -> Option<Exhaustion> {
     let rate = line.bytes_per_second;
     let grown_bytes = rate * line.span_seconds;
     let levels_off = line.ceiling_bytes().is_some_and(|ceiling_bytes| ceiling_bytes < limit_bytes);
@@ -301,21 +303,21 @@ pub(crate) fn end(line: &Line, limit_bytes: f64) -> Option<End> {
     let left_bytes = (limit_bytes - line.top_bytes).max(0.0);
     let (seconds, reach) = (left_bytes / rate, left_bytes / grown_bytes);
     let slack = SLACK_WINDOWS * line.span_seconds / as_f64(line.points.max(2) as u64 - 1);
-    let range = calibration::bin(reach).map(|bin| Range {
+    let range = calibration::bin(reach).map(|bin| ExhaustionRange {
         earliest_seconds: (seconds * bin.earliest - slack).max(0.0),
         latest_seconds: seconds * bin.latest + slack,
         confidence: bin.confidence,
     });
-    Some(End { seconds, reach, range })
+    Some(Exhaustion { seconds, reach, range })
 }
 
-fn level(end: &End) -> Level {
+fn level(end: &Exhaustion) -> Level {
     let is_sure = end.range.is_some_and(|range| range.confidence >= SURE_ENOUGH);
     let near = LEFT_SECONDS.iter().find(|(seconds, _)| is_sure && end.seconds <= *seconds);
     near.map_or(Level::Low, |(_, level)| *level)
 }
 
-fn key(process: &Process) -> Key {
+fn key(process: &Process) -> ForecastProcessKey {
     (process.tgid, process.observed_since_ns)
 }
 
@@ -378,12 +380,12 @@ fn in_use_bytes(allocator: &DeviceAllocator) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Level, Track};
+    use super::{Level, NeedSeries};
 
     const MIB: u64 = 1 << 20;
 
-    fn track(windows: u64, bytes: impl Fn(u64) -> u64) -> Track {
-        let mut track = Track::default();
+    fn track(windows: u64, bytes: impl Fn(u64) -> u64) -> NeedSeries {
+        let mut track = NeedSeries::default();
         (0..windows).for_each(|second| track.push(second * 1_000_000_000, bytes(second)));
         track
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::attribution::process::Process;
 use crate::ledger::layout::{Holes, Linear};
 use crate::ledger::pool::Backed;
-use crate::ledger::totals::{DeviceRef, DeviceTotals, Kind};
+use crate::ledger::totals::{AllocationKind, DeviceRef, DeviceTotals};
 use crate::words::Tgid;
 
 /// Driver memory on one device.
@@ -74,9 +74,9 @@ impl DriverShape {
         let device = |(device, totals): (DeviceRef, &DeviceTotals)| {
             let on_device = OnDevice {
                 linear: linear.get(&device).copied().unwrap_or_default(),
-                physical_bytes: totals.kind(Kind::Physical).live_bytes,
+                physical_bytes: totals.kind(AllocationKind::Physical).live_bytes,
                 idle_physical_bytes: idle.get(&device).copied().unwrap_or(0),
-                pool_bytes: totals.kind(Kind::Pool).live_bytes,
+                pool_bytes: totals.kind(AllocationKind::Pool).live_bytes,
                 pool_backed: ledger.pool_backed(device),
             };
             (device, on_device)
@@ -91,12 +91,12 @@ impl DriverShape {
 }
 
 /// The moment with most unused memory: `CLOCK_BOOTTIME` in nanoseconds, and the shape.
-pub type Worst = (u64, DriverShape);
+pub type WorstDriverShape = (u64, DriverShape);
 
 /// Worst moments by process and start of observation.
 #[derive(Clone, Debug, Default)]
 pub struct DriverShapes {
-    worst: BTreeMap<(Tgid, u64), (Calls, Worst)>,
+    worst: BTreeMap<(Tgid, u64), (Calls, WorstDriverShape)>,
 }
 
 /// Activity counters of a process at the last look; if they are unchanged, so is the shape.
@@ -126,7 +126,7 @@ impl DriverShapes {
     }
 
     /// Returns the worst moment of a process.
-    pub fn worst(&self, tgid: Tgid, observed_since_ns: u64) -> Option<&Worst> {
+    pub fn worst(&self, tgid: Tgid, observed_since_ns: u64) -> Option<&WorstDriverShape> {
         self.worst.get(&(tgid, observed_since_ns)).map(|(_, worst)| worst)
     }
 }

@@ -11,13 +11,13 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::Pipeline;
-use crate::allocators::pytorch::{BlockState, DeviceAllocator, Memory, PoolSize};
+use crate::allocators::pytorch::{AllocatorMemory, BlockState, DeviceAllocator, PoolSize};
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::decode::{TensorChange, TensorEvent};
 use crate::features::fragments::driver::{DriverShape, OnDevice};
-use crate::features::fragments::model::{Fragments, Moment, Moments, pinned, shapes};
-use crate::features::fragments::pins::{By, Pinned, Pins};
+use crate::features::fragments::model::{FragmentationMoment, Fragments, Moments, pinned, shapes};
+use crate::features::fragments::pins::{Pinned, PinnedByOwner, PinnedMemory};
 use crate::features::fragments::view::{
     DriverFitView, DriverFragmentsView, DriverGpuView, DriverPoolView, FragmentsView, LinearView, MomentView,
     PhysicalView, PinView, SegmentBlockState, SegmentBlockView, SegmentView,
@@ -203,7 +203,7 @@ fn pin_views(
     process: &Process,
     ordinal: Ordinal,
     allocator: &DeviceAllocator,
-    shown: Option<&Pins>,
+    shown: Option<&PinnedMemory>,
 ) -> (Vec<PinView>, Vec<PinView>) {
     let Some(tensors) = process.tensors.as_ref().filter(|_| allocator.knows_segments()) else {
         return (Vec::new(), Vec::new());
@@ -216,7 +216,7 @@ fn pin_views(
 }
 
 /// Returns the list by share, largest first; entries beyond the bound are summed up in one row.
-fn pin_list<K: Copy>(pins: &By<K>, name: impl Fn(K) -> PlaceNameView) -> Vec<PinView> {
+fn pin_list<K: Copy>(pins: &PinnedByOwner<K>, name: impl Fn(K) -> PlaceNameView) -> Vec<PinView> {
     let of_kind = |kind| PlaceNameView { kind: Name::Borrowed(kind), name: None };
     let view = |(owner, pinned): (&Option<K>, &Pinned)| PinView {
         place: owner.map_or_else(|| of_kind("pending"), &name),
@@ -235,8 +235,8 @@ fn pin_list<K: Copy>(pins: &By<K>, name: impl Fn(K) -> PlaceNameView) -> Vec<Pin
     all
 }
 
-fn segments(memory: &Memory) -> Vec<SegmentView> {
-    let block = |(_, cell): (&u64, &crate::allocators::pytorch::Cell)| SegmentBlockView {
+fn segments(memory: &AllocatorMemory) -> Vec<SegmentView> {
+    let block = |(_, cell): (&u64, &crate::allocators::pytorch::SegmentCell)| SegmentBlockView {
         bytes: cell.bytes,
         state: match cell.state {
             BlockState::Allocated => SegmentBlockState::Allocated,
@@ -244,7 +244,7 @@ fn segments(memory: &Memory) -> Vec<SegmentView> {
             BlockState::Inactive => SegmentBlockState::Free,
         },
     };
-    let view = |(begin, segment): (&u64, &crate::allocators::pytorch::Segment)| SegmentView {
+    let view = |(begin, segment): (&u64, &crate::allocators::pytorch::AllocatorSegment)| SegmentView {
         address: *begin,
         bytes: segment.bytes,
         small: segment.pool == PoolSize::Small,
@@ -256,7 +256,7 @@ fn segments(memory: &Memory) -> Vec<SegmentView> {
     memory.segments().iter().map(view).collect()
 }
 
-const fn moment_view(moment: &Moment) -> MomentView {
+const fn moment_view(moment: &FragmentationMoment) -> MomentView {
     MomentView {
         time_ns: moment.time_ns,
         reserved_bytes: moment.shape.reserved_bytes,

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::driver::DriverShapes;
-use super::pins::{Pins, pins, unit_bytes};
+use super::pins::{PinnedMemory, pins, unit_bytes};
 use crate::allocators::TensorLedger;
-use crate::allocators::pytorch::{BlockState, Memory, PoolSize, Segment};
+use crate::allocators::pytorch::{AllocatorMemory, AllocatorSegment, BlockState, PoolSize};
 use crate::attribution::process::Process;
 use crate::words::{Ordinal, Tgid};
 
@@ -17,7 +17,7 @@ const KEPT: usize = 256;
 
 /// Sums over the segments of one kind, in bytes and counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shape {
+pub struct FragmentationShape {
     /// Number of segments; of expandable segments, number of contiguous mapped pieces.
     pub segments: u64,
     /// Bytes reserved from the driver.
@@ -50,7 +50,7 @@ pub struct Shape {
     pub hole_bytes: u64,
 }
 
-impl Shape {
+impl FragmentationShape {
     /// Returns the sum of two shapes.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
@@ -82,7 +82,7 @@ impl Shape {
     /// state.
     pub(super) fn add(
         &mut self,
-        (segment, is_kept): (&Segment, bool),
+        (segment, is_kept): (&AllocatorSegment, bool),
         blocks: impl Iterator<Item = (u64, u64, BlockState)>,
     ) {
         self.segments += 1;
@@ -113,17 +113,17 @@ impl Shape {
 }
 
 /// Returns the shapes of the small and of the large segments.
-pub fn shapes(memory: &Memory) -> [Shape; 2] {
+pub fn shapes(memory: &AllocatorMemory) -> [FragmentationShape; 2] {
     shapes_of(memory, |_| true)
 }
 
 /// Returns the shapes of the small and of the large segments outside of private pools.
-pub fn usual_shapes(memory: &Memory) -> [Shape; 2] {
+pub fn usual_shapes(memory: &AllocatorMemory) -> [FragmentationShape; 2] {
     shapes_of(memory, |segment| segment.private_pool == (0, 0))
 }
 
-fn shapes_of(memory: &Memory, is_meant: impl Fn(&Segment) -> bool) -> [Shape; 2] {
-    let mut shapes = [Shape::default(); 2];
+fn shapes_of(memory: &AllocatorMemory, is_meant: impl Fn(&AllocatorSegment) -> bool) -> [FragmentationShape; 2] {
+    let mut shapes = [FragmentationShape::default(); 2];
     let mut ends: BTreeMap<(u64, (u64, u64), PoolSize), u64> = BTreeMap::new();
     for (begin, segment) in memory.segments().iter().filter(|(_, segment)| is_meant(segment)) {
         let shape = &mut shapes[usize::from(segment.pool == PoolSize::Large)];
@@ -141,39 +141,39 @@ fn shapes_of(memory: &Memory, is_meant: impl Fn(&Segment) -> bool) -> [Shape; 2]
 }
 
 /// Returns the bytes that go back to the driver when the cache is emptied.
-pub fn releasable_bytes(memory: &Memory) -> u64 {
+pub fn releasable_bytes(memory: &AllocatorMemory) -> u64 {
     let [small, large] = shapes(memory);
     small.and(large).unused_segment_bytes
 }
 
 /// Shape of an allocator's memory at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
+pub struct FragmentationMoment {
     /// Time: `CLOCK_BOOTTIME`, in nanoseconds.
     pub time_ns: u64,
     /// Sum of the small and the large pool.
-    pub shape: Shape,
+    pub shape: FragmentationShape,
 }
 
 /// The most fragmented moment: most free memory that cannot be released.
 #[derive(Clone, Debug)]
-pub struct Worst {
+pub struct WorstMoment {
     /// The moment.
-    pub moment: Moment,
+    pub moment: FragmentationMoment,
     /// Memory map at that moment.
-    pub memory: Memory,
+    pub memory: AllocatorMemory,
     /// Owners of the blocks that pinned the free memory at that moment.
-    pub pins: Pins,
+    pub pins: PinnedMemory,
 }
 
 /// Moments of one allocator, oldest first.
 #[derive(Clone, Debug)]
 pub struct Moments {
-    kept: Vec<Moment>,
+    kept: Vec<FragmentationMoment>,
     /// One of this many moments is kept.
     every: u64,
     seen: u64,
-    worst: Option<Worst>,
+    worst: Option<WorstMoment>,
     /// Free bytes when the layout was last examined at a driver request.
     free_bytes: u64,
 }
@@ -186,26 +186,26 @@ impl Default for Moments {
 
 impl Moments {
     /// Returns the kept moments.
-    pub fn kept(&self) -> &[Moment] {
+    pub fn kept(&self) -> &[FragmentationMoment] {
         &self.kept
     }
 
     /// Returns the most fragmented moment.
-    pub const fn worst(&self) -> Option<&Worst> {
+    pub const fn worst(&self) -> Option<&WorstMoment> {
         self.worst.as_ref()
     }
 
     /// Records a moment only if it is the worst so far: most free bytes that `empty_cache` does not
     /// release.
-    fn look(&mut self, moment: Moment, memory: &Memory, pins: impl FnOnce() -> Pins) {
-        let kept = |shape: &Shape| shape.free_bytes.saturating_sub(shape.unused_segment_bytes);
-        let rank = |moment: &Moment| (kept(&moment.shape), moment.shape.reserved_bytes);
+    fn look(&mut self, moment: FragmentationMoment, memory: &AllocatorMemory, pins: impl FnOnce() -> PinnedMemory) {
+        let kept = |shape: &FragmentationShape| shape.free_bytes.saturating_sub(shape.unused_segment_bytes);
+        let rank = |moment: &FragmentationMoment| (kept(&moment.shape), moment.shape.reserved_bytes);
         if self.worst.as_ref().is_none_or(|worst| rank(&moment) > rank(&worst.moment)) {
-            self.worst = Some(Worst { moment, memory: memory.clone(), pins: pins() });
+            self.worst = Some(WorstMoment { moment, memory: memory.clone(), pins: pins() });
         }
     }
 
-    fn push(&mut self, moment: Moment, memory: &Memory, pins: impl FnOnce() -> Pins) {
+    fn push(&mut self, moment: FragmentationMoment, memory: &AllocatorMemory, pins: impl FnOnce() -> PinnedMemory) {
         self.look(moment, memory, pins);
         if self.seen.is_multiple_of(self.every) {
             self.kept.push(moment);
@@ -223,17 +223,17 @@ impl Moments {
 }
 
 /// Key of an allocator: the process, its start of observation, and its number of the device.
-pub type Whose = (Tgid, u64, Ordinal);
+pub type AllocatorKey = (Tgid, u64, Ordinal);
 
 /// Returns the owners of the blocks that pin free memory of a device now.
-pub fn pinned(tensors: &TensorLedger, ordinal: Ordinal, memory: &Memory) -> Pins {
+pub fn pinned(tensors: &TensorLedger, ordinal: Ordinal, memory: &AllocatorMemory) -> PinnedMemory {
     pins(memory, |address| tensors.places().live(ordinal, address).map(|block| block.whose))
 }
 
 /// Fragmentation of all allocators over time.
 #[derive(Clone, Debug, Default)]
 pub struct Fragments {
-    series: BTreeMap<Whose, Moments>,
+    series: BTreeMap<AllocatorKey, Moments>,
     /// Shapes of memory allocated from the driver directly.
     pub drivers: DriverShapes,
 }
@@ -245,7 +245,7 @@ impl Fragments {
         for (ordinal, allocator) in tensors.allocators() {
             let [small, large] = shapes(allocator.memory());
             let whose = (process.tgid, process.observed_since_ns, *ordinal);
-            let moment = Moment { time_ns: now_ns, shape: small.and(large) };
+            let moment = FragmentationMoment { time_ns: now_ns, shape: small.and(large) };
             let memory = allocator.memory();
             self.series.entry(whose).or_default().push(moment, memory, || pinned(tensors, *ordinal, memory));
         }
@@ -263,40 +263,40 @@ impl Fragments {
             if free_bytes > moments.free_bytes.saturating_add(moments.free_bytes / 16) {
                 moments.free_bytes = free_bytes;
                 let [small, large] = shapes(memory);
-                let moment = Moment { time_ns: now_ns, shape: small.and(large) };
+                let moment = FragmentationMoment { time_ns: now_ns, shape: small.and(large) };
                 moments.look(moment, memory, || pinned(tensors, *ordinal, memory));
             }
         }
     }
 
     /// Returns the moments of an allocator.
-    pub fn moments(&self, whose: &Whose) -> Option<&Moments> {
+    pub fn moments(&self, whose: &AllocatorKey) -> Option<&Moments> {
         self.series.get(whose)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{KEPT, Moment, Moments, Pins, Shape, shapes};
-    use crate::allocators::pytorch::{BlockState, Cell, Memory, PoolSize, Segment};
+    use super::{FragmentationMoment, FragmentationShape, KEPT, Moments, PinnedMemory, shapes};
+    use crate::allocators::pytorch::{AllocatorMemory, AllocatorSegment, BlockState, PoolSize, SegmentCell};
     use crate::decode::StackRef;
     use crate::words::Tid;
 
     const MIB: u64 = 1 << 20;
 
-    fn segment(bytes: u64, is_expandable: bool) -> Segment {
+    fn segment(bytes: u64, is_expandable: bool) -> AllocatorSegment {
         let (pool, stack) = (PoolSize::Large, StackRef::NotAsked);
-        Segment { bytes, pool, is_expandable, stream: 0, private_pool: (0, 0), stack }
+        AllocatorSegment { bytes, pool, is_expandable, stream: 0, private_pool: (0, 0), stack }
     }
 
-    fn block(bytes: u64) -> Cell {
+    fn block(bytes: u64) -> SegmentCell {
         let (state, stack) = (BlockState::Allocated, StackRef::NotAsked);
-        Cell { bytes, requested_bytes: Some(bytes), state, stack, tid: Tid(1), time_ns: 0 }
+        SegmentCell { bytes, requested_bytes: Some(bytes), state, stack, tid: Tid(1), time_ns: 0 }
     }
 
     #[test]
     fn free_memory_is_parted_into_what_goes_back_and_what_lies_between_blocks() {
-        let mut memory = Memory::default();
+        let mut memory = AllocatorMemory::default();
         memory.add_segment(0, segment(20 * MIB, false));
         memory.add_segment(40 * MIB, segment(30 * MIB, false));
         memory.grant(0, block(9 * MIB));
@@ -304,8 +304,8 @@ mod tests {
         memory.give_back(0);
         memory.complete(0);
         let [small, large] = shapes(&memory);
-        assert_eq!(small, Shape::default());
-        let of = Shape {
+        assert_eq!(small, FragmentationShape::default());
+        let of = FragmentationShape {
             segments: 2,
             reserved_bytes: 50 * MIB,
             allocated_bytes: 9 * MIB,
@@ -315,24 +315,24 @@ mod tests {
             split_bytes: 11 * MIB,
             split_blocks: 2,
             unused_segment_bytes: 30 * MIB,
-            ..Shape::default()
+            ..FragmentationShape::default()
         };
         assert_eq!(large, of);
     }
 
     #[test]
     fn holes_are_addresses_between_the_pieces_of_one_segment() {
-        let mut memory = Memory::default();
+        let mut memory = AllocatorMemory::default();
         memory.map(0, segment(20 * MIB, true));
         memory.map(60 * MIB, segment(20 * MIB, true));
-        memory.map(1 << 40, Segment { stream: 7, ..segment(20 * MIB, true) });
+        memory.map(1 << 40, AllocatorSegment { stream: 7, ..segment(20 * MIB, true) });
         let [_, large] = shapes(&memory);
         assert_eq!((large.hole_bytes, large.expandable_bytes, large.segments), (40 * MIB, 60 * MIB, 3));
     }
 
     #[test]
     fn of_a_segment_that_grows_whole_pages_go_back() {
-        let mut memory = Memory::default();
+        let mut memory = AllocatorMemory::default();
         memory.map(0, segment(80 * MIB, true));
         memory.grant(0, block(25 * MIB));
         memory.grant(25 * MIB, block(5 * MIB));
@@ -349,8 +349,11 @@ mod tests {
         let mut moments = Moments::default();
         for time_ns in 0..10_000 {
             let free_bytes = if time_ns == 777 { 9 } else { 1 };
-            let moment = Moment { time_ns, shape: Shape { free_bytes, ..Shape::default() } };
-            moments.push(moment, &Memory::default(), Pins::default);
+            let moment = FragmentationMoment {
+                time_ns,
+                shape: FragmentationShape { free_bytes, ..FragmentationShape::default() },
+            };
+            moments.push(moment, &AllocatorMemory::default(), PinnedMemory::default);
         }
         assert!((KEPT / 4..KEPT).contains(&moments.kept().len()));
         assert_eq!(moments.worst().map(|worst| worst.moment.time_ns), Some(777));

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use crate::allocators::names::{LayerKey, SiteKey};
-use crate::allocators::pytorch::{BlockState, Memory, PoolSize, Segment};
+use crate::allocators::pytorch::{AllocatorMemory, AllocatorSegment, BlockState, PoolSize};
 use crate::allocators::threads::Attribution;
 use crate::features::simulate::model::{LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
 
@@ -25,19 +25,19 @@ pub struct Pinned {
 }
 
 /// Pinned memory by owner: `None` for blocks that the program has freed and a stream still uses.
-pub type By<K> = BTreeMap<Option<K>, Pinned>;
+pub type PinnedByOwner<K> = BTreeMap<Option<K>, Pinned>;
 
 /// Pinned memory by call site and by module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pins {
+pub struct PinnedMemory {
     /// Pinned memory by call site.
-    pub sites: By<SiteKey>,
+    pub sites: PinnedByOwner<SiteKey>,
     /// Pinned memory by module.
-    pub layers: By<LayerKey>,
+    pub layers: PinnedByOwner<LayerKey>,
 }
 
 /// Returns the size in bytes of the units in which a segment is released to the driver.
-pub const fn unit_bytes(segment: &Segment) -> u64 {
+pub const fn unit_bytes(segment: &AllocatorSegment) -> u64 {
     match segment.pool {
         _ if !segment.is_expandable => segment.bytes,
         // If pages have another size, assume the driver's minimum.
@@ -47,10 +47,10 @@ pub const fn unit_bytes(segment: &Segment) -> u64 {
 }
 
 /// Returns the memory pinned by each owner; `whose` returns the owner of the block at an address.
-pub fn pins(memory: &Memory, whose: impl Fn(u64) -> Option<Attribution>) -> Pins {
-    let mut pins = Pins::default();
+pub fn pins(memory: &AllocatorMemory, whose: impl Fn(u64) -> Option<Attribution>) -> PinnedMemory {
+    let mut pins = PinnedMemory::default();
     for (begin, segment) in memory.segments() {
-        let (unit_bytes, mut unit) = (unit_bytes(segment).max(1), Unit::default());
+        let (unit_bytes, mut unit) = (unit_bytes(segment).max(1), ReleaseUnit::default());
         for (address, cell) in memory.cells().range(*begin..begin.saturating_add(segment.bytes)) {
             let owner = match cell.state {
                 BlockState::Inactive => None,
@@ -79,13 +79,13 @@ pub fn pins(memory: &Memory, whose: impl Fn(u64) -> Option<Attribution>) -> Pins
 
 /// State of one unit during the walk over its blocks.
 #[derive(Default)]
-struct Unit {
+struct ReleaseUnit {
     free_bytes: u64,
     sites: BTreeMap<Option<SiteKey>, u64>,
     layers: BTreeMap<Option<LayerKey>, u64>,
 }
 
-impl Unit {
+impl ReleaseUnit {
     fn add(&mut self, owner: Option<(Option<SiteKey>, Option<LayerKey>)>, bytes: u64) {
         match owner {
             None => self.free_bytes += bytes,
@@ -96,7 +96,7 @@ impl Unit {
         }
     }
 
-    fn share(self, pins: &mut Pins) {
+    fn share(self, pins: &mut PinnedMemory) {
         if self.free_bytes > 0 {
             share(&mut pins.sites, &self.sites, self.free_bytes);
             share(&mut pins.layers, &self.layers, self.free_bytes);
@@ -105,7 +105,7 @@ impl Unit {
 }
 
 /// Divides the free bytes by running sums, so that the rounded shares add up.
-fn share<K: Ord + Copy>(pins: &mut By<K>, used: &BTreeMap<Option<K>, u64>, free_bytes: u64) {
+fn share<K: Ord + Copy>(pins: &mut PinnedByOwner<K>, used: &BTreeMap<Option<K>, u64>, free_bytes: u64) {
     let total: u64 = used.values().sum();
     let part = |bytes: u64| {
         let share = u128::from(free_bytes) * u128::from(bytes) / u128::from(total.max(1));
@@ -124,8 +124,8 @@ fn share<K: Ord + Copy>(pins: &mut By<K>, used: &BTreeMap<Option<K>, u64>, free_
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocators::pytorch::Cell;
-    use crate::allocators::threads::{Evidence, Stage};
+    use crate::allocators::pytorch::SegmentCell;
+    use crate::allocators::threads::{PhaseEvidence, Stage};
     use crate::decode::StackRef;
     use crate::words::Tid;
 
@@ -135,7 +135,7 @@ mod tests {
         let key = u32::try_from(number).expect("few") + 100;
         Attribution {
             stage: Stage::Outside,
-            by: Evidence::Nothing,
+            by: PhaseEvidence::Nothing,
             recomputed: false,
             captured: false,
             site: SiteKey::numbered(key),
@@ -148,19 +148,19 @@ mod tests {
         }
     }
 
-    fn segment(mib: u64, is_expandable: bool) -> Segment {
+    fn segment(mib: u64, is_expandable: bool) -> AllocatorSegment {
         let (pool, stack) = (PoolSize::Large, StackRef::NotAsked);
-        Segment { bytes: mib * MIB, pool, is_expandable, stream: 0, private_pool: (0, 0), stack }
+        AllocatorSegment { bytes: mib * MIB, pool, is_expandable, stream: 0, private_pool: (0, 0), stack }
     }
 
-    fn block(mib: u64) -> Cell {
+    fn block(mib: u64) -> SegmentCell {
         let (bytes, state, stack) = (mib * MIB, BlockState::Allocated, StackRef::NotAsked);
-        Cell { bytes, requested_bytes: Some(bytes), state, stack, tid: Tid(1), time_ns: 0 }
+        SegmentCell { bytes, requested_bytes: Some(bytes), state, stack, tid: Tid(1), time_ns: 0 }
     }
 
     #[test]
     fn shares_add_up_to_what_is_free_between_blocks_and_alone_is_what_would_go_back() {
-        let mut memory = Memory::default();
+        let mut memory = AllocatorMemory::default();
         memory.add_segment(0, segment(20, false));
         memory.grant(0, block(9));
         memory.grant(9 * MIB, block(3));
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn of_a_segment_that_grows_each_page_goes_back_by_itself() {
-        let mut memory = Memory::default();
+        let mut memory = AllocatorMemory::default();
         memory.map(0, segment(80, true));
         memory.grant(0, block(25));
         memory.grant(25 * MIB, block(30));
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn what_a_stream_uses_still_and_what_is_not_known_have_rows_of_their_own() {
-        let mut memory = Memory::default();
+        let mut memory = AllocatorMemory::default();
         memory.add_segment(0, segment(20, false));
         memory.grant(0, block(5));
         memory.grant(5 * MIB, block(5));

@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::model::{Shape, releasable_bytes};
+use super::model::{FragmentationShape, releasable_bytes};
 use super::view::{FitView, StreamPoolView};
 use crate::allocators::TensorLedger;
-use crate::allocators::pytorch::{BlockState, Memory, PoolSize, Segment};
+use crate::allocators::pytorch::{AllocatorMemory, AllocatorSegment, BlockState, PoolSize};
 use crate::features::simulate::model::{LARGE_SEGMENT_BYTES, OWN_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
 use crate::words::{Name, Ordinal};
 
@@ -14,23 +14,26 @@ const USUAL: (u64, u64) = (0, 0);
 
 /// Returns the memory of each stream in the default pools and of each private pool. `tensors` shows
 /// in which private pools graphs were captured.
-pub(super) fn pools(tensors: Option<&TensorLedger>, ordinal: Ordinal, memory: &Memory) -> Vec<StreamPoolView> {
-    let mut rows: BTreeMap<((u64, u64), u64), (Shape, Segment)> = BTreeMap::new();
+pub(super) fn pools(tensors: Option<&TensorLedger>, ordinal: Ordinal, memory: &AllocatorMemory) -> Vec<StreamPoolView> {
+    let mut rows: BTreeMap<((u64, u64), u64), (FragmentationShape, AllocatorSegment)> = BTreeMap::new();
     for (begin, segment) in memory.segments() {
         let stream = if segment.private_pool == USUAL { segment.stream } else { 0 };
-        let (shape, _) = rows.entry((segment.private_pool, stream)).or_insert((Shape::default(), *segment));
+        let (shape, _) =
+            rows.entry((segment.private_pool, stream)).or_insert((FragmentationShape::default(), *segment));
         let cells = memory.cells().range(*begin..begin.saturating_add(segment.bytes));
         let blocks = cells.map(|(address, cell)| (address - begin, cell.bytes, cell.state));
         shape.add((segment, memory.is_kept(segment)), blocks);
     }
     let captured = tensors.map(|tensors| captures(tensors, ordinal, memory)).unwrap_or_default();
-    let view = |((private_pool, _), (shape, segment)): (((u64, u64), u64), (Shape, Segment))| StreamPoolView {
-        owner: owner(private_pool, captured.get(&private_pool).copied()),
-        stream: segment.stream,
-        private_pool,
-        in_use: memory.is_kept(&segment),
-        reusable_bytes: shape.reusable_bytes(),
-        shape,
+    let view = |((private_pool, _), (shape, segment)): (((u64, u64), u64), (FragmentationShape, AllocatorSegment))| {
+        StreamPoolView {
+            owner: owner(private_pool, captured.get(&private_pool).copied()),
+            stream: segment.stream,
+            private_pool,
+            in_use: memory.is_kept(&segment),
+            reusable_bytes: shape.reusable_bytes(),
+            shape,
+        }
     };
     let mut views: Vec<_> = rows.into_iter().map(view).collect();
     views.sort_by_key(|row| (Reverse(row.shape.reserved_bytes), row.private_pool, row.stream));
@@ -39,7 +42,7 @@ pub(super) fn pools(tensors: Option<&TensorLedger>, ordinal: Ordinal, memory: &M
 
 /// Returns by private pool whether blocks were allocated in it during a graph capture. Pools
 /// without an observed allocation are left out.
-fn captures(tensors: &TensorLedger, ordinal: Ordinal, memory: &Memory) -> BTreeMap<(u64, u64), bool> {
+fn captures(tensors: &TensorLedger, ordinal: Ordinal, memory: &AllocatorMemory) -> BTreeMap<(u64, u64), bool> {
     let mut found = BTreeMap::new();
     for block in tensors.places().blocks().filter(|block| block.ordinal == ordinal && block.granted_ns > 0) {
         let segment = memory.segment_of(block.address).filter(|(_, segment)| segment.private_pool != USUAL);
@@ -63,7 +66,7 @@ const fn owner(private_pool: (u64, u64), captured: Option<bool>) -> Name {
 }
 
 /// Returns the result for a request in the default pools, on the stream with most allocated bytes.
-pub(super) fn fit(memory: &Memory, wanted_bytes: u64, driver_free_bytes: Option<u64>) -> FitView {
+pub(super) fn fit(memory: &AllocatorMemory, wanted_bytes: u64, driver_free_bytes: Option<u64>) -> FitView {
     let bytes = wanted_bytes.max(1).next_multiple_of(512);
     let pool = PoolSize::of_request(bytes);
     let mut allocated: BTreeMap<u64, u64> = BTreeMap::new();
@@ -100,26 +103,26 @@ pub(super) fn fit(memory: &Memory, wanted_bytes: u64, driver_free_bytes: Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocators::pytorch::Cell;
+    use crate::allocators::pytorch::SegmentCell;
     use crate::decode::StackRef;
     use crate::words::Tid;
 
     const MIB: u64 = 1 << 20;
 
-    fn segment(stream: u64, private_pool: (u64, u64)) -> Segment {
+    fn segment(stream: u64, private_pool: (u64, u64)) -> AllocatorSegment {
         let (pool, stack) = (PoolSize::Large, StackRef::NotAsked);
-        Segment { bytes: 64 * MIB, pool, is_expandable: false, stream, private_pool, stack }
+        AllocatorSegment { bytes: 64 * MIB, pool, is_expandable: false, stream, private_pool, stack }
     }
 
-    fn block(bytes: u64) -> Cell {
+    fn block(bytes: u64) -> SegmentCell {
         let (state, stack) = (BlockState::Allocated, StackRef::NotAsked);
-        Cell { bytes, requested_bytes: Some(bytes), state, stack, tid: Tid(1), time_ns: 0 }
+        SegmentCell { bytes, requested_bytes: Some(bytes), state, stack, tid: Tid(1), time_ns: 0 }
     }
 
     /// The default stream uses 24 of 64 MiB, another stream none, and the pools of two graphs 8 MiB
     /// each.
-    fn memory() -> Memory {
-        let mut memory = Memory::default();
+    fn memory() -> AllocatorMemory {
+        let mut memory = AllocatorMemory::default();
         let all = [(0, USUAL, 24), (7, USUAL, 0), (7, (1, 0), 8), (7, (2, 0), 8)];
         for (place, (stream, private_pool, used)) in (1_u64..).zip(all) {
             memory.add_segment(place << 32, segment(stream, private_pool));
@@ -134,7 +137,7 @@ mod tests {
     #[test]
     fn free_memory_is_releasable_reusable_or_stranded() {
         let mut memory = memory();
-        let rows = |memory: &Memory| {
+        let rows = |memory: &AllocatorMemory| {
             let rows = pools(None, Ordinal(0), memory).into_iter();
             let free = |row: StreamPoolView| {
                 let shape = row.shape;

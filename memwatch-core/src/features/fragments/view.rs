@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::features::fragments::model::Shape as ShapeView;
+pub use crate::features::fragments::model::FragmentationShape as ShapeView;
 use crate::ledger::layout::Holes;
 use crate::snapshot::PlaceNameView;
 use crate::words::{GpuUuid, Name, Tgid, json};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use crate::attribution::workload::{WorkloadKey, Workloads};
-use crate::features::forecast::model::{Track, company, end};
+use crate::features::forecast::model::{NeedSeries, company, end};
 use crate::features::trend::as_f64;
 use crate::input::DeviceReading;
 use crate::words::{GpuUuid, Tgid};
@@ -24,8 +24,8 @@ const GPU_LOOK_NS: u64 = 5_000_000_000;
 /// Growth of the GPUs and workloads of a machine.
 #[derive(Clone, Debug, Default)]
 pub struct MachineGrowth {
-    gpus: BTreeMap<GpuUuid, Gpu>,
-    workloads: BTreeMap<WorkloadKey, BTreeMap<Option<GpuUuid>, Followed>>,
+    gpus: BTreeMap<GpuUuid, GpuGrowth>,
+    workloads: BTreeMap<WorkloadKey, BTreeMap<Option<GpuUuid>, WorkloadGrowth>>,
     pushed_ns: u64,
     /// The workload that was evaluated last.
     looked: Option<WorkloadKey>,
@@ -33,8 +33,8 @@ pub struct MachineGrowth {
 
 /// Memory use of a GPU over time.
 #[derive(Clone, Debug, Default)]
-struct Gpu {
-    track: Track,
+struct GpuGrowth {
+    track: NeedSeries,
     company: BTreeSet<Tgid>,
     pushed_ns: u64,
     looked_ns: u64,
@@ -44,8 +44,8 @@ struct Gpu {
 
 /// Live bytes of a workload on a GPU over time.
 #[derive(Clone, Debug, Default)]
-struct Followed {
-    track: Track,
+struct WorkloadGrowth {
+    track: NeedSeries,
     pushed_ns: u64,
     bytes_per_second: Option<f64>,
 }
@@ -64,7 +64,7 @@ impl MachineGrowth {
             // A different set of processes starts a new series.
             let company = company(device);
             if company != gpu.company {
-                *gpu = Gpu { company, ..Gpu::default() };
+                *gpu = GpuGrowth { company, ..GpuGrowth::default() };
             }
             if time_ns < gpu.pushed_ns + WINDOW_NS {
                 continue;
@@ -94,7 +94,7 @@ impl MachineGrowth {
             let Some(own) = self.workloads.get_mut(key) else { continue };
             for (uuid, bytes) in &workload.live_bytes {
                 if !own.contains_key(uuid) {
-                    own.insert(uuid.clone(), Followed::default());
+                    own.insert(uuid.clone(), WorkloadGrowth::default());
                 }
                 if let Some(followed) = own.get_mut(uuid) {
                     followed.pushed_ns = now_ns;

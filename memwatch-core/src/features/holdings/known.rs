@@ -1,7 +1,7 @@
 //! Live objects known to the pipeline: the last reading of each process, updated with later frees.
 
-use super::view::{By, HoldingsView};
-use super::{DeviceTotals, view_of};
+use super::view::{HoldingGrouping, HoldingsView};
+use super::{AllocatorTotals, view_of};
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::attribution::process::Process;
@@ -26,12 +26,12 @@ impl Pipeline {
     /// Returns the live objects of PyTorch processes, with at most `top` groups: the blocks of the
     /// last reading that are still live, and the bytes allocated later. For a process that has
     /// ended, returns all blocks of the reading.
-    pub fn holdings(&self, by: By, top: usize) -> Vec<KnownHoldings<'_>> {
+    pub fn holdings(&self, by: HoldingGrouping, top: usize) -> Vec<KnownHoldings<'_>> {
         self.ended.iter().chain(self.processes.values()).filter_map(|process| known(process, (by, top))).collect()
     }
 }
 
-fn known(process: &Process, (by, top): (By, usize)) -> Option<KnownHoldings<'_>> {
+fn known(process: &Process, (by, top): (HoldingGrouping, usize)) -> Option<KnownHoldings<'_>> {
     let tensors = process.tensors.as_deref()?;
     let held = tensors.held()?;
     let is_there = process.current_tensors().is_some();
@@ -41,12 +41,12 @@ fn known(process: &Process, (by, top): (By, usize)) -> Option<KnownHoldings<'_>>
     Some(KnownHoldings { tgid: process.tgid, observed_since_ns: process.observed_since_ns, view, rows })
 }
 
-fn totals(tensors: &TensorLedger, rows: &[&Holding], is_there: bool) -> Vec<DeviceTotals> {
+fn totals(tensors: &TensorLedger, rows: &[&Holding], is_there: bool) -> Vec<AllocatorTotals> {
     let reported = tensors.reported();
     let device = reported.iter().map(|(ordinal, now)| {
         let held = rows.iter().filter(|row| row.ordinal == *ordinal).map(|row| row.block_bytes);
         let later_bytes = now.allocated_bytes.saturating_sub(held.fold(0, u64::saturating_add));
-        DeviceTotals {
+        AllocatorTotals {
             ordinal: *ordinal,
             reserved_bytes: now.reserved_bytes,
             changing_bytes: None,

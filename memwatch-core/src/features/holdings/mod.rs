@@ -7,17 +7,17 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::input::books::{Books, DeviceBooks};
+use crate::input::books::{AllocatorState, DeviceBooks};
 use crate::input::holdings::{Holding, HoldingClass, Holdings};
 use crate::words::Ordinal;
 
 pub use self::known::KnownHoldings;
 
-use view::{By, ClassSumView, DeviceHoldingsView, HoldingGroupView, HoldingsView};
+use view::{ClassSumView, DeviceHoldingsView, HoldingGroupView, HoldingGrouping, HoldingsView};
 
 /// Totals that the allocator of a device reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceTotals {
+pub struct AllocatorTotals {
     /// The device.
     pub ordinal: Ordinal,
     /// Bytes reserved from the driver.
@@ -29,9 +29,9 @@ pub struct DeviceTotals {
     pub later_bytes: Option<u64>,
 }
 
-impl DeviceTotals {
+impl AllocatorTotals {
     /// Returns the totals of an allocator state that was read completely.
-    pub fn of_books(books: &Books) -> Vec<Self> {
+    pub fn of_books(books: &AllocatorState) -> Vec<Self> {
         let totals = |device: &DeviceBooks| Self {
             ordinal: device.ordinal,
             reserved_bytes: device.segments.iter().map(|segment| segment.bytes).fold(0, u64::saturating_add),
@@ -43,13 +43,18 @@ impl DeviceTotals {
 }
 
 /// Returns the view of a process, with at most `top` groups.
-pub fn view(holdings: &Holdings, totals: &[DeviceTotals], by: By, top: usize) -> HoldingsView {
+pub fn view(holdings: &Holdings, totals: &[AllocatorTotals], by: HoldingGrouping, top: usize) -> HoldingsView {
     let rows: Vec<_> = holdings.rows.iter().collect();
     view_of(holdings, &rows, totals, (by, top))
 }
 
 /// Returns the view of some blocks of a process.
-fn view_of(holdings: &Holdings, rows: &[&Holding], totals: &[DeviceTotals], (by, top): (By, usize)) -> HoldingsView {
+fn view_of(
+    holdings: &Holdings,
+    rows: &[&Holding],
+    totals: &[AllocatorTotals],
+    (by, top): (HoldingGrouping, usize),
+) -> HoldingsView {
     let allocated_bytes = rows.iter().map(|row| row.block_bytes).sum();
     let named = rows.iter().filter(|row| row.class.is_named());
     let mut groups = groups(rows, by, holdings.time_ns);
@@ -76,8 +81,8 @@ fn view_of(holdings: &Holdings, rows: &[&Holding], totals: &[DeviceTotals], (by,
     }
 }
 
-fn devices(rows: &[&Holding], totals: &[DeviceTotals]) -> Vec<DeviceHoldingsView> {
-    let device = |totals: &DeviceTotals| {
+fn devices(rows: &[&Holding], totals: &[AllocatorTotals]) -> Vec<DeviceHoldingsView> {
+    let device = |totals: &AllocatorTotals| {
         let rows = rows.iter().filter(|row| row.ordinal == totals.ordinal);
         DeviceHoldingsView {
             ordinal: totals.ordinal,
@@ -99,7 +104,7 @@ fn classes(rows: &[&Holding]) -> Vec<ClassSumView> {
 }
 
 /// Returns all groups, the largest first.
-fn groups(rows: &[&Holding], by: By, read_ns: u64) -> Vec<HoldingGroupView> {
+fn groups(rows: &[&Holding], by: HoldingGrouping, read_ns: u64) -> Vec<HoldingGroupView> {
     let mut members = BTreeMap::<(Option<HoldingClass>, Option<String>), Vec<&Holding>>::new();
     for &row in rows {
         members.entry(key(row, by)).or_default().push(row);
@@ -110,14 +115,14 @@ fn groups(rows: &[&Holding], by: By, read_ns: u64) -> Vec<HoldingGroupView> {
     groups
 }
 
-fn key(row: &Holding, by: By) -> (Option<HoldingClass>, Option<String>) {
+fn key(row: &Holding, by: HoldingGrouping) -> (Option<HoldingClass>, Option<String>) {
     match by {
-        By::Name => (Some(row.class), row.pattern()),
-        By::Class => (Some(row.class), Some(row.class.label().to_owned())),
-        By::Dtype => (None, row.dtype.clone()),
-        By::Keeper => keeper(row),
+        HoldingGrouping::Name => (Some(row.class), row.pattern()),
+        HoldingGrouping::Class => (Some(row.class), Some(row.class.label().to_owned())),
+        HoldingGrouping::Dtype => (None, row.dtype.clone()),
+        HoldingGrouping::Keeper => keeper(row),
         // Blocks that belong to no module are grouped by class.
-        By::Module => match row.module() {
+        HoldingGrouping::Module => match row.module() {
             Some(module) => (None, Some(module.to_owned())),
             None => (Some(row.class), None),
         },
@@ -194,7 +199,7 @@ mod tests {
         Holdings { rows, ..Holdings::default() }
     }
 
-    fn names(by: By) -> Vec<(Option<String>, u64, u64)> {
+    fn names(by: HoldingGrouping) -> Vec<(Option<String>, u64, u64)> {
         let view = view(&holdings(), &[], by, 10);
         view.groups.iter().map(|group| (group.name.as_deref().map(str::to_owned), group.bytes, group.count)).collect()
     }
@@ -212,13 +217,13 @@ mod tests {
             named("exp_avg of h.*.attn.weight", 100, 1),
             (None, 50, 1),
         ];
-        assert_eq!(names(By::Name), expected);
+        assert_eq!(names(HoldingGrouping::Name), expected);
     }
 
     #[test]
     fn a_module_has_its_parameters_with_their_gradients_and_state() {
         let expected = [(None, 700, 2), named("h.1.attn", 300, 3), named("h.0.attn", 100, 1), (None, 50, 1)];
-        assert_eq!(names(By::Module), expected);
+        assert_eq!(names(HoldingGrouping::Module), expected);
     }
 
     #[test]
@@ -228,7 +233,7 @@ mod tests {
             ..row(HoldingClass::SavedForBackward, Some("ExpBackward0"), 1000, &[1])
         };
         let rows = [holdings().rows, vec![saved]].concat();
-        let view = view(&Holdings { rows, ..Holdings::default() }, &[], By::Keeper, 10);
+        let view = view(&Holdings { rows, ..Holdings::default() }, &[], HoldingGrouping::Keeper, 10);
         let first = &view.groups[0];
         assert_eq!((first.name.as_deref(), first.bytes, first.count), (Some("main.py:main: kept[*]"), 1700, 3));
         assert_eq!((first.class, view.groups.len()), (None, 5));
@@ -241,7 +246,7 @@ mod tests {
             ..row(HoldingClass::SavedForBackward, Some("ExpBackward0"), 10, &[1])
         };
         let keeper = |rows: Vec<Holding>| {
-            let view = view(&Holdings { rows, ..Holdings::default() }, &[], By::Name, 10);
+            let view = view(&Holdings { rows, ..Holdings::default() }, &[], HoldingGrouping::Name, 10);
             view.groups[0].kept_by.as_deref().map(str::to_owned)
         };
         assert_eq!(keeper(vec![saved("losses[1]"), saved("losses[1]")]).as_deref(), Some("losses[1]"));
@@ -262,7 +267,7 @@ mod tests {
             ..row(HoldingClass::Unreachable, Some(&format!("<Policy>.body.{part}")), 10, &[2])
         };
         let rows = vec![lost(1, "weight"), lost(1, "bias"), lost(2, "weight"), lost(2, "bias")];
-        let view = view(&Holdings { rows, ..Holdings::default() }, &[], By::Name, 10);
+        let view = view(&Holdings { rows, ..Holdings::default() }, &[], HoldingGrouping::Name, 10);
         let [group] = &view.groups[..] else { panic!("{:?}", view.groups) };
         assert_eq!((group.name.as_deref(), group.count, group.lost_models), (Some("<Policy>"), 4, 2));
     }
@@ -271,20 +276,26 @@ mod tests {
     fn a_group_has_the_age_of_its_oldest_name() {
         let named = |named_ns| Holding { named_ns, ..row(HoldingClass::Tensor, Some("kept[1]"), 10, &[2]) };
         let rows = vec![named(Some(3)), named(None), named(Some(7))];
-        let view = view(&Holdings { time_ns: 10, rows, ..Holdings::default() }, &[], By::Name, 10);
+        let view = view(&Holdings { time_ns: 10, rows, ..Holdings::default() }, &[], HoldingGrouping::Name, 10);
         assert_eq!(view.groups[0].name_age_ns, Some(7));
     }
 
     #[test]
     fn a_group_has_a_shape_only_where_all_of_it_has_it() {
-        let view = view(&holdings(), &[], By::Name, 2);
+        let view = view(&holdings(), &[], HoldingGrouping::Name, 2);
         assert_eq!((view.groups[0].shape.as_deref(), view.groups[1].shape.as_deref()), (None, Some(&[2, 3][..])));
         assert_eq!((view.more_groups, view.allocated_bytes, view.named_bytes), (3, 1150, 1100));
     }
 
     #[test]
     fn every_byte_is_in_one_group_whatever_they_are_summed_by() {
-        for by in [By::Name, By::Class, By::Dtype, By::Module, By::Keeper] {
+        for by in [
+            HoldingGrouping::Name,
+            HoldingGrouping::Class,
+            HoldingGrouping::Dtype,
+            HoldingGrouping::Module,
+            HoldingGrouping::Keeper,
+        ] {
             assert_eq!(names(by).iter().map(|(_, bytes, _)| bytes).sum::<u64>(), 1150, "{by:?}");
         }
     }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::input::holdings::{Advice, Cut, HoldingClass};
+use crate::input::holdings::{Cut, HoldingClass, MemoryAdvice};
 use crate::words::{Ordinal, Tgid};
 
 /// Property that rows are grouped by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum By {
+pub enum HoldingGrouping {
     /// Names, without their indices.
     #[default]
     Name,
@@ -32,7 +32,7 @@ pub struct HoldingsView {
     #[serde(rename = "pid")]
     pub tgid: Tgid,
     /// Property that the groups share.
-    pub by: By,
+    pub by: HoldingGrouping,
     /// Time of the reading: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(skip)]
     pub read_ns: u64,
@@ -64,7 +64,7 @@ pub struct HoldingsView {
     /// Number of groups left out.
     pub more_groups: u64,
     /// Advice on how to save memory, most bytes first.
-    pub advice: Vec<Advice>,
+    pub advice: Vec<MemoryAdvice>,
 }
 
 /// Live memory on a device.

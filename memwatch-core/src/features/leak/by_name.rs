@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::allocators::places::Sum;
-use crate::features::leak::flow::Flow;
+use crate::allocators::places::BlockSum;
+use crate::features::leak::flow::BlockFlow;
 use crate::features::leak::keepers::{Keeper, keepers};
 use crate::features::leak::totals::{Placed, of_tensors};
 use crate::features::leak::verdict::judge_series;
 use crate::features::leak::view::{BlocksView, LeakView, LeaksView, ReadingsView, UndecidedView};
 use crate::features::leak::worst_first;
-use crate::features::trend::Series;
+use crate::features::trend::TrendSeries;
 use crate::input::ProcessFacts;
 use crate::input::holdings::{Holding, Holdings};
 use crate::words::{Ordinal, Tgid};
@@ -20,27 +20,27 @@ use crate::words::{Ordinal, Tgid};
 const MOST_MISSES: u8 = 10;
 
 /// Key of a group: the blocks of one retainer on one device.
-type Place = (Ordinal, Keeper);
+type RetainerKey = (Ordinal, Keeper);
 
 /// Comparison of all readings of one process.
 #[derive(Clone, Debug, Default)]
 pub struct NamedLeaks {
-    groups: BTreeMap<Place, Group>,
+    groups: BTreeMap<RetainerKey, RetainerGroup>,
     /// Series of zeros at the times of the readings so far: the past of a group that first appears
     /// now.
-    nothing: Series,
+    nothing: TrendSeries,
     /// Rows of the last reading, by device and address.
-    last: BTreeMap<(Ordinal, u64), Row>,
+    last: BTreeMap<(Ordinal, u64), NamedBlock>,
     readings: ReadingsView,
     /// Total block bytes of each device at each reading.
-    wholes: BTreeMap<Ordinal, Series>,
+    wholes: BTreeMap<Ordinal, TrendSeries>,
     /// Every reading lacks objects, because the process has too many to be read in full.
     are_partial: bool,
 }
 
 /// A block of the last reading, with its last known name.
 #[derive(Clone, Debug)]
-struct Row {
+struct NamedBlock {
     row: Holding,
     /// Number of consecutive readings since then that found no name.
     misses: u8,
@@ -57,19 +57,19 @@ pub struct HowRead {
 
 /// Blocks of one retainer.
 #[derive(Clone, Debug, Default)]
-struct Group {
+struct RetainerGroup {
     /// Live bytes at each reading.
-    series: Series,
-    sum: Sum,
-    flow: Flow,
+    series: TrendSeries,
+    sum: BlockSum,
+    flow: BlockFlow,
     /// Number of blocks in the first reading.
     first: u64,
     /// Blocks by address.
-    blocks: BTreeMap<u64, Block>,
+    blocks: BTreeMap<u64, RetainedBlock>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Block {
+struct RetainedBlock {
     bytes: u64,
     /// Number of the first of the consecutive readings that contain the block.
     since: u64,
@@ -103,13 +103,14 @@ impl NamedLeaks {
         self.observe_wholes(holdings);
         let rows = holdings.rows.iter().map(|row| ((row.ordinal, row.address), self.with_last_name(row)));
         self.last = rows.collect();
-        let mut now = BTreeMap::<Place, BTreeMap<u64, u64>>::new();
-        for Row { row, .. } in self.last.values() {
+        let mut now = BTreeMap::<RetainerKey, BTreeMap<u64, u64>>::new();
+        for NamedBlock { row, .. } in self.last.values() {
             now.entry((row.ordinal, Keeper::of(row))).or_default().insert(row.address, row.block_bytes);
         }
         for place in now.keys() {
             if !self.groups.contains_key(place) {
-                self.groups.insert(place.clone(), Group { series: self.nothing.clone(), ..Group::default() });
+                self.groups
+                    .insert(place.clone(), RetainerGroup { series: self.nothing.clone(), ..RetainerGroup::default() });
             }
         }
         for (place, group) in &mut self.groups {
@@ -132,7 +133,7 @@ impl NamedLeaks {
     /// verdict, or else growth that is still undecided.
     fn of_the_whole(
         &self,
-        (ordinal, series): (&Ordinal, &Series),
+        (ordinal, series): (&Ordinal, &TrendSeries),
         found: &[LeakView],
         threshold: f64,
     ) -> (Option<LeakView>, Option<UndecidedView>) {
@@ -151,14 +152,14 @@ impl NamedLeaks {
 
     /// Returns the row; if this reading found no name, with the name that the block had in the
     /// previous reading.
-    fn with_last_name(&self, row: &Holding) -> Row {
+    fn with_last_name(&self, row: &Holding) -> NamedBlock {
         let known = self.last.get(&(row.ordinal, row.address)).filter(|known| {
             let is_missed = known.row.is_found() && !row.is_found() && known.misses < MOST_MISSES;
             is_missed && known.row.block_bytes == row.block_bytes
         });
         match known {
-            Some(known) => Row { row: known.row.clone(), misses: known.misses + 1 },
-            None => Row { row: row.clone(), misses: 0 },
+            Some(known) => NamedBlock { row: known.row.clone(), misses: known.misses + 1 },
+            None => NamedBlock { row: row.clone(), misses: 0 },
         }
     }
 
@@ -175,8 +176,8 @@ impl NamedLeaks {
     /// Returns the verdict on each group. `threshold_bytes_per_minute` separates a leak from slow
     /// growth.
     pub fn view(&self, process: &ProcessFacts, observed_since_ns: u64, threshold_bytes_per_minute: f64) -> LeaksView {
-        let mut rows = BTreeMap::<Place, Vec<&Holding>>::new();
-        for Row { row, .. } in self.last.values() {
+        let mut rows = BTreeMap::<RetainerKey, Vec<&Holding>>::new();
+        for NamedBlock { row, .. } in self.last.values() {
             rows.entry((row.ordinal, Keeper::of(row))).or_default().push(row);
         }
         let nothing = Vec::new();
@@ -205,7 +206,13 @@ impl NamedLeaks {
         }
     }
 
-    fn finding(&self, place: &Place, group: &Group, rows: &[&Holding], threshold: f64) -> Option<LeakView> {
+    fn finding(
+        &self,
+        place: &RetainerKey,
+        group: &RetainerGroup,
+        rows: &[&Holding],
+        threshold: f64,
+    ) -> Option<LeakView> {
         let turnover_ns = group.sum.turnover_ns().filter(|turnover_ns| *turnover_ns > 0);
         let has_ended = self.readings.ended.is_some();
         let (verdict, trend) =
@@ -222,10 +229,10 @@ impl NamedLeaks {
     }
 }
 
-impl Group {
+impl RetainerGroup {
     /// Adds one reading of the group, as bytes by address.
     fn observe(&mut self, now: BTreeMap<u64, u64>, number: u64, time_ns: u64) {
-        let is_there = |address: &u64, block: &Block| now.get(address) == Some(&block.bytes);
+        let is_there = |address: &u64, block: &RetainedBlock| now.get(address) == Some(&block.bytes);
         let gone: BTreeSet<u64> = self
             .blocks
             .iter()
@@ -247,7 +254,7 @@ impl Group {
             } else {
                 self.sum.grant(bytes, 0);
             }
-            self.blocks.insert(address, Block { bytes, since: number, since_ns: time_ns });
+            self.blocks.insert(address, RetainedBlock { bytes, since: number, since_ns: time_ns });
         }
         self.series.push(time_ns, self.sum.live_bytes);
         self.flow.push(time_ns, self.sum.allocations, self.sum.frees);

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::features::trend::{Point, Series, Trend, as_f64};
+use crate::features::trend::{Trend, TrendPoint, TrendSeries, as_f64};
 
 /// Maximum ratio of the later half's rate of frees to the earlier half's: the consumer has not
 /// become faster.
@@ -20,12 +20,12 @@ const FEWEST: usize = 4;
 
 /// Series of the numbers of blocks allocated and freed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Flow {
-    came: Series,
-    went: Series,
+pub(super) struct BlockFlow {
+    came: TrendSeries,
+    went: TrendSeries,
 }
 
-impl Flow {
+impl BlockFlow {
     /// Adds the numbers of blocks allocated and freed since the beginning.
     pub(super) fn push(&mut self, time_ns: u64, came: u64, went: u64) {
         self.came.push(time_ns, came);
@@ -55,15 +55,15 @@ impl Flow {
 
 /// Number counted within half of the time.
 #[derive(Clone, Copy, Debug)]
-struct Half {
+struct FlowHalf {
     number: f64,
     seconds: f64,
 }
 
-fn halves(points: &[Point]) -> Option<[Half; 2]> {
+fn halves(points: &[TrendPoint]) -> Option<[FlowHalf; 2]> {
     let (first, last) = (points.first()?, points.last()?);
     let middle = points.get(points.len() / 2).filter(|_| points.len() >= 2 * FEWEST)?;
-    let half = |from: &Point, to: &Point| Half {
+    let half = |from: &TrendPoint, to: &TrendPoint| FlowHalf {
         number: as_f64(to.bytes.saturating_sub(from.bytes)),
         seconds: as_f64(to.time_ns.saturating_sub(from.time_ns).max(1)) / 1e9,
     };
@@ -74,13 +74,13 @@ fn halves(points: &[Point]) -> Option<[Half; 2]> {
 mod tests {
     use std::collections::BinaryHeap;
 
-    use super::Flow;
-    use crate::features::trend::Series;
+    use super::BlockFlow;
+    use crate::features::trend::TrendSeries;
 
     /// Whether a queue backs up after `seconds` seconds, with `per_second` blocks a second that
     /// live for `life` ticks of 10 ms each.
     fn backs_up(seconds: u64, per_second: u64, life: impl Fn(u64) -> u64) -> bool {
-        let (mut flow, mut series) = (Flow::default(), Series::default());
+        let (mut flow, mut series) = (BlockFlow::default(), TrendSeries::default());
         let (mut ends, mut came, mut went) = (BinaryHeap::new(), 0, 0);
         for tick in 0..seconds * 100 {
             for _ in 0..per_second * (tick + 1) / 100 - per_second * tick / 100 {

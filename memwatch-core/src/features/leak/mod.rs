@@ -17,7 +17,7 @@ use crate::allocators::names::SiteKey;
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::features::leak::keepers::keepers;
-use crate::features::leak::model::{Finding, Held, Leaks};
+use crate::features::leak::model::{GrowthSourceKind, LeakFinding, Leaks};
 use crate::features::leak::totals::EXPLAINED;
 use crate::features::leak::view::{AgeView, CachedView, KeeperView, LeakView, LeaksView, UndecidedView};
 use crate::input::holdings::Holding;
@@ -49,9 +49,9 @@ impl Pipeline {
             let sure = all.into_iter().filter_map(|(_, finding)| finding).collect();
             let [found, undecided] = of_the_whole(leaks, process, sure, threshold_bytes_per_minute);
             let (ages, keepers) = (self.ages(process), kept_of(process));
-            let view = |finding: &Finding| self.finding(process, finding, (&ages, &keepers));
-            let undecided_view = |finding: &Finding| {
-                let Held::Allocated(ordinal) = finding.place.held else { return None };
+            let view = |finding: &LeakFinding| self.finding(process, finding, (&ages, &keepers));
+            let undecided_view = |finding: &LeakFinding| {
+                let GrowthSourceKind::Allocated(ordinal) = finding.place.held else { return None };
                 let uuid = resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
                 Some(UndecidedView::of(ordinal.0, uuid, &finding.trend))
             };
@@ -113,18 +113,27 @@ impl Pipeline {
         ages
     }
 
-    fn finding(&self, process: &Process, finding: &Finding, (ages, kept): (&Ages, &BTreeMap<Held, Kept>)) -> LeakView {
+    fn finding(
+        &self,
+        process: &Process,
+        finding: &LeakFinding,
+        (ages, kept): (&Ages, &BTreeMap<GrowthSourceKind, SiteRetainers>),
+    ) -> LeakView {
         let uuid = |device| resolve(process, device, &self.reading.devices);
         let number = |device| if let DeviceRef::Ordinal(Ordinal(number)) = device { Some(number) } else { None };
         let (level, device, uuid, site) = match finding.place.held {
-            Held::Site(ordinal, site) => {
+            GrowthSourceKind::Site(ordinal, site) => {
                 let names = process.tensors.as_ref().map(|tensors| site_name(tensors.names(), site));
                 ("tensor", Some(ordinal.0), uuid(DeviceRef::Ordinal(ordinal)), names)
             }
-            Held::Device(device) => ("driver", number(device), uuid(device), None),
-            Held::Pinned => ("pinned_host", None, None, None),
-            Held::Allocated(ordinal) => ("allocated", Some(ordinal.0), uuid(DeviceRef::Ordinal(ordinal)), None),
-            Held::Reserved(ordinal) => ("reserved", Some(ordinal.0), uuid(DeviceRef::Ordinal(ordinal)), None),
+            GrowthSourceKind::Device(device) => ("driver", number(device), uuid(device), None),
+            GrowthSourceKind::Pinned => ("pinned_host", None, None, None),
+            GrowthSourceKind::Allocated(ordinal) => {
+                ("allocated", Some(ordinal.0), uuid(DeviceRef::Ordinal(ordinal)), None)
+            }
+            GrowthSourceKind::Reserved(ordinal) => {
+                ("reserved", Some(ordinal.0), uuid(DeviceRef::Ordinal(ordinal)), None)
+            }
         };
         let is_older = site.as_ref().is_some_and(|site| matches!(&*site.kind, "preexisting" | "untraced"));
         let ages = by_age(finding.place.held, process.ended.is_some() || is_older, ages);
@@ -157,25 +166,32 @@ fn cached_of(process: &Process) -> Vec<CachedView> {
 
 /// Splits growth into findings and undecided growth: adds growth of a whole device that no finding
 /// explains, drops findings that repeat another one.
-fn of_the_whole(leaks: &Leaks, process: &Process, mut found: Vec<Finding>, threshold: f64) -> [Vec<Finding>; 2] {
+fn of_the_whole(
+    leaks: &Leaks,
+    process: &Process,
+    mut found: Vec<LeakFinding>,
+    threshold: f64,
+) -> [Vec<LeakFinding>; 2] {
     let Some(tensors) = process.tensors.as_ref() else { return [found, Vec::new()] };
     // Pre-existing memory cannot grow. Growth attributed to it is memory allocated later that has
     // no call site.
-    let is_older = |held| matches!(held, Held::Site(_, site) if site_name(tensors.names(), site).kind == PREEXISTING);
+    let is_older =
+        |held| matches!(held, GrowthSourceKind::Site(_, site) if site_name(tensors.names(), site).kind == PREEXISTING);
     found.retain(|finding| !(finding.verdict.grows() && is_older(finding.place.held)));
     // Steady memory outside of the allocators is not worth a finding.
-    let is_outside = |held| matches!(held, Held::Device(_)) && tensors.sampling().is_none();
+    let is_outside = |held| matches!(held, GrowthSourceKind::Device(_)) && tensors.sampling().is_none();
     found.retain(|finding| finding.verdict.grows() || !is_outside(finding.place.held));
     let (sure, undecided) = leaks.unplaced(process, &found, threshold);
     found.extend(sure);
-    let rate = |finding: &Finding| finding.trend.whole.bytes_per_second;
-    let is_in_tensors =
-        |finding: &&Finding| finding.verdict.grows() && !matches!(finding.place.held, Held::Device(_) | Held::Pinned);
+    let rate = |finding: &LeakFinding| finding.trend.whole.bytes_per_second;
+    let is_in_tensors = |finding: &&LeakFinding| {
+        finding.verdict.grows() && !matches!(finding.place.held, GrowthSourceKind::Device(_) | GrowthSourceKind::Pinned)
+    };
     let explained: f64 = found.iter().filter(is_in_tensors).map(rate).sum();
     // The driver's view of the same memory: the findings on tensors explain it already.
-    let is_again = |finding: &Finding| {
+    let is_again = |finding: &LeakFinding| {
         finding.verdict.grows()
-            && matches!(finding.place.held, Held::Device(_))
+            && matches!(finding.place.held, GrowthSourceKind::Device(_))
             && explained >= EXPLAINED * rate(finding)
     };
     found.retain(|finding| !is_again(finding));
@@ -190,22 +206,25 @@ fn worst_first(one: &LeakView, other: &LeakView) -> Ordering {
 
 /// Retainers of the blocks of one call site, and how many of its bytes the last reading covers.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Kept {
+struct SiteRetainers {
     keepers: Vec<KeeperView>,
     read_bytes: u64,
 }
 
 /// Retainers by call site from the last reading of the process's memory, limited to blocks that are
 /// still live.
-fn kept_of(process: &Process) -> BTreeMap<Held, Kept> {
-    let mut blocks = BTreeMap::<Held, Vec<(&Holding, u64)>>::new();
+fn kept_of(process: &Process) -> BTreeMap<GrowthSourceKind, SiteRetainers> {
+    let mut blocks = BTreeMap::<GrowthSourceKind, Vec<(&Holding, u64)>>::new();
     for (tensors, row) in process.tensors.iter().flat_map(|tensors| tensors.still_held().map(move |row| (tensors, row)))
     {
         if let Some(block) = tensors.places().live(row.ordinal, row.address) {
-            blocks.entry(Held::Site(row.ordinal, block.whose.site)).or_default().push((row, block.granted_ns));
+            blocks
+                .entry(GrowthSourceKind::Site(row.ordinal, block.whose.site))
+                .or_default()
+                .push((row, block.granted_ns));
         }
     }
-    let kept = |blocks: Vec<(&Holding, u64)>| Kept {
+    let kept = |blocks: Vec<(&Holding, u64)>| SiteRetainers {
         read_bytes: blocks.iter().map(|(row, _)| row.block_bytes).fold(0, u64::saturating_add),
         keepers: keepers(blocks.into_iter().filter(|(row, _)| row.class.is_named())),
     };
@@ -213,8 +232,8 @@ fn kept_of(process: &Process) -> BTreeMap<Held, Kept> {
 }
 
 /// Returns a call site's live bytes by age class. The age of pre-existing memory is unknown.
-fn by_age(held: Held, is_unknown: bool, ages: &Ages) -> Option<Vec<AgeView>> {
-    let Held::Site(ordinal, site) = held else { return None };
+fn by_age(held: GrowthSourceKind, is_unknown: bool, ages: &Ages) -> Option<Vec<AgeView>> {
+    let GrowthSourceKind::Site(ordinal, site) = held else { return None };
     let edges = AGES_NS.iter().copied().map(Some).chain([None]);
     let bytes = ages.get(&(ordinal, site)).copied().unwrap_or_default();
     (!is_unknown).then(|| edges.zip(bytes).map(|(below_ns, bytes)| AgeView { below_ns, bytes }).collect())
@@ -227,7 +246,7 @@ mod tests {
     use crate::allocators::names::SiteKey;
     use crate::attribution::process::Process;
     use crate::decode::{StackRef, TensorChange, TensorEvent};
-    use crate::features::leak::model::Held;
+    use crate::features::leak::model::GrowthSourceKind;
     use crate::input::holdings::{Holding, HoldingClass, Holdings};
     use crate::words::{Ordinal, Tgid, Tid};
 
@@ -264,7 +283,9 @@ mod tests {
         let kept = kept_of(&process);
         // The third block is freed, the fourth has no name, and the fifth was allocated after the
         // reading.
-        let [(Held::Site(Ordinal(0), _), held)] = &kept.iter().collect::<Vec<_>>()[..] else { panic!("{kept:?}") };
+        let [(GrowthSourceKind::Site(Ordinal(0), _), held)] = &kept.iter().collect::<Vec<_>>()[..] else {
+            panic!("{kept:?}")
+        };
         let [keeper] = &held.keepers[..] else { panic!("{kept:?}") };
         assert_eq!((keeper.name.as_deref(), keeper.count, keeper.bytes), (Some("kept[*]"), 2, 1024));
         assert_eq!(held.read_bytes, 1536, "the fourth was read, too");
@@ -278,11 +299,11 @@ mod tests {
         let bytes = |held, has_ended| {
             by_age(held, has_ended, &ages).map(|ages| ages.into_iter().map(|age| age.bytes).collect::<Vec<_>>())
         };
-        assert_eq!(bytes(Held::Site(device, site), false), Some(vec![1, 2, 3, 0, 0, 4]));
-        assert_eq!(bytes(Held::Site(device, SiteKey::numbered(8)), false), Some(vec![0; 6]));
-        assert_eq!(bytes(Held::Site(device, site), true), None);
-        assert_eq!(bytes(Held::Pinned, false), None);
-        let views = by_age(Held::Site(device, site), false, &ages).expect("it holds some");
+        assert_eq!(bytes(GrowthSourceKind::Site(device, site), false), Some(vec![1, 2, 3, 0, 0, 4]));
+        assert_eq!(bytes(GrowthSourceKind::Site(device, SiteKey::numbered(8)), false), Some(vec![0; 6]));
+        assert_eq!(bytes(GrowthSourceKind::Site(device, site), true), None);
+        assert_eq!(bytes(GrowthSourceKind::Pinned, false), None);
+        let views = by_age(GrowthSourceKind::Site(device, site), false, &ages).expect("it holds some");
         let below: Vec<_> = views.iter().map(|age| age.below_ns.map(|below_ns| below_ns / 1_000_000_000)).collect();
         assert_eq!(below, [Some(1), Some(10), Some(60), Some(600), Some(3_600), None]);
     }

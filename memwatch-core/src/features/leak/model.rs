@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 use crate::allocators::TensorLedger;
 use crate::allocators::names::SiteKey;
 use crate::attribution::process::Process;
-use crate::features::leak::flow::Flow;
-use crate::features::leak::totals::{Placed, Totals};
+use crate::features::leak::flow::BlockFlow;
+use crate::features::leak::totals::{DeviceSeries, Placed};
 pub use crate::features::leak::verdict::Verdict;
 use crate::features::leak::verdict::{judge_series, trend};
-use crate::features::trend::{Series, Trend};
-use crate::ledger::totals::{DeviceRef, Kind};
+use crate::features::trend::{Trend, TrendSeries};
+use crate::ledger::totals::{AllocationKind, DeviceRef};
 use crate::words::{Ordinal, Tgid};
 
 /// Minimum number of step windows for a verdict when there are too few time windows. Larger than
@@ -25,18 +25,18 @@ use crate::words::{Ordinal, Tgid};
 const FEWEST_STEPS: usize = 20;
 /// A source of growth: one kind of memory of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Place {
+pub struct GrowthSource {
     /// The process.
     pub tgid: Tgid,
     /// Distinguishes processes that reused the same number: [`Process::observed_since_ns`].
     pub since_ns: u64,
     /// Which memory of the process.
-    pub held: Held,
+    pub held: GrowthSourceKind,
 }
 
 /// Kind of memory within a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Held {
+pub enum GrowthSourceKind {
     /// Tensors of a Python call site, on a device that PyTorch uses.
     Site(Ordinal, SiteKey),
     /// Driver memory of a device outside of PyTorch; all of it if the process has no PyTorch or no
@@ -52,9 +52,9 @@ pub enum Held {
 
 /// A verdict on a growth source.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Finding {
+pub struct LeakFinding {
     /// Source of the memory.
-    pub place: Place,
+    pub place: GrowthSource,
     /// Verdict on the source.
     pub verdict: Verdict,
     /// Trend that the verdict is based on.
@@ -68,23 +68,23 @@ pub struct Finding {
 /// Series of all growth sources.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Leaks {
-    series: BTreeMap<Place, Series>,
+    series: BTreeMap<GrowthSource, TrendSeries>,
     /// Time within which a call site's memory is replaced, in nanoseconds: in the last non-empty
     /// window and in the one before.
-    turnovers: BTreeMap<Place, [u64; 2]>,
+    turnovers: BTreeMap<GrowthSource, [u64; 2]>,
     /// Number of time windows observed, by process.
     windows: BTreeMap<(Tgid, u64), u64>,
     /// Minimum live bytes of each call site per step; used where the program ran too briefly for
     /// time windows.
-    by_step: BTreeMap<Place, Series>,
+    by_step: BTreeMap<GrowthSource, TrendSeries>,
     /// Number of step windows observed, by process.
     step_windows: BTreeMap<(Tgid, u64), u64>,
     /// Counts of blocks allocated and freed, by call site.
-    flows: BTreeMap<Place, Flow>,
-    /// Totals of each device, by [`Held::Allocated`].
-    totals: BTreeMap<Place, Totals>,
-    /// Driver memory of each device when it was first observed, by [`Held::Device`].
-    outside: BTreeMap<Place, Outside>,
+    flows: BTreeMap<GrowthSource, BlockFlow>,
+    /// Totals of each device, by [`GrowthSourceKind::Allocated`].
+    totals: BTreeMap<GrowthSource, DeviceSeries>,
+    /// Driver memory of each device when it was first observed, by [`GrowthSourceKind::Device`].
+    outside: BTreeMap<GrowthSource, Outside>,
 }
 
 /// Driver memory at one time. The ledger and the allocator may know different parts of memory that
@@ -109,7 +109,7 @@ impl Leaks {
     /// Adds what a process holds at this time.
     pub fn observe(&mut self, process: &Process, now_ns: u64) {
         let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
-        let place = |held| Place { tgid, since_ns, held };
+        let place = |held| GrowthSource { tgid, since_ns, held };
         let tensors = process.current_tensors();
         if let Some(tensors) = tensors {
             let taken = self.windows.entry((tgid, since_ns)).or_insert(0);
@@ -119,7 +119,7 @@ impl Leaks {
             *taken = tensors.windows();
             for (ordinal, device) in tensors.places().devices() {
                 for (site, sum) in device.sites() {
-                    let (place, bytes) = (place(Held::Site(*ordinal, site)), device.floor_bytes(site));
+                    let (place, bytes) = (place(GrowthSourceKind::Site(*ordinal, site)), device.floor_bytes(site));
                     self.series.entry(place).or_default().push(now_ns, bytes);
                     self.flows.entry(place).or_default().push(now_ns, sum.allocations, sum.frees);
                     // Memory freed at program exit was not replaced, so empty windows do not count.
@@ -130,7 +130,7 @@ impl Leaks {
                 }
             }
             for (ordinal, reported) in tensors.reported() {
-                let totals = self.totals.entry(place(Held::Allocated(ordinal))).or_default();
+                let totals = self.totals.entry(place(GrowthSourceKind::Allocated(ordinal))).or_default();
                 totals.observe(tensors, (ordinal, &reported), now_ns);
             }
         }
@@ -139,7 +139,7 @@ impl Leaks {
         let is_sampled = tensors.is_some_and(|tensors| tensors.sampling().is_some());
         let reported = tensors.filter(|_| !is_sampled).map(TensorLedger::reported);
         for (device, totals) in process.ledger.totals().devices() {
-            let (place, live_bytes) = (place(Held::Device(device)), totals.owned.live_bytes);
+            let (place, live_bytes) = (place(GrowthSourceKind::Device(device)), totals.owned.live_bytes);
             let of_tensors = match (&reported, device) {
                 (None, _) => Some(0),
                 (Some(all), DeviceRef::Ordinal(ordinal)) => all.get(&ordinal).map(|device| device.reserved_bytes),
@@ -150,8 +150,8 @@ impl Leaks {
                 self.series.entry(place).or_default().push(now_ns, outside.bytes(live_bytes, of_tensors));
             }
         }
-        let pinned_bytes = process.ledger.totals().host().kind(Kind::PinnedHost).live_bytes;
-        self.series.entry(place(Held::Pinned)).or_default().push(now_ns, pinned_bytes);
+        let pinned_bytes = process.ledger.totals().host().kind(AllocationKind::PinnedHost).live_bytes;
+        self.series.entry(place(GrowthSourceKind::Pinned)).or_default().push(now_ns, pinned_bytes);
     }
 
     /// Adds the minimum live bytes of each call site within the last step, if a step has ended
@@ -165,7 +165,7 @@ impl Leaks {
         }
         for (ordinal, device) in tensors.places().devices() {
             for (site, _) in device.sites() {
-                let place = Place { tgid, since_ns, held: Held::Site(*ordinal, site) };
+                let place = GrowthSource { tgid, since_ns, held: GrowthSourceKind::Site(*ordinal, site) };
                 self.by_step.entry(place).or_default().push(now_ns, device.step_floor_bytes(site));
             }
         }
@@ -190,11 +190,15 @@ impl Leaks {
 
     /// Returns the verdict on each growth source of a process; `None` for a source observed for too
     /// short a time. `threshold_bytes_per_minute` separates a leak from slow growth.
-    pub fn findings(&self, process: &Process, threshold_bytes_per_minute: f64) -> Vec<(Place, Option<Finding>)> {
+    pub fn findings(
+        &self,
+        process: &Process,
+        threshold_bytes_per_minute: f64,
+    ) -> Vec<(GrowthSource, Option<LeakFinding>)> {
         let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
         let own = self.series.iter().filter(|(place, _)| (place.tgid, place.since_ns) == (tgid, since_ns));
         let has_ended = process.ended.is_some();
-        let finding = |(place, series): (&Place, &Series)| {
+        let finding = |(place, series): (&GrowthSource, &TrendSeries)| {
             let by_step = || self.by_step.get(place).filter(|series| series.points().len() >= FEWEST_STEPS);
             let (series, by_steps) = match (trend(series, has_ended), by_step()) {
                 (None, Some(by_step)) => (by_step, true),
@@ -207,7 +211,7 @@ impl Leaks {
             let found = judge_series(series, Some((turnover_ns, flow)), has_ended, threshold_bytes_per_minute);
             let finding = |(verdict, trend)| {
                 let turnover_ns = Some(turnover_ns).filter(|turnover_ns| *turnover_ns > 0);
-                Finding { place: *place, verdict, trend, by_steps, turnover_ns }
+                LeakFinding { place: *place, verdict, trend, by_steps, turnover_ns }
             };
             (*place, found.map(finding))
         };
@@ -215,39 +219,50 @@ impl Leaks {
     }
 
     /// Returns growth of whole devices that no finding explains, and such growth that is still
-    /// undecided, as [`Held::Allocated`].
-    pub fn unplaced(&self, process: &Process, found: &[Finding], threshold: f64) -> (Vec<Finding>, Vec<Finding>) {
+    /// undecided, as [`GrowthSourceKind::Allocated`].
+    pub fn unplaced(
+        &self,
+        process: &Process,
+        found: &[LeakFinding],
+        threshold: f64,
+    ) -> (Vec<LeakFinding>, Vec<LeakFinding>) {
         let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
         let own = self.totals.iter().filter(|(place, _)| (place.tgid, place.since_ns) == (tgid, since_ns));
         let (mut sure, mut undecided) = (Vec::new(), Vec::new());
         for (place, totals) in own {
-            let Held::Allocated(ordinal) = place.held else { continue };
+            let GrowthSourceKind::Allocated(ordinal) = place.held else { continue };
             let of = totals.unplaced(self.placed(place, found), process.ended.is_some(), threshold);
-            for (held, found) in [(place.held, of.allocated), (Held::Reserved(ordinal), of.reserved)] {
-                let place = Place { held, ..*place };
-                let finding = |(verdict, trend)| Finding { place, verdict, trend, by_steps: false, turnover_ns: None };
+            for (held, found) in [(place.held, of.allocated), (GrowthSourceKind::Reserved(ordinal), of.reserved)] {
+                let place = GrowthSource { held, ..*place };
+                let finding =
+                    |(verdict, trend)| LeakFinding { place, verdict, trend, by_steps: false, turnover_ns: None };
                 sure.extend(found.map(finding));
             }
-            let seems =
-                |trend| Finding { place: *place, verdict: Verdict::Steady, trend, by_steps: false, turnover_ns: None };
+            let seems = |trend| LeakFinding {
+                place: *place,
+                verdict: Verdict::Steady,
+                trend,
+                by_steps: false,
+                turnover_ns: None,
+            };
             undecided.extend(of.undecided.map(seems));
         }
         (sure, undecided)
     }
 
     /// Sums up the findings on the call sites of the device that `whole` stands for.
-    fn placed(&self, whole: &Place, found: &[Finding]) -> Placed {
-        let is_line = |place: &Place| match (place.held, whole.held) {
-            (Held::Site(on, _), Held::Allocated(ordinal)) => {
+    fn placed(&self, whole: &GrowthSource, found: &[LeakFinding]) -> Placed {
+        let is_line = |place: &GrowthSource| match (place.held, whole.held) {
+            (GrowthSourceKind::Site(on, _), GrowthSourceKind::Allocated(ordinal)) => {
                 (on, place.tgid, place.since_ns) == (ordinal, whole.tgid, whole.since_ns)
             }
             _ => false,
         };
         let lines = || found.iter().filter(|finding| is_line(&finding.place));
         let growing = lines().filter(|finding| finding.verdict.grows());
-        let is_growing = |place: &Place| found.iter().any(|one| one.place == *place && one.verdict.grows());
+        let is_growing = |place: &GrowthSource| found.iter().any(|one| one.place == *place && one.verdict.grows());
         let others = self.turnovers.iter().filter(|(place, _)| is_line(place) && !is_growing(place));
-        let grown = |finding: &Finding| finding.trend.last_bytes.saturating_sub(finding.trend.first_bytes);
+        let grown = |finding: &LeakFinding| finding.trend.last_bytes.saturating_sub(finding.trend.first_bytes);
         Placed {
             grown_bytes: lines().map(grown).fold(0, u64::saturating_add),
             bytes_per_second: growing.map(|finding| finding.trend.whole.bytes_per_second).sum(),
@@ -260,13 +275,13 @@ impl Leaks {
 mod tests {
     use std::collections::VecDeque;
 
-    use super::{Finding, Leaks, Verdict};
+    use super::{LeakFinding, Leaks, Verdict};
     use crate::allocators::TensorLedger;
-    use crate::allocators::places::Sum;
+    use crate::allocators::places::BlockSum;
     use crate::attribution::process::Process;
     use crate::decode::{StackRef, TensorChange, TensorEvent};
     use crate::features::leak::verdict::{judge, judge_replaced};
-    use crate::features::trend::Series;
+    use crate::features::trend::TrendSeries;
     use crate::words::{Ordinal, Tgid, Tid};
 
     const MIB: u64 = 1 << 20;
@@ -274,14 +289,14 @@ mod tests {
     const THRESHOLD: f64 = 1_048_576.0;
 
     fn verdict(bytes: impl Fn(u64) -> u64) -> Verdict {
-        let mut series = Series::default();
+        let mut series = TrendSeries::default();
         (0..60).for_each(|second| series.push(second * 1_000_000_000, bytes(second)));
         judge(&series.trend().expect("a minute is long enough"), THRESHOLD)
     }
 
     /// Findings on a training of `steps` steps of 100 ms each, each of which retains one block and
     /// frees another.
-    fn of_training(steps: u64) -> Vec<Finding> {
+    fn of_training(steps: u64) -> Vec<LeakFinding> {
         let mut process = Process::new(Tgid(1), None, 0, 0);
         process.tensors = Some(Box::new(TensorLedger::default()));
         let (mut leaks, mut allocated_bytes) = (Leaks::default(), 0);
@@ -329,7 +344,7 @@ mod tests {
     #[test]
     fn a_list_of_the_last_ones_is_judged_by_what_its_replacements_have_to_do_with_each_other() {
         let judged = |seconds: u64, turnover: u64, bytes: fn(u64) -> u64| {
-            let mut series = Series::default();
+            let mut series = TrendSeries::default();
             (0..seconds).for_each(|second| series.push(second * 1_000_000_000, bytes(second)));
             let replaced = series.apart(turnover * 1_000_000_000).trend();
             let judged = judge_replaced(series.trend().expect("it is long enough"), replaced, THRESHOLD);
@@ -353,7 +368,7 @@ mod tests {
             word ^= word << 17;
             2 * MIB + (word >> 20) % (16 * MIB)
         });
-        let (mut list, mut series, mut sum) = (VecDeque::new(), Series::default(), Sum::default());
+        let (mut list, mut series, mut sum) = (VecDeque::new(), TrendSeries::default(), BlockSum::default());
         for (place, bytes) in (0..2 * seconds).zip(sizes) {
             let time_ns = place * 500_000_000;
             list.push_back((bytes, time_ns));

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::allocators::{Reported, TensorLedger};
+use crate::allocators::{ReportedTotals, TensorLedger};
 use crate::features::leak::verdict::{Verdict, judge_series};
-use crate::features::trend::{Series, Trend, as_f64};
+use crate::features::trend::{Trend, TrendSeries, as_f64};
 use crate::words::Ordinal;
 
 /// Fraction of growth that has to be seen elsewhere for the growth to count as explained.
@@ -12,18 +12,18 @@ pub(super) const EXPLAINED: f64 = 0.5;
 
 /// Totals of a device over time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Totals {
+pub(super) struct DeviceSeries {
     /// Sum of what the call sites retain in each window; the allocated bytes if not all of them
     /// have a call site.
-    kept: Series,
+    kept: TrendSeries,
     /// Maximum bytes of tensors in each window.
-    needed: Series,
-    reserved: Series,
+    needed: TrendSeries,
+    reserved: TrendSeries,
 }
 
 /// Growth of a whole device that no call site explains.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Unplaced {
+pub(super) struct UnexplainedGrowth {
     /// Growth of the tensors.
     pub(super) allocated: Option<(Verdict, Trend)>,
     /// Growth of the tensors that is undecided, because their memory is replaced too slowly.
@@ -32,15 +32,20 @@ pub(super) struct Unplaced {
     pub(super) reserved: Option<(Verdict, Trend)>,
 }
 
-impl Default for Totals {
+impl Default for DeviceSeries {
     fn default() -> Self {
-        Self { kept: Series::default(), needed: Series::of_most(), reserved: Series::default() }
+        Self { kept: TrendSeries::default(), needed: TrendSeries::of_most(), reserved: TrendSeries::default() }
     }
 }
 
-impl Totals {
+impl DeviceSeries {
     /// Adds the totals of a device at the end of a window.
-    pub(super) fn observe(&mut self, tensors: &TensorLedger, (ordinal, reported): (Ordinal, &Reported), now_ns: u64) {
+    pub(super) fn observe(
+        &mut self,
+        tensors: &TensorLedger,
+        (ordinal, reported): (Ordinal, &ReportedTotals),
+        now_ns: u64,
+    ) {
         let floors = tensors.places().devices().get(&ordinal).filter(|_| tensors.sampling().is_none());
         let kept = floors.map(|device| device.sites().map(|(site, _)| device.floor_bytes(site)).sum::<u64>());
         let kept = kept.unwrap_or(reported.allocated_bytes).min(reported.reserved_bytes);
@@ -57,9 +62,10 @@ impl Totals {
     }
 
     /// Returns the growth of the device beyond the growth of its call sites.
-    pub(super) fn unplaced(&self, placed: Placed, has_ended: bool, threshold: f64) -> Unplaced {
-        let growing =
-            |series: &Series| judge_series(series, None, has_ended, threshold).filter(|(verdict, _)| verdict.grows());
+    pub(super) fn unplaced(&self, placed: Placed, has_ended: bool, threshold: f64) -> UnexplainedGrowth {
+        let growing = |series: &TrendSeries| {
+            judge_series(series, None, has_ended, threshold).filter(|(verdict, _)| verdict.grows())
+        };
         let kept = growing(&self.kept).map(|(_, trend)| trend);
         let needed = judge_series(&self.needed, None, has_ended, threshold);
         let needed = needed.map_or(0.0, |(_, trend)| trend.whole.bytes_per_second.max(mean_rate(&trend)));
@@ -67,7 +73,7 @@ impl Totals {
         let elsewhere = placed.bytes_per_second.max(rate(kept)).max(needed);
         let is_beyond = |trend: &Trend, explained: f64| explained < EXPLAINED * trend.whole.bytes_per_second;
         let (allocated, undecided) = of_tensors(&self.kept, placed, has_ended, threshold);
-        Unplaced {
+        UnexplainedGrowth {
             allocated,
             undecided,
             reserved: growing(&self.reserved).filter(|(_, trend)| is_beyond(trend, elsewhere)),
@@ -91,7 +97,7 @@ pub(super) struct Placed {
 /// Judges all tensors of a device where they grow and its call sites explain less than half of it.
 /// Returns a verdict, or else undecided growth.
 pub(super) fn of_tensors(
-    all: &Series,
+    all: &TrendSeries,
     placed: Placed,
     has_ended: bool,
     threshold: f64,
@@ -117,15 +123,15 @@ fn mean_rate(trend: &Trend) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Placed, Totals, Unplaced, Verdict, of_tensors};
-    use crate::features::trend::Series;
+    use super::{DeviceSeries, Placed, UnexplainedGrowth, Verdict, of_tensors};
+    use crate::features::trend::TrendSeries;
 
     const MIB: u64 = 1 << 20;
     /// 1 MiB per minute.
     const THRESHOLD: f64 = 1_048_576.0;
 
-    fn unplaced(placed: f64, at: impl Fn(u64) -> (u64, u64, u64)) -> Unplaced {
-        let mut totals = Totals::default();
+    fn unplaced(placed: f64, at: impl Fn(u64) -> (u64, u64, u64)) -> UnexplainedGrowth {
+        let mut totals = DeviceSeries::default();
         for second in 0..45 {
             let (kept, needed, reserved) = at(second);
             totals.push(second * 1_000_000_000, (kept * MIB, needed * MIB, reserved * MIB));
@@ -133,7 +139,7 @@ mod tests {
         totals.unplaced(Placed { bytes_per_second: placed, ..Placed::default() }, false, THRESHOLD)
     }
 
-    fn verdicts(unplaced: &Unplaced) -> [Option<Verdict>; 2] {
+    fn verdicts(unplaced: &UnexplainedGrowth) -> [Option<Verdict>; 2] {
         [unplaced.allocated, unplaced.reserved].map(|found| found.map(|(verdict, _)| verdict))
     }
 
@@ -163,7 +169,7 @@ mod tests {
 
     #[test]
     fn what_is_replaced_slowly_may_wander_and_is_reported_to_grow_without_a_verdict() {
-        let mut all = Series::default();
+        let mut all = TrendSeries::default();
         (0..45).for_each(|second| all.push(second * 1_000_000_000, second * MIB));
         let of = |turnover_ns| of_tensors(&all, Placed { turnover_ns, ..Placed::default() }, false, THRESHOLD);
         let (sure, undecided) = of(1_000_000_000);
@@ -174,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_cache_that_still_fills_and_has_slowed_down_is_its_own_place() {
-        let mut all = Series::default();
+        let mut all = TrendSeries::default();
         (0..45).for_each(|second| all.push(second * 1_000_000_000, (second * 4 - second * second / 30) * MIB));
         let of = |grown_bytes| of_tensors(&all, Placed { grown_bytes, ..Placed::default() }, false, THRESHOLD);
         assert_eq!(of(100 * MIB), (None, None));

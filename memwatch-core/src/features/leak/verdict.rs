@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::features::leak::flow::Flow;
-use crate::features::trend::{Series, Trend};
+use crate::features::leak::flow::BlockFlow;
+use crate::features::trend::{Trend, TrendSeries};
 
 /// Significance level of the whole trend: growth counts if noise alone would look this steady less
 /// often.
@@ -48,8 +48,8 @@ impl Verdict {
 /// short to decide. `replaced` holds the average time in nanoseconds within which the memory is
 /// replaced (0 if it is retained), and the counts of allocated and freed blocks if they are known.
 pub(super) fn judge_series(
-    series: &Series,
-    replaced: Option<(u64, Option<&Flow>)>,
+    series: &TrendSeries,
+    replaced: Option<(u64, Option<&BlockFlow>)>,
     has_ended: bool,
     threshold_bytes_per_minute: f64,
 ) -> Option<(Verdict, Trend)> {
@@ -63,7 +63,7 @@ pub(super) fn judge_series(
 }
 
 /// Returns the trend of a series; for a program that has ended, without the memory freed at exit.
-pub(super) fn trend(series: &Series, has_ended: bool) -> Option<Trend> {
+pub(super) fn trend(series: &TrendSeries, has_ended: bool) -> Option<Trend> {
     if has_ended { series.trend_of_ended() } else { series.trend() }
 }
 

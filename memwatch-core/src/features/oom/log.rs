@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::requests::Requests;
+use super::requests::RefusedRequests;
 use super::view::OomView;
 use super::{DEATH_NS, ONE_NS, OUT_OF_MEMORY};
 use crate::attribution::workload::WorkloadKey;
@@ -31,7 +31,7 @@ pub(super) struct OpenCall {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Failure {
+struct LoggedFailure {
     view: OomView,
     owner: FailureOwner,
     /// Time of the last refusal: `CLOCK_BOOTTIME`, in nanoseconds.
@@ -40,7 +40,7 @@ struct Failure {
     open: Vec<OpenCall>,
 }
 
-impl Failure {
+impl LoggedFailure {
     fn is_hidden(&self) -> bool {
         self.open.first().is_some_and(|open| open.is_reported_later)
     }
@@ -69,10 +69,10 @@ impl Failure {
 /// Failures, oldest first, and the number of dropped ones.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct OomLog {
-    kept: VecDeque<Failure>,
+    kept: VecDeque<LoggedFailure>,
     pub(super) forgotten: u64,
     /// Requests that the kernel driver refused and that belong to none of these failures.
-    pub(super) requests: Requests,
+    pub(super) requests: RefusedRequests,
     /// Snapshot of the last failure cancelled by a retry, for reuse: programs retry often, and
     /// snapshots are expensive.
     spare: Option<(Tgid, u64, Box<Snapshot>)>,
@@ -98,7 +98,7 @@ impl OomLog {
             }
         }
         let last_ns = view.time_ns;
-        self.kept.push_back(Failure { view, owner, last_ns, open: open.into_iter().collect() });
+        self.kept.push_back(LoggedFailure { view, owner, last_ns, open: open.into_iter().collect() });
     }
 
     /// Adds a refused call to the failure that it belongs to; returns the refused requests if there
@@ -126,7 +126,7 @@ impl OomLog {
     /// Adds a failure reported by an allocator to the failure that it belongs to; returns the
     /// refused requests if there is none.
     pub(super) fn join_last(&mut self, tgid: Tgid, now_ns: u64, behind: Vec<RefusedView>) -> Option<Vec<RefusedView>> {
-        let is_one = |one: &&mut Failure| one.view.tgid == tgid && !one.is_hidden() && one.includes(now_ns);
+        let is_one = |one: &&mut LoggedFailure| one.view.tgid == tgid && !one.is_hidden() && one.includes(now_ns);
         let Some(failure) = self.kept.iter_mut().rfind(is_one) else { return Some(behind) };
         failure.view.more += 1;
         failure.last_ns = now_ns;
@@ -137,7 +137,7 @@ impl OomLog {
     /// Cancels a refused call after the thread was granted the same size: that was a retry.
     pub(super) fn retract(&mut self, (tgid, thread, bytes): (Tgid, Tid, u64), now_ns: u64) {
         // Nearly every allocation of every program passes through here.
-        let is_of = |one: &&mut Failure| one.view.tgid == tgid && !one.open.is_empty() && one.is_recent(now_ns);
+        let is_of = |one: &&mut LoggedFailure| one.view.tgid == tgid && !one.open.is_empty() && one.is_recent(now_ns);
         let Some(failure) = self.kept.iter_mut().rfind(is_of) else { return };
         let before = failure.open.len();
         failure.open.retain(|open| (open.tid, open.bytes) != (thread, bytes));
@@ -151,7 +151,7 @@ impl OomLog {
         }
         let at =
             self.kept.iter().rposition(|one| one.view.tgid == tgid && one.open.is_empty() && one.last_ns <= now_ns);
-        if let Some(Failure { view, .. }) = at.and_then(|at| self.kept.remove(at)) {
+        if let Some(LoggedFailure { view, .. }) = at.and_then(|at| self.kept.remove(at)) {
             self.requests.list(tgid, view.refused, Some(OUT_OF_MEMORY));
             self.spare = Some((tgid, view.time_ns, view.snapshot));
         }
@@ -160,7 +160,7 @@ impl OomLog {
     /// Removes the refused calls of a thread that reports the failure itself; returns their refused
     /// requests.
     pub(super) fn take_of_thread(&mut self, tgid: Tgid, thread: Tid, now_ns: u64) -> Vec<RefusedView> {
-        let is_of = |one: &Failure| {
+        let is_of = |one: &LoggedFailure| {
             one.view.tgid == tgid && one.is_recent(now_ns) && one.open.first().is_some_and(|open| open.tid == thread)
         };
         let Some(at) = self.kept.iter().rposition(is_of) else { return Vec::new() };
@@ -180,9 +180,9 @@ impl OomLog {
         for failure in self.kept.iter_mut().filter(|one| one.view.ended_ns.is_none()) {
             failure.view.is_survived = now_ns.saturating_sub(failure.last_ns) >= DEATH_NS;
         }
-        let is_over = |one: &Failure| one.is_hidden() && now_ns.saturating_sub(one.last_ns) >= DEATH_NS;
+        let is_over = |one: &LoggedFailure| one.is_hidden() && now_ns.saturating_sub(one.last_ns) >= DEATH_NS;
         while let Some(at) = self.kept.iter().position(is_over) {
-            if let Some(Failure { view, .. }) = self.kept.remove(at) {
+            if let Some(LoggedFailure { view, .. }) = self.kept.remove(at) {
                 self.requests.list(view.tgid, view.refused, Some(OUT_OF_MEMORY));
             }
         }
@@ -190,7 +190,7 @@ impl OomLog {
 
     /// Marks failures that the exiting process died of.
     pub(super) fn end(&mut self, tgid: Tgid, time_ns: u64) {
-        let is_of = |one: &&mut Failure| {
+        let is_of = |one: &&mut LoggedFailure| {
             one.view.tgid == tgid && one.view.ended_ns.is_none() && !(one.view.is_survived && one.open.is_empty())
         };
         for failure in self.kept.iter_mut().filter(is_of) {

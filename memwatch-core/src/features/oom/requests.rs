@@ -15,14 +15,14 @@ const KEPT: usize = 32;
 
 /// Refused requests of all processes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Requests {
+pub(super) struct RefusedRequests {
     /// Requests whose call has not returned, oldest first.
     open: VecDeque<SurvivedView>,
     survived: VecDeque<SurvivedView>,
     forgotten: u64,
 }
 
-impl Requests {
+impl RefusedRequests {
     /// Adds a refused request. Without a traced call its result will never be known.
     pub(super) fn open(&mut self, tgid: Tgid, refused: RefusedView) {
         let is_in_call = refused.inside.is_some();

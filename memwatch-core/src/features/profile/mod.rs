@@ -11,25 +11,26 @@ use crate::decode::{Call, TensorEvent};
 use crate::features::profile::view::{
     CourseView, DeviceProfileView, GpuProfileView, ProcessProfileView, ProfileView, RatioView,
 };
-use crate::features::samples::course::{Course, Peak, Point, Summary, percentiles};
-use crate::features::samples::{Life, Samples, Track};
+use crate::features::samples::course::{ByteSeries, Peak, SeriesSample, SeriesSummary, percentiles};
+use crate::features::samples::{MemorySamples, ProcessLifetime, SeriesKey};
 use crate::features::timeline::events::Events;
-use crate::input::books::Numbers;
+use crate::input::books::AllocatorNumbers;
 use crate::ledger::totals::DeviceRef;
 use crate::words::{GpuUuid, Tgid};
 
 /// Series of memory, and the names of processes that have exited.
 #[derive(Clone, Debug)]
-pub(crate) struct Followed {
-    pub(crate) samples: Samples,
-    pub(crate) gone: BTreeMap<Life, ProcessProfileView>,
+pub(crate) struct MemoryProfile {
+    pub(crate) samples: MemorySamples,
+    pub(crate) gone: BTreeMap<ProcessLifetime, ProcessProfileView>,
     pub(crate) events: Option<Events>,
 }
 
 impl Pipeline {
     /// Turns sampling of the memory of GPUs and processes on, at this interval in nanoseconds.
     pub fn watch_samples(&mut self, interval_ns: u64) {
-        let followed = || Followed { samples: Samples::new(interval_ns), gone: BTreeMap::new(), events: None };
+        let followed =
+            || MemoryProfile { samples: MemorySamples::new(interval_ns), gone: BTreeMap::new(), events: None };
         self.detectors.followed.get_or_insert_with(|| Box::new(followed()));
     }
 
@@ -37,7 +38,7 @@ impl Pipeline {
     pub fn profile(&self) -> Option<ProfileView> {
         let followed = self.detectors.followed.as_deref()?;
         let samples = &followed.samples;
-        let mut lives: Vec<Life> = samples.tracks().keys().filter_map(Track::life).collect();
+        let mut lives: Vec<ProcessLifetime> = samples.tracks().keys().filter_map(SeriesKey::life).collect();
         lives.sort_by_key(|life| (life.since_ns, life.tgid));
         lives.dedup();
         Some(ProfileView {
@@ -104,7 +105,7 @@ impl Pipeline {
     }
 
     /// Adds counters read from a process's caching allocators.
-    pub(crate) fn follow_numbers(&mut self, numbers: &Numbers) {
+    pub(crate) fn follow_numbers(&mut self, numbers: &AllocatorNumbers) {
         let Self { detectors, processes, .. } = self;
         let Some(followed) = &mut detectors.followed else { return };
         if let Some(process) = processes.get(&numbers.tgid) {
@@ -124,7 +125,7 @@ impl Pipeline {
         self.follow_time(time_ns);
         let is_wanted = self.detectors.followed.is_some() || self.detectors.churn.is_some();
         let Some(process) = self.processes.get(&tgid).filter(|_| is_wanted) else { return };
-        let (life, view) = (Life::of(process), named(process, Some(time_ns)));
+        let (life, view) = (ProcessLifetime::of(process), named(process, Some(time_ns)));
         if let Some(churn) = &mut self.detectors.churn {
             churn.end(life);
         }
@@ -134,11 +135,11 @@ impl Pipeline {
         }
     }
 
-    fn gpu_profiles(&self, samples: &Samples) -> Vec<GpuProfileView> {
-        let course = |track: &Track| samples.tracks().get(track);
+    fn gpu_profiles(&self, samples: &MemorySamples) -> Vec<GpuProfileView> {
+        let course = |track: &SeriesKey| samples.tracks().get(track);
         let mut uuids: Vec<&GpuUuid> = self.reading.devices.iter().map(|device| &device.uuid).collect();
         let of_gpus = samples.tracks().keys().filter_map(|track| match track {
-            Track::GpuUsed(uuid) | Track::GpuLive(uuid) => Some(uuid),
+            SeriesKey::GpuUsed(uuid) | SeriesKey::GpuLive(uuid) => Some(uuid),
             _ => None,
         });
         for uuid in of_gpus {
@@ -148,8 +149,8 @@ impl Pipeline {
         }
         let view = |uuid: &GpuUuid| {
             let total_bytes = self.total_bytes(uuid);
-            let used = course(&Track::GpuUsed(uuid.clone())).map(|course| self.looked_at(course));
-            let live = course(&Track::GpuLive(uuid.clone())).map(|course| self.counted(course));
+            let used = course(&SeriesKey::GpuUsed(uuid.clone())).map(|course| self.looked_at(course));
+            let live = course(&SeriesKey::GpuLive(uuid.clone())).map(|course| self.counted(course));
             let utilization = used.and_then(|used| used.part_of(total_bytes));
             GpuProfileView { uuid: uuid.clone(), total_bytes, used, live, utilization }
         };
@@ -161,26 +162,26 @@ impl Pipeline {
     }
 
     /// Returns the process with this lifetime.
-    pub(crate) fn of_life(&self, life: Life) -> Option<&Process> {
-        self.processes.values().chain(self.ended.iter()).find(|process| Life::of(process) == life)
+    pub(crate) fn of_life(&self, life: ProcessLifetime) -> Option<&Process> {
+        self.processes.values().chain(self.ended.iter()).find(|process| ProcessLifetime::of(process) == life)
     }
 
     /// Returns the identity of a process, without numbers.
-    pub(crate) fn life_named(&self, followed: &Followed, life: Life) -> ProcessProfileView {
+    pub(crate) fn life_named(&self, followed: &MemoryProfile, life: ProcessLifetime) -> ProcessProfileView {
         let now = self.of_life(life).map(|process| named(process, process.ended.map(|ended| ended.time_ns)));
         now.or_else(|| followed.gone.get(&life).cloned()).unwrap_or_default()
     }
 
-    fn process_profile(&self, followed: &Followed, life: Life) -> ProcessProfileView {
+    fn process_profile(&self, followed: &MemoryProfile, life: ProcessLifetime) -> ProcessProfileView {
         let process = self.of_life(life);
         let mut view = self.life_named(followed, life);
         let mut gpus: BTreeMap<(bool, Option<GpuUuid>), DeviceProfileView> = BTreeMap::new();
-        let mut reserved: Vec<(Option<GpuUuid>, Vec<Point>, Vec<Point>)> = Vec::new();
+        let mut reserved: Vec<(Option<GpuUuid>, Vec<SeriesSample>, Vec<SeriesSample>)> = Vec::new();
         for (track, course) in samples_of(&followed.samples, life) {
             let uuid = match track {
-                Track::Live(_, uuid) => uuid.clone(),
-                Track::Used(_, uuid) => Some(uuid.clone()),
-                Track::Allocated(_, ordinal) | Track::Reserved(_, ordinal) => {
+                SeriesKey::Live(_, uuid) => uuid.clone(),
+                SeriesKey::Used(_, uuid) => Some(uuid.clone()),
+                SeriesKey::Allocated(_, ordinal) | SeriesKey::Reserved(_, ordinal) => {
                     let device = DeviceRef::Ordinal(*ordinal);
                     process.and_then(|process| resolve(process, device, &self.reading.devices))
                 }
@@ -192,11 +193,11 @@ impl Pipeline {
             let row = gpus.entry((uuid.is_none(), uuid.clone())).or_default();
             row.uuid.clone_from(&uuid);
             match track {
-                Track::Live(..) => row.live = Some(self.counted(course)),
-                Track::Used(..) => row.used = Some(self.looked_at(course)),
-                Track::Allocated(_, ordinal) => {
+                SeriesKey::Live(..) => row.live = Some(self.counted(course)),
+                SeriesKey::Used(..) => row.used = Some(self.looked_at(course)),
+                SeriesKey::Allocated(_, ordinal) => {
                     row.allocated = Some(self.counted(course));
-                    let other = followed.samples.tracks().get(&Track::Reserved(life, *ordinal));
+                    let other = followed.samples.tracks().get(&SeriesKey::Reserved(life, *ordinal));
                     let other = other.map_or_else(Vec::new, |course| course.points(self.now_ns));
                     reserved.push((uuid, course.points(self.now_ns), other));
                 }
@@ -214,19 +215,19 @@ impl Pipeline {
     }
 
     /// Returns the view of a series from traced changes.
-    fn counted(&self, course: &Course) -> CourseView {
+    fn counted(&self, course: &ByteSeries) -> CourseView {
         let summary = course.summary(self.now_ns);
         let Peak { bytes, time_ns } = summary.peak;
         CourseView { peak_bytes: Some(bytes), peak_ns: Some(time_ns), ..view_of(&summary) }
     }
 
     /// Returns the view of a series from readings.
-    fn looked_at(&self, course: &Course) -> CourseView {
+    fn looked_at(&self, course: &ByteSeries) -> CourseView {
         view_of(&course.summary(self.now_ns))
     }
 }
 
-fn samples_of(samples: &Samples, life: Life) -> impl Iterator<Item = (&Track, &Course)> {
+fn samples_of(samples: &MemorySamples, life: ProcessLifetime) -> impl Iterator<Item = (&SeriesKey, &ByteSeries)> {
     samples.tracks().iter().filter(move |(track, _)| track.life() == Some(life))
 }
 
@@ -243,7 +244,7 @@ fn named(process: &Process, ended_ns: Option<u64>) -> ProcessProfileView {
     }
 }
 
-fn view_of(summary: &Summary) -> CourseView {
+fn view_of(summary: &SeriesSummary) -> CourseView {
     let [p50_bytes, p90_bytes, p95_bytes, p99_bytes] = summary.percentiles;
     CourseView {
         current_bytes: summary.current_bytes,
@@ -265,7 +266,7 @@ fn view_of(summary: &Summary) -> CourseView {
 /// Returns the fraction of the reserved bytes that is not allocated; `None` if no sample has
 /// reserved bytes.
 #[expect(clippy::cast_precision_loss, reason = "a part needs no sixteen digits")]
-fn fragmentation(allocated: &[Point], reserved: &[Point]) -> Option<RatioView> {
+fn fragmentation(allocated: &[SeriesSample], reserved: &[SeriesSample]) -> Option<RatioView> {
     let part = |allocated: u64, reserved: u64| reserved.saturating_sub(allocated) as f64 / reserved as f64;
     let pairs = allocated.iter().zip(reserved).filter(|(_, reserved)| reserved.bytes > 0);
     let ratios: Vec<(f64, u64)> = pairs.map(|(own, all)| (part(own.bytes, all.bytes), all.weight_ns)).collect();

@@ -6,7 +6,7 @@ const POINTS: usize = 1 << 13;
 
 /// A sample of the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Point {
+pub struct SeriesSample {
     /// Time: `CLOCK_BOOTTIME`, in nanoseconds.
     pub time_ns: u64,
     /// Value at that time, in bytes.
@@ -19,8 +19,8 @@ pub struct Point {
 
 /// A number over time that keeps its value from one change to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Course {
-    points: Vec<Point>,
+pub struct ByteSeries {
+    points: Vec<SeriesSample>,
     begun_ns: u64,
     /// Time of the last change.
     changed_ns: u64,
@@ -46,7 +46,7 @@ pub struct Peak {
 
 /// Statistics of a number over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Summary {
+pub struct SeriesSummary {
     /// Current value; the last value if the number has ended.
     pub current_bytes: u64,
     /// Exact time average; `None` if no time has passed.
@@ -70,7 +70,7 @@ pub struct Summary {
 /// Reported percentiles, in hundredths.
 pub const PERCENTILES: [u64; 4] = [50, 90, 95, 99];
 
-impl Course {
+impl ByteSeries {
     /// Starts a number at this time.
     pub fn begin(time_ns: u64, bytes: u64) -> Self {
         Self {
@@ -147,10 +147,10 @@ impl Course {
     /// Merges points at other times than multiples of `interval_ns` into the next point, after the
     /// interval was doubled.
     pub fn thin(&mut self, interval_ns: u64) {
-        let mut kept: Vec<Point> = Vec::with_capacity(self.points.len() / 2 + 1);
-        let mut open: Option<Point> = None;
+        let mut kept: Vec<SeriesSample> = Vec::with_capacity(self.points.len() / 2 + 1);
+        let mut open: Option<SeriesSample> = None;
         for point in self.points.drain(..) {
-            let point = open.take().map_or(point, |before| Point {
+            let point = open.take().map_or(point, |before| SeriesSample {
                 most_bytes: point.most_bytes.max(before.most_bytes),
                 weight_ns: point.weight_ns + before.weight_ns,
                 ..point
@@ -169,17 +169,17 @@ impl Course {
     }
 
     /// Returns all points, with a last one now or at the end.
-    pub fn points(&self, now_ns: u64) -> Vec<Point> {
+    pub fn points(&self, now_ns: u64) -> Vec<SeriesSample> {
         let (bytes, end_ns) = self.ended.unwrap_or((self.bytes, now_ns.max(self.changed_ns)));
         let mut points = self.points.clone();
         if end_ns > self.last_ns() || points.is_empty() {
-            points.push(Point { bytes, most_bytes: self.most_bytes.max(bytes), ..self.point(end_ns) });
+            points.push(SeriesSample { bytes, most_bytes: self.most_bytes.max(bytes), ..self.point(end_ns) });
         }
         points
     }
 
     /// Returns the statistics up to now.
-    pub fn summary(&self, now_ns: u64) -> Summary {
+    pub fn summary(&self, now_ns: u64) -> SeriesSummary {
         let points = self.points(now_ns);
         let (current_bytes, last_ns) = self.ended.unwrap_or((self.bytes, now_ns.max(self.changed_ns)));
         let area = self.area + self.area_until(last_ns);
@@ -187,7 +187,7 @@ impl Course {
         let average = area.checked_div(u128::from(passed_ns));
         let looks = || points.iter().map(|point| point.bytes);
         let weighed: Vec<(u64, u64)> = points.iter().map(|point| (point.bytes, point.weight_ns)).collect();
-        Summary {
+        SeriesSummary {
             current_bytes,
             average_bytes: average.and_then(|bytes| u64::try_from(bytes).ok()),
             minimum_bytes: looks().min().unwrap_or(current_bytes),
@@ -216,9 +216,9 @@ impl Course {
         self.points.last().map_or(self.begun_ns, |point| point.time_ns)
     }
 
-    fn point(&self, time_ns: u64) -> Point {
+    fn point(&self, time_ns: u64) -> SeriesSample {
         let weight_ns = time_ns.saturating_sub(self.last_ns());
-        Point { time_ns, bytes: self.bytes, most_bytes: self.most_bytes, weight_ns }
+        SeriesSample { time_ns, bytes: self.bytes, most_bytes: self.most_bytes, weight_ns }
     }
 }
 
@@ -248,13 +248,13 @@ pub fn percentiles<T: Copy>(
 
 #[cfg(test)]
 mod tests {
-    use super::{Course, POINTS, Peak, percentiles};
+    use super::{ByteSeries, POINTS, Peak, percentiles};
 
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
     fn the_average_and_the_peak_are_exact_between_two_looks() {
-        let mut course = Course::begin(0, 0);
+        let mut course = ByteSeries::begin(0, 0);
         course.set(SECOND / 4, 400);
         course.set(SECOND / 2, 100);
         course.look(SECOND);
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn percentiles_go_by_time_and_not_by_the_number_of_looks() {
-        let mut course = Course::begin(0, 10);
+        let mut course = ByteSeries::begin(0, 10);
         course.look(90 * SECOND);
         course.set(90 * SECOND, 1000);
         course.look(91 * SECOND);
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn what_has_ended_counts_until_its_end_and_may_begin_again() {
-        let mut course = Course::begin(0, 100);
+        let mut course = ByteSeries::begin(0, 100);
         course.look(SECOND);
         course.end(3 * SECOND / 2);
         course.look(5 * SECOND);
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn thinned_points_keep_what_was_the_most_and_their_times() {
-        let mut course = Course::begin(0, 0);
+        let mut course = ByteSeries::begin(0, 0);
         for second in 1..=8 {
             course.set(second * SECOND - SECOND / 2, second * 100);
             course.set(second * SECOND - SECOND / 4, second);
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_number_seen_for_no_time_has_no_average() {
-        let course = Course::begin(SECOND, 7);
+        let course = ByteSeries::begin(SECOND, 7);
         let summary = course.summary(SECOND);
         assert_eq!((summary.average_bytes, summary.percentiles, summary.samples), (None, [7; 4], 1));
     }

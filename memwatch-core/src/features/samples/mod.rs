@@ -8,24 +8,24 @@ pub mod course;
 
 use std::collections::BTreeMap;
 
-use super::samples::course::Course;
+use super::samples::course::ByteSeries;
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::decode::{TensorChange, TensorEvent};
 use crate::input::{DeviceReading, NvmlState};
-use crate::ledger::totals::{DeviceRef, Kind};
+use crate::ledger::totals::{AllocationKind, DeviceRef};
 use crate::words::{GpuUuid, Ordinal, Tgid};
 
 /// One lifetime of a process or of its executed image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Life {
+pub struct ProcessLifetime {
     /// The process.
     pub tgid: Tgid,
     /// Distinguishes processes that reused the same number: [`Process::observed_since_ns`].
     pub since_ns: u64,
 }
 
-impl Life {
+impl ProcessLifetime {
     /// Returns the lifetime of a process.
     pub const fn of(process: &Process) -> Self {
         Self { tgid: process.tgid, since_ns: process.observed_since_ns }
@@ -34,26 +34,26 @@ impl Life {
 
 /// Identity of a series.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Track {
+pub enum SeriesKey {
     /// NVML's used bytes of a GPU.
     GpuUsed(GpuUuid),
     /// Live bytes of all traced processes on a GPU.
     GpuLive(GpuUuid),
     /// Live bytes of a process on a GPU; `None` if the GPU is unknown.
-    Live(Life, Option<GpuUuid>),
+    Live(ProcessLifetime, Option<GpuUuid>),
     /// NVML's used bytes of a process on a GPU.
-    Used(Life, GpuUuid),
+    Used(ProcessLifetime, GpuUuid),
     /// Bytes allocated from the caching allocator of a device.
-    Allocated(Life, Ordinal),
+    Allocated(ProcessLifetime, Ordinal),
     /// Bytes that the caching allocator of a device reserves from the driver.
-    Reserved(Life, Ordinal),
+    Reserved(ProcessLifetime, Ordinal),
     /// Pinned host memory of a process.
-    Pinned(Life),
+    Pinned(ProcessLifetime),
 }
 
-impl Track {
+impl SeriesKey {
     /// Returns the process that the series belongs to, if any.
-    pub const fn life(&self) -> Option<Life> {
+    pub const fn life(&self) -> Option<ProcessLifetime> {
         match self {
             Self::GpuUsed(_) | Self::GpuLive(_) => None,
             Self::Live(life, _)
@@ -67,18 +67,18 @@ impl Track {
 
 /// All series.
 #[derive(Clone, Debug)]
-pub struct Samples {
+pub struct MemorySamples {
     asked_ns: u64,
     interval_ns: u64,
     /// Time of the last sample, or start of the session.
     looked_ns: Option<u64>,
     begun_ns: Option<u64>,
-    tracks: BTreeMap<Track, Course>,
+    tracks: BTreeMap<SeriesKey, ByteSeries>,
     /// GPUs of the processes' devices, as far as they are known.
-    gpus: BTreeMap<(Life, DeviceRef), Option<GpuUuid>>,
+    gpus: BTreeMap<(ProcessLifetime, DeviceRef), Option<GpuUuid>>,
 }
 
-impl Samples {
+impl MemorySamples {
     /// Creates an empty set with this interval, at least a nanosecond.
     pub fn new(interval_ns: u64) -> Self {
         let interval_ns = interval_ns.max(1);
@@ -103,7 +103,7 @@ impl Samples {
     }
 
     /// Returns all series.
-    pub const fn tracks(&self) -> &BTreeMap<Track, Course> {
+    pub const fn tracks(&self) -> &BTreeMap<SeriesKey, ByteSeries> {
         &self.tracks
     }
 
@@ -120,7 +120,7 @@ impl Samples {
         while moment_ns <= time_ns {
             self.tracks.values_mut().for_each(|course| course.look(moment_ns));
             self.looked_ns = Some(moment_ns);
-            if self.tracks.values().any(Course::is_full) {
+            if self.tracks.values().any(ByteSeries::is_full) {
                 self.interval_ns = self.interval_ns.saturating_mul(2);
                 let interval_ns = self.interval_ns;
                 self.tracks.values_mut().for_each(|course| course.thin(interval_ns));
@@ -150,7 +150,7 @@ impl Samples {
 
     /// Adds the driver memory of a process at this time.
     pub fn observe(&mut self, process: &Process, reading: &DeviceReading, time_ns: u64) {
-        let life = Life::of(process);
+        let life = ProcessLifetime::of(process);
         let mut sums: BTreeMap<Option<GpuUuid>, u64> = BTreeMap::new();
         for (device, totals) in process.ledger.totals().devices() {
             let resolved = || resolve(process, device, &reading.devices);
@@ -160,16 +160,16 @@ impl Samples {
             *sum = sum.saturating_add(live_bytes);
         }
         for (gpu, bytes) in sums {
-            let track = Track::Live(life, gpu.clone());
-            let before_bytes = self.tracks.get(&track).map_or(0, Course::bytes);
+            let track = SeriesKey::Live(life, gpu.clone());
+            let before_bytes = self.tracks.get(&track).map_or(0, ByteSeries::bytes);
             self.set(track, time_ns, bytes);
             if let Some(uuid) = gpu {
                 self.shift(uuid, time_ns, before_bytes, bytes);
             }
         }
-        let pinned_bytes = process.ledger.totals().host().kind(Kind::PinnedHost).live_bytes;
-        if pinned_bytes > 0 || self.tracks.contains_key(&Track::Pinned(life)) {
-            self.set(Track::Pinned(life), time_ns, pinned_bytes);
+        let pinned_bytes = process.ledger.totals().host().kind(AllocationKind::PinnedHost).live_bytes;
+        if pinned_bytes > 0 || self.tracks.contains_key(&SeriesKey::Pinned(life)) {
+            self.set(SeriesKey::Pinned(life), time_ns, pinned_bytes);
         }
     }
 
@@ -180,14 +180,19 @@ impl Samples {
         else {
             return;
         };
-        self.set_tensors(Life::of(process), ordinal, event.time_ns, (allocated_bytes, reserved_bytes));
+        self.set_tensors(ProcessLifetime::of(process), ordinal, event.time_ns, (allocated_bytes, reserved_bytes));
     }
 
     /// Adds the known totals of the process's caching allocators.
     pub fn observe_reported(&mut self, process: &Process, time_ns: u64) {
         for (ordinal, allocator) in process.tensors.iter().flat_map(|tensors| tensors.allocators()) {
             let Some(now) = allocator.reported() else { continue };
-            self.set_tensors(Life::of(process), *ordinal, time_ns, (now.allocated_bytes, now.reserved_bytes));
+            self.set_tensors(
+                ProcessLifetime::of(process),
+                *ordinal,
+                time_ns,
+                (now.allocated_bytes, now.reserved_bytes),
+            );
         }
     }
 
@@ -198,19 +203,22 @@ impl Samples {
             self.place(process, reading, time_ns);
         }
         if reading.state != NvmlState::Ok {
-            let of_nvml = |track: &&mut Course| track.ended_ns().is_none();
-            let used = self.tracks.iter_mut().filter(|(track, _)| matches!(track, Track::GpuUsed(_) | Track::Used(..)));
+            let of_nvml = |track: &&mut ByteSeries| track.ended_ns().is_none();
+            let used = self
+                .tracks
+                .iter_mut()
+                .filter(|(track, _)| matches!(track, SeriesKey::GpuUsed(_) | SeriesKey::Used(..)));
             used.map(|(_, course)| course).filter(of_nvml).for_each(|course| course.end(time_ns));
             return;
         }
         for device in &reading.devices {
             if let Some(used_bytes) = device.used_bytes {
-                self.set(Track::GpuUsed(device.uuid.clone()), time_ns, used_bytes);
+                self.set(SeriesKey::GpuUsed(device.uuid.clone()), time_ns, used_bytes);
             }
-            self.tracks.entry(Track::GpuLive(device.uuid.clone())).or_insert_with(|| Course::begin(time_ns, 0));
+            self.tracks.entry(SeriesKey::GpuLive(device.uuid.clone())).or_insert_with(|| ByteSeries::begin(time_ns, 0));
             for process in processes.clone() {
                 let listed = device.processes.iter().flatten().find(|entry| entry.tgid == process.tgid);
-                let track = Track::Used(Life::of(process), device.uuid.clone());
+                let track = SeriesKey::Used(ProcessLifetime::of(process), device.uuid.clone());
                 match listed.map(|entry| entry.used_bytes) {
                     Some(Some(used_bytes)) => self.set(track, time_ns, used_bytes),
                     // NVML no longer lists the process, or does not report its bytes.
@@ -225,10 +233,10 @@ impl Samples {
     }
 
     /// Ends the series of a process that has exited or executed another image.
-    pub fn end(&mut self, life: Life, time_ns: u64) {
+    pub fn end(&mut self, life: ProcessLifetime, time_ns: u64) {
         let mut given_back = Vec::new();
         for (track, course) in self.tracks.iter_mut().filter(|(track, _)| track.life() == Some(life)) {
-            if let Track::Live(_, Some(uuid)) = track {
+            if let SeriesKey::Live(_, Some(uuid)) = track {
                 given_back.push((uuid.clone(), course.bytes()));
             }
             course.end(time_ns);
@@ -241,7 +249,7 @@ impl Samples {
 
     /// Updates the GPUs of the process's devices, which may have become known.
     fn place(&mut self, process: &Process, reading: &DeviceReading, time_ns: u64) {
-        let life = Life::of(process);
+        let life = ProcessLifetime::of(process);
         let mut has_changed = false;
         for ((_, device), gpu) in
             self.gpus.range_mut((life, DeviceRef::Unknown)..).take_while(|((of, _), _)| *of == life)
@@ -256,13 +264,13 @@ impl Samples {
             return;
         }
         // If all devices are one GPU, memory on an unknown GPU is on this GPU.
-        let unplaced = self.tracks.remove(&Track::Live(life, None));
+        let unplaced = self.tracks.remove(&SeriesKey::Live(life, None));
         let gpus: Vec<&GpuUuid> =
             self.gpus.iter().filter(|((of, _), _)| *of == life).filter_map(|(_, gpu)| gpu.as_ref()).collect();
         if let ([uuid, others @ ..], Some(course)) = (&gpus[..], unplaced) {
             let uuid = (*uuid).clone();
             let is_one = others.iter().all(|other| **other == uuid);
-            let track = Track::Live(life, Some(uuid.clone()));
+            let track = SeriesKey::Live(life, Some(uuid.clone()));
             if is_one && !self.tracks.contains_key(&track) {
                 let bytes = course.bytes();
                 self.tracks.insert(track, course);
@@ -272,18 +280,24 @@ impl Samples {
         self.observe(process, reading, time_ns);
     }
 
-    fn set_tensors(&mut self, life: Life, ordinal: Ordinal, time_ns: u64, (allocated, reserved): (u64, u64)) {
-        self.set(Track::Allocated(life, ordinal), time_ns, allocated);
-        self.set(Track::Reserved(life, ordinal), time_ns, reserved);
+    fn set_tensors(
+        &mut self,
+        life: ProcessLifetime,
+        ordinal: Ordinal,
+        time_ns: u64,
+        (allocated, reserved): (u64, u64),
+    ) {
+        self.set(SeriesKey::Allocated(life, ordinal), time_ns, allocated);
+        self.set(SeriesKey::Reserved(life, ordinal), time_ns, reserved);
     }
 
-    fn set(&mut self, track: Track, time_ns: u64, bytes: u64) {
-        self.tracks.entry(track).or_insert_with(|| Course::begin(time_ns, bytes)).set(time_ns, bytes);
+    fn set(&mut self, track: SeriesKey, time_ns: u64, bytes: u64) {
+        self.tracks.entry(track).or_insert_with(|| ByteSeries::begin(time_ns, bytes)).set(time_ns, bytes);
     }
 
     /// Changes the sum of all processes on a GPU by the change of one.
     fn shift(&mut self, uuid: GpuUuid, time_ns: u64, before_bytes: u64, bytes: u64) {
-        let course = self.tracks.entry(Track::GpuLive(uuid)).or_insert_with(|| Course::begin(time_ns, 0));
+        let course = self.tracks.entry(SeriesKey::GpuLive(uuid)).or_insert_with(|| ByteSeries::begin(time_ns, 0));
         let all_bytes = course.bytes().saturating_sub(before_bytes).saturating_add(bytes);
         course.set(time_ns, all_bytes);
     }

@@ -14,23 +14,25 @@ use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::attribution::reconcile::Reconciliation;
 use crate::decode::TensorEvent;
-use crate::features::simulate::model::{Capacity, DeviceRun, Failure, Plan, Replay, Settings, Simulations, Whose};
+use crate::features::simulate::model::{
+    Capacity, DeviceRun, PolicyPlan, PolicyReplay, PredictedFailure, Settings, SimulatedAllocatorKey, Simulations,
+};
 use crate::features::simulate::view::{MeasuredView, PolicyView, PredictedFailureView, SimulationView};
 use crate::input::DeviceFacts;
-use crate::input::books::Books;
+use crate::input::books::AllocatorState;
 use crate::ledger::totals::DeviceRef;
 use crate::words::{GpuUuid, Ordinal};
 
 impl Pipeline {
     /// Turns simulation of these plans on; on a card with `capacity_bytes` bytes, if given.
-    pub fn simulate(&mut self, plans: Vec<Plan>, capacity_bytes: Option<u64>) {
+    pub fn simulate(&mut self, plans: Vec<PolicyPlan>, capacity_bytes: Option<u64>) {
         self.detectors.simulations = Some(Box::new(Simulations::new(plans, capacity_bytes)));
     }
 
     /// Returns the results by process and device; nothing before [`Pipeline::simulate`].
     pub fn simulations(&self) -> Vec<SimulationView> {
         let Some(simulations) = &self.detectors.simulations else { return Vec::new() };
-        let view = |(whose, run): (&Whose, &DeviceRun)| {
+        let view = |(whose, run): (&SimulatedAllocatorKey, &DeviceRun)| {
             let process = self.process_of(whose)?;
             Some(self.simulation(process, whose.2, (simulations.plans(), run)))
         };
@@ -59,7 +61,7 @@ impl Pipeline {
     }
 
     /// Begins the replays with the allocator state that was read from the process.
-    pub(crate) fn begin_simulations(&mut self, books: &Books) {
+    pub(crate) fn begin_simulations(&mut self, books: &AllocatorState) {
         let Self { detectors, processes, reading, reconciliation, .. } = self;
         let Some(simulations) = &mut detectors.simulations else { return };
         let Some(process) = processes.get(&books.tgid) else { return };
@@ -76,7 +78,7 @@ impl Pipeline {
     pub(crate) fn update_rooms(&mut self) {
         let Some(mut simulations) = self.detectors.simulations.take() else { return };
         let capacity_bytes = simulations.capacity_bytes();
-        let all: Vec<Whose> = simulations.runs().keys().copied().collect();
+        let all: Vec<SimulatedAllocatorKey> = simulations.runs().keys().copied().collect();
         for whose in all {
             if let Some(process) = self.process_of(&whose).filter(|process| process.ended.is_none()) {
                 let capacity = capacity(process, whose.2, &self.reading.devices, &self.reconciliation, capacity_bytes);
@@ -86,12 +88,17 @@ impl Pipeline {
         self.detectors.simulations = Some(simulations);
     }
 
-    fn process_of(&self, (tgid, since_ns, _): &Whose) -> Option<&Process> {
+    fn process_of(&self, (tgid, since_ns, _): &SimulatedAllocatorKey) -> Option<&Process> {
         let mut all = self.processes.values().chain(self.ended.iter());
         all.find(|process| (process.tgid, process.observed_since_ns) == (*tgid, *since_ns))
     }
 
-    fn simulation(&self, process: &Process, ordinal: Ordinal, (plans, run): (&[Plan], &DeviceRun)) -> SimulationView {
+    fn simulation(
+        &self,
+        process: &Process,
+        ordinal: Ordinal,
+        (plans, run): (&[PolicyPlan], &DeviceRun),
+    ) -> SimulationView {
         let allocator = process.tensors.as_ref().and_then(|tensors| tensors.allocators().get(&ordinal));
         let max_split_size = allocator.and_then(DeviceAllocator::max_split_size);
         let losses = process.tensors.as_ref().map(|tensors| tensors.losses());
@@ -150,8 +157,8 @@ fn capacity(
 }
 
 /// Returns whether the plan matches the program's own settings, as far as its allocator shows them.
-fn is_as_it_ran(plan: &Plan, is_expandable: bool, max_split_size: Option<i64>) -> bool {
-    let Plan::PyTorch(settings) = plan else { return false };
+fn is_as_it_ran(plan: &PolicyPlan, is_expandable: bool, max_split_size: Option<i64>) -> bool {
+    let PolicyPlan::PyTorch(settings) = plan else { return false };
     let max_split_bytes = max_split_size.and_then(|size| u64::try_from(size).ok());
     let seen = Settings { expandable_segments: is_expandable, max_split_bytes, ..Settings::default() };
     *settings == seen
@@ -175,13 +182,13 @@ fn measured(run: &DeviceRun) -> MeasuredView {
     }
 }
 
-fn policy(plan: &Plan, replay: &Replay) -> PolicyView {
+fn policy(plan: &PolicyPlan, replay: &PolicyReplay) -> PolicyView {
     let outcome = replay.outcome();
     let (word, setting) = match plan {
-        Plan::PyTorch(settings) => ("pytorch", Some(settings.to_string())),
-        Plan::SizeClasses => ("size_classes", None),
+        PolicyPlan::PyTorch(settings) => ("pytorch", Some(settings.to_string())),
+        PolicyPlan::SizeClasses => ("size_classes", None),
     };
-    let failure = |failure: Failure| PredictedFailureView {
+    let failure = |failure: PredictedFailure| PredictedFailureView {
         time_ns: failure.time_ns,
         wanted_bytes: failure.bytes,
         reserved_bytes: failure.reserved_bytes,

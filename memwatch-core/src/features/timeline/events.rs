@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::allocators::threads::{Attribution, Stage};
 use crate::attribution::process::Process;
 use crate::decode::{Call, TensorChange, TensorEvent};
-use crate::features::samples::Life;
+use crate::features::samples::ProcessLifetime;
 use crate::words::Ordinal;
 
 /// Maximum numbers of events and spans; the oldest are dropped.
@@ -16,9 +16,9 @@ const OUT_OF_MEMORY: i32 = 2;
 
 /// A recorded event.
 #[derive(Clone, Debug)]
-pub(super) struct Event {
+pub(super) struct TimelineEvent {
     pub(super) time_ns: u64,
-    pub(super) life: Life,
+    pub(super) life: ProcessLifetime,
     pub(super) failed: bool,
     pub(super) ordinal: Option<Ordinal>,
     pub(super) bytes: u64,
@@ -28,7 +28,7 @@ pub(super) struct Event {
 
 /// Position in a training.
 #[derive(Clone, Debug)]
-pub(super) enum At {
+pub(super) enum TrainingPosition {
     Step(u64),
     Stage(Stage),
 }
@@ -37,16 +37,16 @@ pub(super) enum At {
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
     pub(super) large_bytes: u64,
-    pub(super) events: VecDeque<Event>,
+    pub(super) events: VecDeque<TimelineEvent>,
     pub(super) forgotten_events: u64,
-    pub(super) spans: VecDeque<(Life, At, u64, u64)>,
+    pub(super) spans: VecDeque<(ProcessLifetime, TrainingPosition, u64, u64)>,
     pub(super) forgotten_spans: u64,
-    pub(super) steps: BTreeMap<Life, (u64, u64)>,
-    pub(super) stages: BTreeMap<Life, (Stage, u64)>,
+    pub(super) steps: BTreeMap<ProcessLifetime, (u64, u64)>,
+    pub(super) stages: BTreeMap<ProcessLifetime, (Stage, u64)>,
 }
 
 impl Events {
-    fn note(&mut self, event: Event) {
+    fn note(&mut self, event: TimelineEvent) {
         if self.events.len() >= KEPT_EVENTS {
             self.events.pop_front();
             self.forgotten_events += 1;
@@ -54,7 +54,7 @@ impl Events {
         self.events.push_back(event);
     }
 
-    fn span(&mut self, life: Life, what: At, begun_ns: u64, last_ns: u64) {
+    fn span(&mut self, life: ProcessLifetime, what: TrainingPosition, begun_ns: u64, last_ns: u64) {
         if self.spans.len() >= KEPT_SPANS {
             self.spans.pop_front();
             self.forgotten_spans += 1;
@@ -65,12 +65,12 @@ impl Events {
     /// Records an event of a process's caching allocators after it was processed.
     pub(crate) fn observe_tensors(&mut self, process: &Process, event: &TensorEvent) {
         let Some(tensors) = &process.tensors else { return };
-        let (life, time_ns) = (Life::of(process), event.time_ns);
+        let (life, time_ns) = (ProcessLifetime::of(process), event.time_ns);
         let steps = tensors.threads().steps();
         let (known, since_ns) = *self.steps.entry(life).or_insert((steps, time_ns));
         if steps > known {
             self.steps.insert(life, (steps, time_ns));
-            self.span(life, At::Step(steps), since_ns, time_ns);
+            self.span(life, TrainingPosition::Step(steps), since_ns, time_ns);
         }
         match event.what {
             TensorChange::Reported { ordinal, address, block_bytes: 1.., .. } => {
@@ -79,11 +79,11 @@ impl Events {
                 let (last, since_ns) = *self.stages.entry(life).or_insert((stage, time_ns));
                 if last != stage {
                     self.stages.insert(life, (stage, time_ns));
-                    self.span(life, At::Stage(last), since_ns, time_ns);
+                    self.span(life, TrainingPosition::Stage(last), since_ns, time_ns);
                 }
                 if block.bytes >= self.large_bytes {
                     let (bytes, whose) = (block.bytes, Some(block.whose));
-                    self.note(Event {
+                    self.note(TimelineEvent {
                         time_ns,
                         life,
                         failed: false,
@@ -98,7 +98,15 @@ impl Events {
                 let Some(refused) = tensors.refused_by(event) else { return };
                 let (ordinal, bytes) = (refused.ordinal, refused.wanted_bytes);
                 let whose = tensors.places().refused().back().map(|refusal| refusal.whose);
-                self.note(Event { time_ns, life, failed: true, ordinal: Some(ordinal), bytes, symbol: None, whose });
+                self.note(TimelineEvent {
+                    time_ns,
+                    life,
+                    failed: true,
+                    ordinal: Some(ordinal),
+                    bytes,
+                    symbol: None,
+                    whose,
+                });
             }
             _ => {}
         }
@@ -111,8 +119,8 @@ impl Events {
         // For PyTorch every tensor is reported instead.
         let is_large = call.status == 0 && bytes >= self.large_bytes && process.current_tensors().is_none();
         if failed || is_large {
-            let (time_ns, life, symbol) = (call.returned_ns, Life::of(process), Some(call.symbol));
-            self.note(Event { time_ns, life, failed, ordinal: None, bytes, symbol, whose: None });
+            let (time_ns, life, symbol) = (call.returned_ns, ProcessLifetime::of(process), Some(call.symbol));
+            self.note(TimelineEvent { time_ns, life, failed, ordinal: None, bytes, symbol, whose: None });
         }
     }
 }

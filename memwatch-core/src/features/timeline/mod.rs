@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::Pipeline;
 use crate::attribution::device::resolve;
-use crate::features::profile::Followed;
-use crate::features::samples::course::{Course, Point};
-use crate::features::samples::{Life, Track};
-use crate::features::timeline::events::{At, Event, Events};
+use crate::features::profile::MemoryProfile;
+use crate::features::samples::course::{ByteSeries, SeriesSample};
+use crate::features::samples::{ProcessLifetime, SeriesKey};
+use crate::features::timeline::events::{Events, TimelineEvent, TrainingPosition};
 use crate::features::timeline::view::{EventView, PointView, SpanView, TimelineView, TrackView};
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::build::places::{stage_name, whose};
@@ -52,7 +52,7 @@ impl Pipeline {
             view.events.extend(peak(&own, course));
             view.tracks.push(own);
         }
-        let mut lives: Vec<Life> = samples.tracks().keys().filter_map(Track::life).collect();
+        let mut lives: Vec<ProcessLifetime> = samples.tracks().keys().filter_map(SeriesKey::life).collect();
         lives.sort_unstable();
         lives.dedup();
         for life in lives {
@@ -68,22 +68,25 @@ impl Pipeline {
         Some(view)
     }
 
-    fn track(&self, followed: &Followed, track: &Track, course: &Course) -> TrackView {
-        let by_ordinal = |life: &Life, ordinal: &Ordinal| {
+    fn track(&self, followed: &MemoryProfile, track: &SeriesKey, course: &ByteSeries) -> TrackView {
+        let by_ordinal = |life: &ProcessLifetime, ordinal: &Ordinal| {
             let process = self.of_life(*life)?;
             resolve(process, DeviceRef::Ordinal(*ordinal), &self.reading.devices)
         };
         let (uuid, measure) = match track {
-            Track::GpuUsed(uuid) | Track::Used(_, uuid) => (Some(uuid.clone()), "used"),
-            Track::GpuLive(uuid) => (Some(uuid.clone()), "live"),
-            Track::Live(_, uuid) => (uuid.clone(), "live"),
-            Track::Allocated(life, ordinal) => (by_ordinal(life, ordinal), "allocated"),
-            Track::Reserved(life, ordinal) => (by_ordinal(life, ordinal), "reserved"),
-            Track::Pinned(_) => (None, "pinned"),
+            SeriesKey::GpuUsed(uuid) | SeriesKey::Used(_, uuid) => (Some(uuid.clone()), "used"),
+            SeriesKey::GpuLive(uuid) => (Some(uuid.clone()), "live"),
+            SeriesKey::Live(_, uuid) => (uuid.clone(), "live"),
+            SeriesKey::Allocated(life, ordinal) => (by_ordinal(life, ordinal), "allocated"),
+            SeriesKey::Reserved(life, ordinal) => (by_ordinal(life, ordinal), "reserved"),
+            SeriesKey::Pinned(_) => (None, "pinned"),
         };
         let process = track.life().map(|life| self.life_named(followed, life));
-        let point =
-            |point: Point| PointView { time_ns: point.time_ns, bytes: point.bytes, most_bytes: point.most_bytes };
+        let point = |point: SeriesSample| PointView {
+            time_ns: point.time_ns,
+            bytes: point.bytes,
+            most_bytes: point.most_bytes,
+        };
         TrackView {
             tgid: track.life().map(|life| life.tgid),
             comm: process.as_ref().map(|process| process.comm.clone()).unwrap_or_default(),
@@ -96,7 +99,7 @@ impl Pipeline {
         }
     }
 
-    fn life_events(&self, followed: &Followed, life: Life, events: &mut Vec<EventView>) {
+    fn life_events(&self, followed: &MemoryProfile, life: ProcessLifetime, events: &mut Vec<EventView>) {
         let process = self.of_life(life);
         let reported = |time_ns, kind: &'static str| EventView {
             time_ns,
@@ -111,7 +114,7 @@ impl Pipeline {
         events.extend(gone.map(|time_ns| reported(time_ns, "exit")));
     }
 
-    fn event(&self, event: &Event) -> EventView {
+    fn event(&self, event: &TimelineEvent) -> EventView {
         let process = self.of_life(event.life);
         let tensors = process.and_then(|process| process.tensors.as_ref());
         let device = event.ordinal.map(DeviceRef::Ordinal);
@@ -131,7 +134,7 @@ impl Pipeline {
     fn spans(&self, events: &Events) -> Vec<SpanView> {
         let open = events.stages.iter().map(|(life, (stage, begun_ns))| {
             let ended_ns = self.of_life(*life).and_then(|process| process.ended).map(|ended| ended.time_ns);
-            (*life, At::Stage(*stage), *begun_ns, ended_ns.unwrap_or(self.now_ns))
+            (*life, TrainingPosition::Stage(*stage), *begun_ns, ended_ns.unwrap_or(self.now_ns))
         });
         let mut spans: Vec<SpanView> = events
             .spans
@@ -140,8 +143,8 @@ impl Pipeline {
             .chain(open)
             .map(|(life, what, begun_ns, last_ns)| {
                 let (kind, name) = match what {
-                    At::Step(number) => ("step", Name::from(number.to_string())),
-                    At::Stage(stage) => ("stage", stage_name(stage)),
+                    TrainingPosition::Step(number) => ("step", Name::from(number.to_string())),
+                    TrainingPosition::Stage(stage) => ("stage", stage_name(stage)),
                 };
                 SpanView { tgid: life.tgid, kind: kind.into(), name, begun_ns, last_ns: last_ns.max(begun_ns) }
             })
@@ -153,7 +156,7 @@ impl Pipeline {
 
 /// Returns the peak event of a series from traced changes; `None` for a series from readings, and for
 /// an empty one.
-fn peak(track: &TrackView, course: &Course) -> Option<EventView> {
+fn peak(track: &TrackView, course: &ByteSeries) -> Option<EventView> {
     let peak = course.peak();
     let is_reported = track.measure != "used" && peak.bytes > 0;
     is_reported.then(|| EventView {

@@ -11,15 +11,15 @@ const NAMES: (u32, u32, u32) = (CLIENT, DEVICE, 0x5c00_000e);
 const NEWEST_BRANCH: Option<u32> = Some(580);
 const MIB: u64 = 1 << 20;
 
-fn read(rm: &Rm) -> Result<Event, Violation> {
+fn read(rm: &Rm) -> Result<RmEvent, RmViolation> {
     decode(&rm.0, NEWEST_BRANCH)
 }
 
-fn granted(asked: u64, granted: u64) -> Event {
-    let key = Key { client: CLIENT, object: NAMES.2 };
+fn granted(asked: u64, granted: u64) -> RmEvent {
+    let key = ObjectKey { client: CLIENT, object: NAMES.2 };
     let (lies, asked_bytes) = (Lies::Video, Some(asked));
-    let new = New::Memory(Granted { lies, asked_bytes, granted_bytes: granted, coherency_1: false });
-    Event::Made { key, parent: DEVICE, new }
+    let new = New::Memory(GrantedMemory { lies, asked_bytes, granted_bytes: granted, coherency_1: false });
+    RmEvent::Made { key, parent: DEVICE, new }
 }
 
 #[test]
@@ -29,8 +29,8 @@ fn all_layouts_of_an_allocation_read_alike_where_the_version_is_known() {
         let call = video(layout, NAMES, 4_325_376, 6 * MIB);
         assert_eq!(decode(&call.0, branch), Ok(granted(4_325_376, 6 * MIB)), "{layout:?}");
         let call = call.refused(layout, 0x51);
-        let parent = Key { client: CLIENT, object: DEVICE };
-        let refused = Event::Refused { parent, lies: Lies::Video, asked_bytes: Some(4_325_376) };
+        let parent = ObjectKey { client: CLIENT, object: DEVICE };
+        let refused = RmEvent::Refused { parent, lies: Lies::Video, asked_bytes: Some(4_325_376) };
         assert_eq!(decode(&call.0, branch), Ok(refused), "{layout:?}");
     }
 }
@@ -39,40 +39,40 @@ fn all_layouts_of_an_allocation_read_alike_where_the_version_is_known() {
 fn where_the_version_is_not_known_both_places_of_a_status_must_be_zero() {
     let [oldest, with_flags, ..] = LAYOUTS;
     assert_eq!(decode(&video(oldest, NAMES, 1, 4096).0, None), Ok(granted(1, 4096)));
-    assert_eq!(decode(&video(with_flags, NAMES, 1, 4096).0, None), Ok(Event::Nothing));
+    assert_eq!(decode(&video(with_flags, NAMES, 1, 4096).0, None), Ok(RmEvent::Nothing));
 }
 
 #[test]
 fn an_answer_or_a_status_that_is_no_success_is_nothing() {
     let mut failed = video(NEWEST, NAMES, MIB, MIB);
     failed.0.answer = -1;
-    assert_eq!(read(&failed), Ok(Event::Nothing));
-    assert_eq!(read(&video(NEWEST, NAMES, MIB, MIB).refused(NEWEST, 0x1f)), Ok(Event::Nothing));
-    assert_eq!(read(&free(CLIENT, 1).word(12, 0x1f)), Ok(Event::Nothing));
+    assert_eq!(read(&failed), Ok(RmEvent::Nothing));
+    assert_eq!(read(&video(NEWEST, NAMES, MIB, MIB).refused(NEWEST, 0x1f)), Ok(RmEvent::Nothing));
+    assert_eq!(read(&free(CLIENT, 1).word(12, 0x1f)), Ok(RmEvent::Nothing));
 }
 
 #[test]
 fn a_request_of_an_unknown_size_is_refused_and_so_is_one_that_could_not_be_read() {
     for size in [0, 24, 47, 49, 56, 160, 192] {
-        assert_eq!(read(&Rm::new(0x2b, size)), Err(Violation::Layout), "{size}");
+        assert_eq!(read(&Rm::new(0x2b, size)), Err(RmViolation::Layout), "{size}");
     }
     for size in [160, 176, 192] {
-        assert_eq!(read(&Rm::new(0x4a, size)), Err(Violation::Layout), "{size}");
+        assert_eq!(read(&Rm::new(0x4a, size)), Err(RmViolation::Layout), "{size}");
     }
     let mut unread = video(NEWEST, NAMES, MIB, MIB);
     unread.0.flags = FLAG_PARAMS_UNREADABLE;
-    assert_eq!(read(&unread), Err(Violation::Unreadable));
+    assert_eq!(read(&unread), Err(RmViolation::Unreadable));
     unread.0.flags = FLAG_ARGUMENT_UNREADABLE;
-    assert_eq!(read(&unread), Err(Violation::Unreadable));
+    assert_eq!(read(&unread), Err(RmViolation::Unreadable));
     let mut addresses = mapped((CLIENT, 1), 0, 1);
     addresses.0.flags = FLAG_ARGUMENT_UNREADABLE;
-    assert_eq!(read(&addresses), Ok(Event::Nothing), "the sum needs no addresses");
+    assert_eq!(read(&addresses), Ok(RmEvent::Nothing), "the sum needs no addresses");
 }
 
 #[test]
 fn sizes_that_no_driver_gives_are_refused() {
     for (asked, granted) in [(0, 4096), (4097, 4096), (1, 0), (1, 4095), (1, 6000)] {
-        assert_eq!(read(&video(NEWEST, NAMES, asked, granted)), Err(Violation::Size), "{asked} {granted}");
+        assert_eq!(read(&video(NEWEST, NAMES, asked, granted)), Err(RmViolation::Size), "{asked} {granted}");
     }
     let mut unread = video(NEWEST, NAMES, 0, 4096);
     unread.0.flags = FLAG_ASKED_UNREADABLE;
@@ -81,16 +81,16 @@ fn sizes_that_no_driver_gives_are_refused() {
 
 #[test]
 fn a_number_that_is_no_clients_and_a_place_that_is_none_are_refused() {
-    assert_eq!(read(&video(NEWEST, (0x5c00_0001, DEVICE, 1), MIB, MIB)), Err(Violation::Client));
-    assert_eq!(read(&client(NEWEST, 7)), Err(Violation::Client));
+    assert_eq!(read(&video(NEWEST, (0x5c00_0001, DEVICE, 1), MIB, MIB)), Err(RmViolation::Client));
+    assert_eq!(read(&client(NEWEST, 7)), Err(RmViolation::Client));
     assert!(read(&client(NEWEST, 0xc1df_ffff)).is_ok() && read(&client(NEWEST, 0xe010_0001)).is_ok());
-    assert_eq!(read(&memory(NEWEST, NAMES, 0x40, (1, 4096), 2 << 25)), Err(Violation::Location));
+    assert_eq!(read(&memory(NEWEST, NAMES, 0x40, (1, 4096), 2 << 25)), Err(RmViolation::Location));
 }
 
 #[test]
 fn memory_is_where_its_class_and_its_attributes_say() {
     let lies = |rm: &Rm| match read(rm) {
-        Ok(Event::Made { new: New::Memory(granted), .. }) => Some((granted.lies, granted.granted_bytes)),
+        Ok(RmEvent::Made { new: New::Memory(granted), .. }) => Some((granted.lies, granted.granted_bytes)),
         _ => None,
     };
     assert_eq!(lies(&memory(NEWEST, NAMES, 0x40, (1, 4096), 1 << 25)), Some((Lies::DriverHost, 4096)));
@@ -101,33 +101,36 @@ fn memory_is_where_its_class_and_its_attributes_say() {
     let addresses = video(NEWEST, NAMES, 1 << 40, 1 << 40).param(8, VIRTUAL);
     assert_eq!(lies(&addresses), None, "addresses are no memory");
     let pools = memory(NEWEST, NAMES, 0x40, (1, 4096), 0x3180_0000);
-    assert!(matches!(read(&pools), Ok(Event::Made { new: New::Memory(Granted { coherency_1: true, .. }), .. })));
+    assert!(matches!(
+        read(&pools),
+        Ok(RmEvent::Made { new: New::Memory(GrantedMemory { coherency_1: true, .. }), .. })
+    ));
 }
 
 #[test]
 fn the_heap_control_allocates_pins_and_frees() {
     let heap = |function| Rm::new(0x4a, 184).word(0, CLIENT).word(4, DEVICE).word(8, function);
     let allocated = heap(2).word(44, NAMES.2).word(56, 0x1180_0000).long(88, 2 * MIB);
-    let Ok(Event::Made { key, new: New::Memory(granted), .. }) = read(&allocated) else { panic!("it is memory") };
+    let Ok(RmEvent::Made { key, new: New::Memory(granted), .. }) = read(&allocated) else { panic!("it is memory") };
     assert_eq!((key.object, granted.lies, granted.asked_bytes), (NAMES.2, Lies::Video, None));
     assert_eq!(granted.granted_bytes, 2 * MIB);
-    let freed = Event::Freed(Key { client: CLIENT, object: NAMES.2 });
+    let freed = RmEvent::Freed(ObjectKey { client: CLIENT, object: NAMES.2 });
     assert_eq!(read(&heap(3).word(44, NAMES.2)), Ok(freed));
     let pinned = heap(27).word(40, NAMES.2).long(72, 4095);
-    assert!(matches!(read(&pinned), Ok(Event::Made { new: New::Memory(_), .. })));
-    assert_eq!(read(&heap(14)), Ok(Event::Nothing));
+    assert!(matches!(read(&pinned), Ok(RmEvent::Made { new: New::Memory(_), .. })));
+    assert_eq!(read(&heap(14)), Ok(RmEvent::Nothing));
 }
 
 #[test]
 fn a_gpu_is_named_in_sixteen_bytes_or_in_letters() {
     let uuid = GpuUuid::from_bytes([0xab; 16]);
-    let key = Key { client: CLIENT, object: 0x5c00_0003 };
-    let event = Event::Named { key, uuid: uuid.clone() };
+    let key = ObjectKey { client: CLIENT, object: 0x5c00_0003 };
+    let event = RmEvent::Named { key, uuid: uuid.clone() };
     assert_eq!(read(&named(CLIENT, 0x5c00_0003, [0xab; 16])), Ok(event.clone()));
     let text = named(CLIENT, 0x5c00_0003, [0; 16]).param(4, 0).bytes(PARAMS_OFFSET + 12, uuid.as_str().as_bytes());
     assert_eq!(read(&text), Ok(event));
-    assert_eq!(read(&named(CLIENT, 1, [0; 16])), Ok(Event::Nothing), "zeros name nothing");
-    assert_eq!(read(&named(CLIENT, 1, [0xff; 16]).param(4, 0)), Ok(Event::Nothing), "that is no text");
+    assert_eq!(read(&named(CLIENT, 1, [0; 16])), Ok(RmEvent::Nothing), "zeros name nothing");
+    assert_eq!(read(&named(CLIENT, 1, [0xff; 16]).param(4, 0)), Ok(RmEvent::Nothing), "that is no text");
 }
 
 proptest! {
@@ -141,8 +144,8 @@ proptest! {
         let call = RmCall { tid: Tid(1), nr, size, flags, answer, payload, asked_bytes, ..RmCall::default() };
         let event = decode(&call, branch);
         if plan(nr, size).is_none() {
-            prop_assert_eq!(event, Err(Violation::Layout));
-        } else if let Ok(Event::Made { new: New::Memory(granted), .. }) = event {
+            prop_assert_eq!(event, Err(RmViolation::Layout));
+        } else if let Ok(RmEvent::Made { new: New::Memory(granted), .. }) = event {
             prop_assert!(granted.granted_bytes > 0 && granted.asked_bytes.is_none_or(|asked| asked <= granted.granted_bytes));
         }
     }

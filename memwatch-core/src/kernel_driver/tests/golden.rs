@@ -8,8 +8,8 @@ use memwatch_common::rm::{CONTROLS, class};
 
 use crate::Pipeline;
 use crate::input::{Cores, DeviceFacts, DeviceReading, Input, NvmlState, ProcessFacts, ProcessUse, Sensors};
-use crate::kernel_driver::labels::Label;
-use crate::kernel_driver::trust::Trust;
+use crate::kernel_driver::labels::MemoryPurpose;
+use crate::kernel_driver::trust::LedgerTrust;
 use crate::snapshot::{Explained, ExplainedUse};
 use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
 use crate::test_calls::rm::*;
@@ -22,9 +22,9 @@ const ATTACHED_NS: u64 = 100_000_000_000;
 const GPU: [u8; 16] = [0xaa; 16];
 const A: u32 = 1001;
 
-struct Row<'a>(Vec<&'a str>);
+struct GoldenRow<'a>(Vec<&'a str>);
 
-impl<'a> Row<'a> {
+impl<'a> GoldenRow<'a> {
     fn time_ns(&self) -> u64 {
         let us: i64 = self.0[0].parse().expect("microseconds");
         BEGIN_NS.checked_add_signed(us * 1000).expect("it is after the attach")
@@ -120,16 +120,16 @@ impl<'a> Row<'a> {
     }
 }
 
-fn rows(text: &str) -> Vec<Row<'_>> {
-    text.lines().skip(1).map(|line| Row(line.split('\t').collect())).collect()
+fn rows(text: &str) -> Vec<GoldenRow<'_>> {
+    text.lines().skip(1).map(|line| GoldenRow(line.split('\t').collect())).collect()
 }
 
 /// Returns the function in flight. If the stack was too deep to show it, this is the function of
 /// the requests before and after.
-fn function<'a>(rows: &[Row<'a>], place: usize) -> &'a str {
-    let named = |row: &&Row<'a>| !matches!(row.api(), "-" | "?") && row.event() != "MARK";
-    let before = rows[..place].iter().rev().find(named).map(Row::api);
-    let after = rows[place..].iter().find(named).map(Row::api);
+fn function<'a>(rows: &[GoldenRow<'a>], place: usize) -> &'a str {
+    let named = |row: &&GoldenRow<'a>| !matches!(row.api(), "-" | "?") && row.event() != "MARK";
+    let before = rows[..place].iter().rev().find(named).map(GoldenRow::api);
+    let after = rows[place..].iter().find(named).map(GoldenRow::api);
     match rows[place].api() {
         "?" if before == after => before.unwrap_or("?"),
         own => own,
@@ -160,7 +160,7 @@ impl Play {
         books.map_or(0, |books| books.live().map(|(_, bytes)| bytes).sum())
     }
 
-    fn mark(&mut self, row: &Row<'_>) {
+    fn mark(&mut self, row: &GoldenRow<'_>) {
         let (used_bytes, time_ns) = (row.bytes(12), row.time_ns());
         if used_bytes == 0 && self.seen_bytes(A) > 0 {
             self.pipeline.step(Input::ProcessEnded { tgid: Tgid(A), time_ns });
@@ -185,7 +185,7 @@ impl Play {
     }
 
     /// Returns the bytes with this label in MiB, optionally of one owner.
-    fn mib(&self, label: Label, owner: Option<&str>) -> u64 {
+    fn mib(&self, label: MemoryPurpose, owner: Option<&str>) -> u64 {
         let parts = self.on_gpu().parts;
         let fits =
             parts.iter().filter(|part| part.label == label && (owner.is_none() || part.owner.as_deref() == owner));
@@ -235,7 +235,7 @@ fn play_until(text: &str, last: &str) -> Play {
         }
     }
     // The last reading is judged after the requests in flight have returned.
-    let time_ns = rows.last().map_or(BEGIN_NS, Row::time_ns) + 1_000_000_000;
+    let time_ns = rows.last().map_or(BEGIN_NS, GoldenRow::time_ns) + 1_000_000_000;
     play.pipeline.step(Input::Tick { time_ns });
     play
 }
@@ -283,7 +283,7 @@ fn adds_up(on_gpu: &ExplainedUse) {
 fn of_every_program_nothing_is_unexplained_and_all_labels_add_up_to_what_it_is_charged() {
     for (name, text, _) in LOGS.into_iter().filter(|(name, ..)| !matches!(*name, "steps" | "ipc")) {
         let on_gpu = play(text).on_gpu();
-        assert_eq!((on_gpu.trust, on_gpu.difference_bytes), (Trust::Trusted, Some(0)), "{name}");
+        assert_eq!((on_gpu.trust, on_gpu.difference_bytes), (LedgerTrust::Trusted, Some(0)), "{name}");
         assert_eq!((on_gpu.used_bytes, on_gpu.older_bytes), (Some(on_gpu.live_bytes), Some(0)), "{name}");
         assert_eq!(on_gpu.uuid, Some(GpuUuid::from_bytes(GPU)), "{name}");
         adds_up(&on_gpu);
@@ -293,17 +293,23 @@ fn of_every_program_nothing_is_unexplained_and_all_labels_add_up_to_what_it_is_c
 #[test]
 fn a_context_is_a_context_until_a_kernel_needs_more_local_memory() {
     let made = play_until(STEPS, "ctx_retain");
-    assert_eq!((made.mib(Label::Context, None), made.on_gpu().live_bytes), (518, 518 * MIB));
+    assert_eq!((made.mib(MemoryPurpose::Context, None), made.on_gpu().live_bytes), (518, 518 * MIB));
     assert_eq!(made.on_gpu().parts.len(), 1);
 
     let kernel = play_until(STEPS, "torch_first_kernel");
-    assert_eq!(kernel.mib(Label::Context, None), 104, "414 of 518 MiB were freed");
-    assert_eq!(kernel.mib(Label::LocalMemory, None), 504, "and given again");
+    assert_eq!(kernel.mib(MemoryPurpose::Context, None), 104, "414 of 518 MiB were freed");
+    assert_eq!(kernel.mib(MemoryPurpose::LocalMemory, None), 504, "and given again");
     let parts = kernel.on_gpu().parts;
     let per_thread: Vec<_> = parts.iter().filter_map(|part| Some((part.label, part.bytes_per_thread?))).collect();
-    assert_eq!(per_thread, [(Label::LocalMemory, 1952)]);
-    assert_eq!((kernel.mib(Label::Code, Some("PyTorch")), kernel.mib(Label::Requested, Some("PyTorch"))), (2, 20));
-    assert_eq!((kernel.mib(Label::Stream, Some("libffi.so")), kernel.mib(Label::Requested, Some("libffi.so"))), (4, 2));
+    assert_eq!(per_thread, [(MemoryPurpose::LocalMemory, 1952)]);
+    assert_eq!(
+        (kernel.mib(MemoryPurpose::Code, Some("PyTorch")), kernel.mib(MemoryPurpose::Requested, Some("PyTorch"))),
+        (2, 20)
+    );
+    assert_eq!(
+        (kernel.mib(MemoryPurpose::Stream, Some("libffi.so")), kernel.mib(MemoryPurpose::Requested, Some("libffi.so"))),
+        (4, 2)
+    );
     assert_eq!(kernel.on_gpu().live_bytes, 636 * MIB);
     adds_up(&kernel.on_gpu());
 }
@@ -312,42 +318,48 @@ fn a_context_is_a_context_until_a_kernel_needs_more_local_memory() {
 fn what_is_left_of_a_training_has_its_owners() {
     let end = play_until(STEPS, "end");
     let parts = [
-        (Label::Context, None, 104),
-        (Label::LocalMemory, None, 504),
-        (Label::Stream, Some("PyTorch"), 70),
-        (Label::Stream, Some("cuDNN"), 8),
-        (Label::Stream, Some("libffi.so"), 4),
-        (Label::Code, Some("cuBLAS"), 2),
-        (Label::Code, Some("PyTorch"), 2),
-        (Label::Requested, Some("cuBLAS"), 128),
-        (Label::Requested, Some("PyTorch"), 134),
-        (Label::Requested, Some("libffi.so"), 2),
+        (MemoryPurpose::Context, None, 104),
+        (MemoryPurpose::LocalMemory, None, 504),
+        (MemoryPurpose::Stream, Some("PyTorch"), 70),
+        (MemoryPurpose::Stream, Some("cuDNN"), 8),
+        (MemoryPurpose::Stream, Some("libffi.so"), 4),
+        (MemoryPurpose::Code, Some("cuBLAS"), 2),
+        (MemoryPurpose::Code, Some("PyTorch"), 2),
+        (MemoryPurpose::Requested, Some("cuBLAS"), 128),
+        (MemoryPurpose::Requested, Some("PyTorch"), 134),
+        (MemoryPurpose::Requested, Some("libffi.so"), 2),
     ];
     for (label, owner, mib) in parts {
         assert_eq!(end.mib(label, owner), mib, "{label:?} {owner:?}");
     }
     assert_eq!(parts.iter().map(|(.., mib)| mib).sum::<u64>(), 958);
-    assert_eq!((end.on_gpu().live_bytes, end.on_gpu().trust), (958 * MIB, Trust::Trusted));
+    assert_eq!((end.on_gpu().live_bytes, end.on_gpu().trust), (958 * MIB, LedgerTrust::Trusted));
     let pieces = end.on_gpu().pieces;
     assert_eq!(pieces.iter().map(|piece| piece.granted_bytes * piece.objects).sum::<u64>(), 958 * MIB, "{pieces:#?}");
     let local = &pieces[0];
     assert_eq!(
         (local.label, local.asked_bytes, local.granted_bytes),
-        (Label::LocalMemory, Some(527_695_872), 504 * MIB)
+        (MemoryPurpose::LocalMemory, Some(527_695_872), 504 * MIB)
     );
 }
 
 #[test]
 fn libraries_and_pools_have_their_names() {
     let nccl = play(LOGS[4].1);
-    assert_eq!((nccl.mib(Label::Requested, Some("NCCL")), nccl.mib(Label::Code, Some("NCCL"))), (388, 102));
-    assert_eq!(nccl.mib(Label::Driver, None), 2, "one stack was too deep to show who asked");
+    assert_eq!(
+        (nccl.mib(MemoryPurpose::Requested, Some("NCCL")), nccl.mib(MemoryPurpose::Code, Some("NCCL"))),
+        (388, 102)
+    );
+    assert_eq!(nccl.mib(MemoryPurpose::Driver, None), 2, "one stack was too deep to show who asked");
     let jax = play_until(LOGS[5].1, "s61");
-    assert_eq!((jax.mib(Label::Requested, Some("JAX")), jax.mib(Label::Requested, Some("cuBLAS"))), (8108, 64));
-    assert_eq!((jax.mib(Label::Stream, Some("cuDNN")), jax.mib(Label::Stream, Some("JAX"))), (18, 12));
+    assert_eq!(
+        (jax.mib(MemoryPurpose::Requested, Some("JAX")), jax.mib(MemoryPurpose::Requested, Some("cuBLAS"))),
+        (8108, 64)
+    );
+    assert_eq!((jax.mib(MemoryPurpose::Stream, Some("cuDNN")), jax.mib(MemoryPurpose::Stream, Some("JAX"))), (18, 12));
     let pools = play(LOGS[3].1);
-    assert_eq!(pools.mib(Label::Pool, Some("PyTorch")), pools.mib(Label::Pool, None));
-    assert!(pools.mib(Label::Pool, None) > 20_000);
+    assert_eq!(pools.mib(MemoryPurpose::Pool, Some("PyTorch")), pools.mib(MemoryPurpose::Pool, None));
+    assert!(pools.mib(MemoryPurpose::Pool, None) > 20_000);
 }
 
 #[test]
@@ -366,7 +378,7 @@ fn refused_allocations_are_kept_with_what_they_asked_for_and_who_asked() {
     assert_eq!((explained.refused.len(), explained.refused_count), (4, 4));
     for refused in &explained.refused {
         assert_eq!((refused.asked_bytes, refused.owner.as_deref()), (Some(128 * MIB), Some("PyTorch")));
-        assert_eq!((refused.function.as_deref(), refused.label), (Some("cuMemAlloc_v2"), Label::Requested));
+        assert_eq!((refused.function.as_deref(), refused.label), (Some("cuMemAlloc_v2"), MemoryPurpose::Requested));
         assert!(refused.inside.is_some_and(|inside| inside.entered_ns < refused.time_ns));
         assert_eq!(refused.uuid, explained.gpus[0].uuid, "of the GPU that the device is");
         assert!(refused.uuid.is_some());
@@ -386,9 +398,9 @@ fn what_a_process_imports_is_its_exporters_until_that_ends_and_then_its_own() {
     assert_eq!(play.seen_bytes(A + 1), (518 + 256) * MIB);
     let inherited = play.pipeline.explain(Tgid(A + 1)).expect("it is there");
     let parts = &inherited.gpus[0].parts;
-    let part = parts.iter().find(|part| part.label == Label::Inherited).expect("it has it now");
+    let part = parts.iter().find(|part| part.label == MemoryPurpose::Inherited).expect("it has it now");
     assert_eq!((part.bytes, part.left_by), (256 * MIB, Some(Tgid(A))));
-    assert!(parts.iter().all(|part| part.left_by.is_none() || part.label == Label::Inherited));
+    assert!(parts.iter().all(|part| part.left_by.is_none() || part.label == MemoryPurpose::Inherited));
     assert_eq!(inherited.imported, 0);
 }
 
@@ -400,6 +412,6 @@ fn a_driver_that_nobody_knows_explains_nothing_however_well_the_sum_fits() {
         play.pipeline.step(Input::Devices(reading(2 * BEGIN_NS + second * 2_000_000_000, 958 * MIB, None)));
     }
     let on_gpu = play.on_gpu();
-    assert_eq!((on_gpu.trust, on_gpu.difference_bytes), (Trust::Unknown, Some(0)));
+    assert_eq!((on_gpu.trust, on_gpu.difference_bytes), (LedgerTrust::Unknown, Some(0)));
     assert_eq!(play.pipeline.process(Tgid(A)).expect("it lives").explained_on(Some(&GpuUuid::from_bytes(GPU))), None);
 }

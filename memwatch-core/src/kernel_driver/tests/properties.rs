@@ -10,7 +10,7 @@ use crate::test_calls::rm::*;
 use crate::words::Tgid;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Thing {
+enum NaiveObjectKind {
     Device,
     Memory(u64),
     Import((u32, u32)),
@@ -18,43 +18,43 @@ enum Thing {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Node {
+struct NaiveObject {
     name: (u32, u32),
     parent: u32,
-    thing: Thing,
+    thing: NaiveObjectKind,
 }
 
 /// Objects in the order of their creation, and the owners of the clients.
 #[derive(Default)]
-struct Naive {
-    nodes: Vec<Node>,
+struct NaiveKernelDriver {
+    nodes: Vec<NaiveObject>,
     clients: Vec<(u32, u32)>,
 }
 
-impl Naive {
-    fn find(&self, name: (u32, u32)) -> Option<Thing> {
+impl NaiveKernelDriver {
+    fn find(&self, name: (u32, u32)) -> Option<NaiveObjectKind> {
         self.nodes.iter().find(|node| node.name == name).map(|node| node.thing)
     }
 
-    fn drop_where(&mut self, gone: impl Fn(&Node) -> bool) {
+    fn drop_where(&mut self, gone: impl Fn(&NaiveObject) -> bool) {
         let (gone, kept) = std::mem::take(&mut self.nodes).into_iter().partition(|node| gone(node));
         self.nodes = kept;
-        let gone: Vec<Node> = gone;
+        let gone: Vec<NaiveObject> = gone;
         for node in gone {
-            let Thing::Memory(bytes) = node.thing else { continue };
-            let is_import = |other: &Node| other.thing == Thing::Import(node.name);
+            let NaiveObjectKind::Memory(bytes) = node.thing else { continue };
+            let is_import = |other: &NaiveObject| other.thing == NaiveObjectKind::Import(node.name);
             let Some(place) = self.nodes.iter().position(is_import) else { continue };
-            self.nodes[place].thing = Thing::Memory(bytes);
+            self.nodes[place].thing = NaiveObjectKind::Memory(bytes);
             let heir = self.nodes[place].name;
-            let others = self.nodes.iter_mut().filter(|other| other.thing == Thing::Import(node.name));
-            others.for_each(|other| other.thing = Thing::Import(heir));
+            let others = self.nodes.iter_mut().filter(|other| other.thing == NaiveObjectKind::Import(node.name));
+            others.for_each(|other| other.thing = NaiveObjectKind::Import(heir));
         }
     }
 
     fn free(&mut self, (client, object): (u32, u32)) {
         let mut names = vec![object];
         loop {
-            let below = |node: &&Node| node.name.0 == client && names.contains(&node.parent);
+            let below = |node: &&NaiveObject| node.name.0 == client && names.contains(&node.parent);
             let more: Vec<u32> = self.nodes.iter().filter(below).map(|node| node.name.1).collect();
             let more: Vec<u32> = more.into_iter().filter(|name| !names.contains(name)).collect();
             if more.is_empty() {
@@ -68,10 +68,10 @@ impl Naive {
         }
     }
 
-    fn put(&mut self, tgid: u32, name: (u32, u32), parent: u32, thing: Thing) {
+    fn put(&mut self, tgid: u32, name: (u32, u32), parent: u32, thing: NaiveObjectKind) {
         self.meet(tgid, name.0);
         self.free(name);
-        self.nodes.push(Node { name, parent, thing });
+        self.nodes.push(NaiveObject { name, parent, thing });
     }
 
     fn meet(&mut self, tgid: u32, client: u32) {
@@ -95,12 +95,12 @@ impl Naive {
     fn bytes(&self, tgid: u32) -> u64 {
         let is_own = |client| self.clients.contains(&(client, tgid));
         let own = self.nodes.iter().filter(|node| is_own(node.name.0));
-        own.map(|node| if let Thing::Memory(bytes) = node.thing { bytes } else { 0 }).sum()
+        own.map(|node| if let NaiveObjectKind::Memory(bytes) = node.thing { bytes } else { 0 }).sum()
     }
 }
 
 /// A step: an action, the process, client and object, and its parent or source.
-type Step = (u8, u32, u32, u32, (u32, u32));
+type RequestStep = (u8, u32, u32, u32, (u32, u32));
 
 const PAGE: u64 = 4096;
 
@@ -109,7 +109,7 @@ fn client_number(client: u32) -> u32 {
 }
 
 /// Returns the request of a step, or `None` if the step is a process's exit.
-fn request(layout: Layout, (what, _, client_index, object, (other, more)): Step) -> Option<Rm> {
+fn request(layout: AllocLayout, (what, _, client_index, object, (other, more)): RequestStep) -> Option<Rm> {
     let number = client_number(client_index);
     let names = (number, other, object);
     let granted = PAGE * u64::from(object + 10 * other + 1);
@@ -126,7 +126,7 @@ fn request(layout: Layout, (what, _, client_index, object, (other, more)): Step)
     })
 }
 
-fn naively(naive: &mut Naive, (what, tgid, client_index, object, (other, more)): Step) {
+fn naively(naive: &mut NaiveKernelDriver, (what, tgid, client_index, object, (other, more)): RequestStep) {
     let number = client_number(client_index);
     let name = (number, object);
     let granted = PAGE * u64::from(object + 10 * other + 1);
@@ -135,12 +135,12 @@ fn naively(naive: &mut Naive, (what, tgid, client_index, object, (other, more)):
             naive.forget_client(number);
             naive.meet(tgid, number);
         }
-        2..5 => naive.put(tgid, name, other, Thing::Device),
-        5 => naive.put(tgid, name, other, Thing::Other),
+        2..5 => naive.put(tgid, name, other, NaiveObjectKind::Device),
+        5 => naive.put(tgid, name, other, NaiveObjectKind::Other),
         6..14 => {
             naive.meet(tgid, number);
-            if matches!(naive.find((number, other)), None | Some(Thing::Device)) {
-                naive.put(tgid, name, other, Thing::Memory(granted));
+            if matches!(naive.find((number, other)), None | Some(NaiveObjectKind::Device)) {
+                naive.put(tgid, name, other, NaiveObjectKind::Memory(granted));
             }
         }
         15..18 => naive.free(name),
@@ -148,15 +148,15 @@ fn naively(naive: &mut Naive, (what, tgid, client_index, object, (other, more)):
         19..24 => {
             let source = (client_number(more), other);
             let original = match naive.find(source) {
-                Some(Thing::Memory(_)) => Some(source),
-                Some(Thing::Import(original)) => Some(original),
+                Some(NaiveObjectKind::Memory(_)) => Some(source),
+                Some(NaiveObjectKind::Import(original)) => Some(original),
                 _ => None,
             };
-            naive.put(tgid, name, other, Thing::Other);
-            let is_there = |name: &(u32, u32)| matches!(naive.find(*name), Some(Thing::Memory(_)));
+            naive.put(tgid, name, other, NaiveObjectKind::Other);
+            let is_there = |name: &(u32, u32)| matches!(naive.find(*name), Some(NaiveObjectKind::Memory(_)));
             if let Some(original) = original.filter(is_there) {
                 let node = naive.nodes.last_mut().expect("it was put in last");
-                node.thing = Thing::Import(original);
+                node.thing = NaiveObjectKind::Import(original);
             }
         }
         14 => {}
@@ -164,18 +164,18 @@ fn naively(naive: &mut Naive, (what, tgid, client_index, object, (other, more)):
     }
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<RequestStep>> {
     vec((0_u8..26, 1_u32..4, 0_u32..4, 1_u32..7, (1_u32..7, 0_u32..4)), 0..120)
 }
 
-fn apply(books: &mut KernelDriver, layout: Layout, place: u64, step: Step) {
+fn apply(books: &mut KernelDriver, layout: AllocLayout, place: u64, step: RequestStep) {
     match request(layout, step) {
         Some(rm) => books.apply(&RmCall { ..rm.process(step.1).at(10 * place, 10 * place + 5).0 }, None),
         None => books.end(Tgid(step.1), 10 * place),
     }
 }
 
-fn begun(layout: Layout) -> KernelDriver {
+fn begun(layout: AllocLayout) -> KernelDriver {
     let mut books = KernelDriver::default();
     books.learn_version(Some(layout.version.to_owned()));
     books
@@ -194,7 +194,7 @@ proptest! {
     #[test]
     fn any_order_of_requests_gives_what_a_naive_tree_gives_in_every_layout(steps in steps()) {
         for layout in LAYOUTS {
-            let (mut books, mut naive) = (begun(layout), Naive::default());
+            let (mut books, mut naive) = (begun(layout), NaiveKernelDriver::default());
             for (place, step) in (1..).zip(&steps) {
                 apply(&mut books, layout, place, *step);
                 naively(&mut naive, *step);

@@ -10,10 +10,16 @@ use crate::words::Ordinal;
 
 fn from_pool(pool: u32, bytes: u64) -> Tenancy {
     let pool = NonZeroU32::new(pool).map(PoolId::of);
-    Tenancy::Own(Allocation { bytes, context: 7, device: DeviceRef::Ordinal(Ordinal(1)), pool, kind: Kind::Pool })
+    Tenancy::Own(Allocation {
+        bytes,
+        context: 7,
+        device: DeviceRef::Ordinal(Ordinal(1)),
+        pool,
+        kind: AllocationKind::Pool,
+    })
 }
 
-fn rows(addresses: &Addresses) -> usize {
+fn rows(addresses: &LiveAddresses) -> usize {
     addresses.sorts.rows.len()
 }
 
@@ -25,7 +31,7 @@ fn two_allocations_take_one_line_of_memory() {
 
 #[test]
 fn what_was_stated_of_an_address_is_what_is_found_there() {
-    let mut addresses = Addresses::default();
+    let mut addresses = LiveAddresses::default();
     assert_eq!(addresses.grant(0x1000, 10, from_pool(1, 100)), None);
     assert_eq!(addresses.grant(0x2000, 10, from_pool(2, 200)), None);
     assert_eq!(addresses.grant(0x3000, 10, Tenancy::Foreign), None);
@@ -33,8 +39,8 @@ fn what_was_stated_of_an_address_is_what_is_found_there() {
     assert_eq!(addresses.get(0x3000), Some(Tenancy::Foreign));
     assert_eq!(addresses.own_count(), 2);
     assert_eq!(addresses.grant(0x2000, 30, from_pool(1, 300)), Some(from_pool(2, 200)));
-    assert_eq!(addresses.release(0x2000, 20), Release::PreviousTenant);
-    assert_eq!(addresses.release(0x2000, 40), Release::Freed(from_pool(1, 300)));
+    assert_eq!(addresses.release(0x2000, 20), ReleaseOutcome::PreviousTenant);
+    assert_eq!(addresses.release(0x2000, 40), ReleaseOutcome::Freed(from_pool(1, 300)));
     assert_eq!(addresses.own_count(), 1);
     assert_eq!(addresses.displace(0x3000), Some(Tenancy::Foreign));
     assert_eq!(addresses.len(), 1);
@@ -42,7 +48,7 @@ fn what_was_stated_of_an_address_is_what_is_found_there() {
 
 #[test]
 fn only_the_processes_own_memory_dies_with_a_context() {
-    let mut addresses = Addresses::default();
+    let mut addresses = LiveAddresses::default();
     addresses.grant(0x1000, 10, from_pool(1, 100));
     addresses.grant(0x2000, 10, Tenancy::Foreign);
     addresses.grant(0x3000, 90, from_pool(1, 300));
@@ -53,11 +59,11 @@ fn only_the_processes_own_memory_dies_with_a_context() {
 
 #[test]
 fn pool_after_pool_takes_no_more_room_than_those_in_use() {
-    let mut addresses = Addresses::default();
+    let mut addresses = LiveAddresses::default();
     addresses.grant(0x1000, 1, from_pool(1, 100));
     for pool in 2..100_000 {
         addresses.grant(0x2000, u64::from(pool), from_pool(pool, 200));
-        assert_eq!(addresses.release(0x2000, u64::from(pool)), Release::Freed(from_pool(pool, 200)));
+        assert_eq!(addresses.release(0x2000, u64::from(pool)), ReleaseOutcome::Freed(from_pool(pool, 200)));
     }
     assert!(rows(&addresses) <= FEW, "{}", rows(&addresses));
     assert_eq!(addresses.get(0x1000), Some(from_pool(1, 100)));
@@ -65,7 +71,7 @@ fn pool_after_pool_takes_no_more_room_than_those_in_use() {
 
 #[test]
 fn many_pools_in_use_are_all_distinguished() {
-    let mut addresses = Addresses::default();
+    let mut addresses = LiveAddresses::default();
     for pool in 1..5_000 {
         addresses.grant(u64::from(pool) << 12, 1, from_pool(pool, 200));
     }

@@ -3,19 +3,19 @@
 
 use memwatch_common::probes::PROBES;
 
-use crate::input::Held;
-use crate::ledger::tests::{DEVICE_0, MIB, Story};
-use crate::ledger::totals::Kind;
+use crate::input::LiveAddress;
+use crate::ledger::tests::{DEVICE_0, LedgerStory, MIB};
+use crate::ledger::totals::AllocationKind;
 use crate::test_calls::*;
 
-fn held(symbol: &str, address: u64, bytes: u64) -> Held {
+fn held(symbol: &str, address: u64, bytes: u64) -> LiveAddress {
     let probe = PROBES.iter().find(|probe| probe.symbol == symbol).expect("a row").id;
-    Held { address, bytes, probe }
+    LiveAddress { address, bytes, probe }
 }
 
 #[test]
 fn what_was_freed_and_what_was_allocated_unseen_are_both_made_up_for() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, 4 * MIB), mem_alloc(0xd1, 2 * MIB)]);
     let truth = [
         held("cuMemAlloc_v2", 0xd1, 2 * MIB),
@@ -25,8 +25,8 @@ fn what_was_freed_and_what_was_allocated_unseen_are_both_made_up_for() {
     ];
     assert!(story.ledger.anchor(&truth, 0, 1085));
     assert_eq!((story.live(), story.device(0).owned.live_bytes), (10 * MIB, 10 * MIB));
-    assert_eq!(story.ledger.totals().host().kind(Kind::PinnedHost).live_bytes, MIB);
-    assert_eq!(story.ledger.totals().whole().kind(Kind::Managed).live_bytes, 16 * MIB);
+    assert_eq!(story.ledger.totals().host().kind(AllocationKind::PinnedHost).live_bytes, MIB);
+    assert_eq!(story.ledger.totals().whole().kind(AllocationKind::Managed).live_bytes, 16 * MIB);
     story.report([mem_free(0xd1), mem_free_async(0xd2), mem_free_host(0xd3), mem_free(0xd4)]);
     assert_eq!((story.live(), story.ledger.unknown_frees()), (0, 0), "what was adopted is freed like anything else");
     let whole = story.ledger.totals().whole();
@@ -35,7 +35,7 @@ fn what_was_freed_and_what_was_allocated_unseen_are_both_made_up_for() {
 
 #[test]
 fn an_address_that_was_freed_and_granted_again_unseen_has_its_new_size() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, 4 * MIB)]);
     assert!(story.ledger.anchor(&[held("cuMemAlloc_v2", 0xd0, MIB)], 0, 1085));
     assert_eq!(story.live(), MIB);
@@ -43,17 +43,17 @@ fn an_address_that_was_freed_and_granted_again_unseen_has_its_new_size() {
 
 #[test]
 fn an_address_that_was_freed_and_granted_again_unseen_has_its_new_kind() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, MIB), external_memory_get_mapped_buffer(0xd1)]);
     let truth = [held("cuMemAllocManaged", 0xd0, MIB), held("cuMemAlloc_v2", 0xd1, 2 * MIB)];
     assert!(story.ledger.anchor(&truth, 0, 1085));
     assert_eq!((story.live(), story.ledger.aliases()), (2 * MIB, 0), "nor is it another owner's any more");
-    assert_eq!(story.ledger.totals().whole().kind(Kind::Managed).live_bytes, MIB);
+    assert_eq!(story.ledger.totals().whole().kind(AllocationKind::Managed).live_bytes, MIB);
 }
 
 #[test]
 fn a_teardown_whose_record_is_lost_cannot_be_made_up_for() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, 4 * MIB)]);
     assert!(!story.ledger.anchor(&[], 1, 1085));
     assert_eq!(story.live(), 4 * MIB, "nothing was changed");
@@ -69,7 +69,7 @@ fn a_teardown_whose_record_is_lost_cannot_be_made_up_for() {
 
 #[test]
 fn physical_memory_and_graphs_stay_as_the_records_reported() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, 2 * MIB, DEVICE_0), call("cuStreamBeginCapture_v2", [0x51, 0])]);
     story.report([call("cuMemAllocAsync", [0x7fff_0000, MIB, 0x51]).out([0xd0, 0])]);
     assert!(story.ledger.anchor(&[held("cuMemAllocAsync", 0xd0, MIB)], 0, 1085));

@@ -1,7 +1,7 @@
 //! Memory of graphs, as stories of calls.
 
-use crate::ledger::tests::{MIB, Story};
-use crate::ledger::totals::Kind;
+use crate::ledger::tests::{LedgerStory, MIB};
+use crate::ledger::totals::AllocationKind;
 use crate::test_calls::*;
 
 const STREAM: u64 = 0x51;
@@ -40,13 +40,13 @@ fn launch() -> TestCall {
     call("cuGraphLaunch", [RUN, STREAM])
 }
 
-fn held(story: &Story) -> u64 {
-    story.ledger.totals().whole().kind(Kind::Graph).live_bytes
+fn held(story: &LedgerStory) -> u64 {
+    story.ledger.totals().whole().kind(AllocationKind::Graph).live_bytes
 }
 
 #[test]
 fn what_is_captured_is_no_memory_until_the_graph_runs_and_never_in_the_devices_sum() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([begin_capture(), alloc_on(STREAM, 0xd0, 4 * MIB), free_on(STREAM, 0xd0), end_capture(GRAPH)]);
     assert_eq!((held(&story), story.live(), story.ledger.graph_node_bytes()), (0, 0, 4 * MIB));
     assert!(!story.ledger.has_graph_memory());
@@ -65,7 +65,7 @@ fn what_is_captured_is_no_memory_until_the_graph_runs_and_never_in_the_devices_s
 
 #[test]
 fn another_stream_goes_on_as_ever_during_a_capture() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([begin_capture(), alloc_on(0x52, 0xd0, MIB), mem_alloc(0xd1, MIB), end_capture(GRAPH)]);
     story.report([alloc_on(STREAM, 0xd2, MIB)]);
     assert_eq!(story.live(), 3 * MIB);
@@ -73,7 +73,7 @@ fn another_stream_goes_on_as_ever_during_a_capture() {
 
 #[test]
 fn a_node_that_the_graph_does_not_free_stays_until_a_call_frees_it() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
     story.report([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
     story.report([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH])]);
@@ -88,18 +88,18 @@ fn nodes_of_any_kind_distinguished_by_their_first_word() {
         let peek = [pair(kind, 0), words[1], words[2], words[3], words[4]];
         call("cuGraphAddNode_v2", [0x7fff_0000, GRAPH, 0, 0, 0, 0x7fff_0100]).out(outs).peek(peek)
     };
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([any(10, [0, 0, 1, pair(1, 1), 0], [4 * MIB, 0xd0]), any(0, [0; 5], [7, 7])]);
     story.report([any(11, [0, 0, 0xd0, 0, 0], [9, 9]), instantiate(), launch()]);
     assert_eq!(held(&story), 4 * MIB);
-    assert_eq!(story.device(1).kind(Kind::Graph).live_bytes, 4 * MIB, "where its pool properties say");
+    assert_eq!(story.device(1).kind(AllocationKind::Graph).live_bytes, 4 * MIB, "where its pool properties say");
     story.report([call("cuGraphExecDestroy", [RUN])]);
     assert_eq!(held(&story), 0, "the graph frees it itself");
 }
 
 #[test]
 fn a_trim_takes_what_no_launch_has_left_allocated() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
     story.report([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
     story.report([call("cuDeviceGraphMemTrim", [1])]);
@@ -110,7 +110,7 @@ fn a_trim_takes_what_no_launch_has_left_allocated() {
 
 #[test]
 fn a_capture_that_fails_leaves_nothing_and_ends() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([begin_capture(), alloc_on(STREAM, 0xd0, MIB), end_capture(0).failing(900)]);
     story.report([alloc_on(STREAM, 0xd0, MIB)]);
     assert_eq!((story.live(), story.ledger.graph_node_bytes()), (MIB, 0));
@@ -118,7 +118,7 @@ fn a_capture_that_fails_leaves_nothing_and_ends() {
 
 #[test]
 fn an_address_that_something_else_gets_is_a_graphs_no_longer() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch(), mem_alloc(0xd0, MIB)]);
     assert_eq!((held(&story), story.live()), (0, MIB));
     story.report([mem_free(0xd0)]);
@@ -127,7 +127,7 @@ fn an_address_that_something_else_gets_is_a_graphs_no_longer() {
 
 #[test]
 fn a_free_seen_after_its_address_became_a_graphs_is_the_former_tenants() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, MIB), mem_alloc(0xd1, MIB), begin_capture()]);
     story.report([alloc_on(STREAM, 0xd0, 4 * MIB).at(2010, 2020), mem_free(0xd0).thread(102).at(2000, 2030)]);
     story.report([add_allocation_node(GRAPH, 0xd1, 2 * MIB).at(3010, 3020), mem_free(0xd1).at(3000, 3030)]);
@@ -137,7 +137,7 @@ fn a_free_seen_after_its_address_became_a_graphs_is_the_former_tenants() {
 
 #[test]
 fn of_a_graph_that_is_gone_only_what_is_still_allocated_has_its_address() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
     story.report([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
     story.report([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH]), mem_alloc(0xd1, MIB)]);
@@ -146,7 +146,7 @@ fn of_a_graph_that_is_gone_only_what_is_still_allocated_has_its_address() {
 
 #[test]
 fn a_free_of_a_graphs_memory_seen_after_its_address_was_granted_again_is_no_unknown_free() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch()]);
     story.report([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH])]);
     story.report([mem_alloc(0xd0, MIB).at(2010, 2020), mem_free(0xd0).thread(102).at(2000, 2030)]);
@@ -155,7 +155,7 @@ fn a_free_of_a_graphs_memory_seen_after_its_address_was_granted_again_is_no_unkn
 
 #[test]
 fn an_address_that_a_graph_never_had_memory_at_takes_none_with_it() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch()]);
     story.report([call("cuGraphExecDestroy", [RUN]), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
     story.report([mem_alloc(0xd1, MIB).at(2010, 2020), call("cuGraphDestroy", [GRAPH]).at(2000, 2030)]);
@@ -164,7 +164,7 @@ fn an_address_that_a_graph_never_had_memory_at_takes_none_with_it() {
 
 #[test]
 fn a_node_added_after_a_graph_was_made_ready_is_in_the_next_executable() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
     story.report([launch()]);
     assert_eq!(held(&story), 4 * MIB);

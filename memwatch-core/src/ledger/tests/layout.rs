@@ -1,14 +1,14 @@
 //! What addresses show about the layout of memory.
 
 use super::{Holes, Linear};
-use crate::ledger::tests::{DEVICE_0, MIB, Story};
+use crate::ledger::tests::{DEVICE_0, LedgerStory, MIB};
 use crate::test_calls::*;
 
 const GRANULE: u64 = 2 * MIB;
 
 #[test]
 fn each_granule_counts_once_however_many_requests_lie_in_it() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     // Three small requests in one granule, one of them freed, and one in another granule. 3 MiB
     // take two granules.
     let at = 100 * GRANULE;
@@ -35,7 +35,7 @@ fn each_granule_counts_once_however_many_requests_lie_in_it() {
 
 #[test]
 fn addresses_without_memory_are_holes_and_memory_without_addresses_is_idle() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     let at = 1 << 40;
     story.report([
         mem_address_reserve(at, 100 * MIB),

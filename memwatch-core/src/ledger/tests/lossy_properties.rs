@@ -8,16 +8,16 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::ProcessLedger;
-use super::totals::Kind;
+use super::totals::AllocationKind;
 use crate::decode::decode;
-use crate::test_driver::{Focus, Habits, History, Moment, Sums, play};
+use crate::test_driver::{DriverHistory, Focus, Habits, HeldSums, HistoryMoment, play};
 
 /// Returns steps with few sizes, so that allocations often look alike.
 fn steps() -> impl Strategy<Value = Vec<(u8, u8, u8, u16)>> {
     vec((any::<u8>(), any::<u8>(), any::<u8>(), 0..5_u16), 0..200)
 }
 
-fn by_kind(sums: &Sums) -> BTreeMap<Kind, u64> {
+fn by_kind(sums: &HeldSums) -> BTreeMap<AllocationKind, u64> {
     let mut kinds = BTreeMap::new();
     for ((_, kind), bytes) in sums {
         *kinds.entry(*kind).or_insert(0) += bytes;
@@ -25,18 +25,18 @@ fn by_kind(sums: &Sums) -> BTreeMap<Kind, u64> {
     kinds
 }
 
-fn live(ledger: &ProcessLedger) -> BTreeMap<Kind, u64> {
+fn live(ledger: &ProcessLedger) -> BTreeMap<AllocationKind, u64> {
     let totals = ledger.totals();
-    let of = |kind: Kind| if kind.is_host() { totals.host() } else { totals.whole() }.kind(kind).live_bytes;
-    Kind::ALL.into_iter().map(|kind| (kind, of(kind))).filter(|(_, bytes)| *bytes > 0).collect()
+    let of = |kind: AllocationKind| if kind.is_host() { totals.host() } else { totals.whole() }.kind(kind).live_bytes;
+    AllocationKind::ALL.into_iter().map(|kind| (kind, of(kind))).filter(|(_, bytes)| *bytes > 0).collect()
 }
 
-fn apply(ledger: &mut ProcessLedger, moment: &Moment) {
+fn apply(ledger: &mut ProcessLedger, moment: &HistoryMoment) {
     ledger.apply(&decode(&moment.record).expect("a row of the table"));
 }
 
 /// Returns the runs of records that may be lost, each up to a moment at which no call was running.
-fn losses(history: &History) -> Vec<(usize, usize)> {
+fn losses(history: &DriverHistory) -> Vec<(usize, usize)> {
     let moments = &history.moments;
     let ends = (0..moments.len()).filter(|last| moments[*last].counts.is_some() && moments[*last].losable);
     ends.map(|last| {
@@ -72,8 +72,8 @@ proptest! {
         for (index, moment) in history.moments.iter().enumerate().skip(last + 1) {
             apply(&mut ledger, moment);
             let (least, held, most) = (by_kind(&moment.at_least), live(&ledger), by_kind(&moment.at_most));
-            let of = |sums: &BTreeMap<Kind, u64>, kind| sums.get(&kind).copied().unwrap_or(0);
-            for kind in Kind::ALL {
+            let of = |sums: &BTreeMap<AllocationKind, u64>, kind| sums.get(&kind).copied().unwrap_or(0);
+            for kind in AllocationKind::ALL {
                 let is_true = of(&least, kind) <= of(&held, kind) && of(&held, kind) <= of(&most, kind);
                 prop_assert!(is_true, "{kind:?} without {first} to {last} of{}", history.reported(index));
             }

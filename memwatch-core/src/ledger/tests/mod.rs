@@ -1,6 +1,6 @@
 //! The ledger on short stories: calls one after another, each as the driver would report it.
 
-use super::totals::{Counter, DeviceRef, DeviceTotals, Kind};
+use super::totals::{AllocationKind, ByteCounter, DeviceRef, DeviceTotals};
 use super::{FAILURES_KEPT, ProcessLedger};
 use crate::decode::decode;
 use crate::test_calls::*;
@@ -12,12 +12,12 @@ const PRIMARY: [u64; 2] = [0xc0, 0xc1];
 pub(super) const DEVICE_0: (u32, u32) = (ON_DEVICE, 0);
 
 /// A process whose calls do not overlap unless they set their times.
-pub(super) struct Story {
+pub(super) struct LedgerStory {
     pub(super) ledger: ProcessLedger,
     now_ns: u64,
 }
 
-impl Story {
+impl LedgerStory {
     pub(super) fn unseen_before() -> Self {
         Self { ledger: ProcessLedger::new(false), now_ns: 1000 }
     }
@@ -52,7 +52,7 @@ impl Story {
         self.ledger.totals().whole().owned.peak_bytes
     }
 
-    fn kind(&self, kind: Kind) -> Counter {
+    fn kind(&self, kind: AllocationKind) -> ByteCounter {
         let totals = self.ledger.totals();
         *if kind.is_host() { totals.host() } else { totals.whole() }.kind(kind)
     }
@@ -76,7 +76,7 @@ impl Story {
 
 #[test]
 fn what_is_allocated_lives_until_it_is_freed_and_the_peak_stays() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, 5 * MIB), mem_alloc(0xd1, 2 * MIB), mem_free(0xd0), mem_alloc(0xd2, MIB)]);
     let device = story.device(0);
     assert_eq!(
@@ -84,26 +84,26 @@ fn what_is_allocated_lives_until_it_is_freed_and_the_peak_stays() {
         (3 * MIB, 7 * MIB, 8 * MIB)
     );
     assert_eq!((device.allocations, device.frees), (3, 1));
-    assert_eq!(*device.kind(Kind::Device), device.owned);
+    assert_eq!(*device.kind(AllocationKind::Device), device.owned);
 }
 
 #[test]
 fn each_kind_is_freed_by_its_own_function_and_stands_in_its_own_counter() {
     let kinds = [
-        (Kind::Device, mem_alloc(0xd0, 64), mem_free(0xd0)),
-        (Kind::Managed, mem_alloc_managed(0xd0, 64), mem_free(0xd0)),
-        (Kind::Pool, mem_alloc_async(0xd0, 64), mem_free_async(0xd0)),
-        (Kind::Pool, mem_alloc_from_pool_async(0xd0, 64, 0x90), mem_free_async(0xd0)),
-        (Kind::PinnedHost, mem_host_alloc(0xd0, 64), mem_free_host(0xd0)),
-        (Kind::Registered, mem_host_register(0xd0, 64), mem_host_unregister(0xd0)),
-        (Kind::Array, array_create(0xd0, 64), array_destroy(0xd0)),
-        (Kind::Physical, mem_create(0xd0, 64, DEVICE_0), mem_release(0xd0)),
-        (Kind::HostPhysical, mem_create(0xd0, 64, (ON_HOST, 0)), mem_release(0xd0)),
+        (AllocationKind::Device, mem_alloc(0xd0, 64), mem_free(0xd0)),
+        (AllocationKind::Managed, mem_alloc_managed(0xd0, 64), mem_free(0xd0)),
+        (AllocationKind::Pool, mem_alloc_async(0xd0, 64), mem_free_async(0xd0)),
+        (AllocationKind::Pool, mem_alloc_from_pool_async(0xd0, 64, 0x90), mem_free_async(0xd0)),
+        (AllocationKind::PinnedHost, mem_host_alloc(0xd0, 64), mem_free_host(0xd0)),
+        (AllocationKind::Registered, mem_host_register(0xd0, 64), mem_host_unregister(0xd0)),
+        (AllocationKind::Array, array_create(0xd0, 64), array_destroy(0xd0)),
+        (AllocationKind::Physical, mem_create(0xd0, 64, DEVICE_0), mem_release(0xd0)),
+        (AllocationKind::HostPhysical, mem_create(0xd0, 64, (ON_HOST, 0)), mem_release(0xd0)),
     ];
     for (kind, allocation, free) in kinds {
-        let mut story = Story::on_device_0();
+        let mut story = LedgerStory::on_device_0();
         story.report([allocation]);
-        for other in Kind::ALL {
+        for other in AllocationKind::ALL {
             assert_eq!(story.kind(other).live_bytes, if other == kind { 64 } else { 0 }, "{other:?} after {kind:?}");
         }
         let counts = if kind.is_owned_device_memory() { 64 } else { 0 };
@@ -116,15 +116,15 @@ fn each_kind_is_freed_by_its_own_function_and_stands_in_its_own_counter() {
 
 #[test]
 fn managed_and_pool_memory_may_be_freed_with_cu_mem_free() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc_managed(0xd0, MIB), mem_alloc_async(0xd1, MIB), mem_free(0xd0), mem_free(0xd1)]);
-    assert_eq!((story.kind(Kind::Managed).live_bytes, story.kind(Kind::Pool).live_bytes), (0, 0));
+    assert_eq!((story.kind(AllocationKind::Managed).live_bytes, story.kind(AllocationKind::Pool).live_bytes), (0, 0));
     assert_eq!(story.frees(), (2, 0, 0));
 }
 
 #[test]
 fn a_free_of_an_unknown_address_is_counted_and_takes_nothing() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([
         mem_alloc(0xd0, MIB),
         mem_free(0xee),
@@ -137,7 +137,7 @@ fn a_free_of_an_unknown_address_is_counted_and_takes_nothing() {
 
 #[test]
 fn freeing_address_zero_is_nothing_and_so_is_a_grant_of_no_bytes() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_free(0), mem_free_host(0), mem_alloc_async(0, 0), mem_free_async(0)]);
     assert_eq!(story.frees(), (0, 0, 0));
     assert_eq!(story.device(0).allocations, 0);
@@ -145,7 +145,7 @@ fn freeing_address_zero_is_nothing_and_so_is_a_grant_of_no_bytes() {
 
 #[test]
 fn a_failed_free_frees_nothing() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, MIB), mem_create(0x40, MIB, DEVICE_0), mem_map(0xe0, MIB, 0, 0x40)]);
     let failed = [mem_free(0xd0), mem_release(0x40), mem_unmap(0xe0, MIB), primary_ctx_reset(0)];
     story.report(failed.map(|call| call.failing(INVALID_VALUE)));
@@ -158,16 +158,21 @@ fn a_failed_free_frees_nothing() {
 fn a_free_seen_after_its_address_was_handed_out_again_is_the_former_tenants() {
     let create = |handle, bytes| mem_create(handle, bytes, DEVICE_0);
     let families = [
-        (Kind::Device, mem_alloc(0xd0, 100), mem_alloc(0xd0, 7), mem_free(0xd0)),
-        (Kind::Managed, mem_alloc_managed(0xd0, 100), mem_alloc_managed(0xd0, 7), mem_free(0xd0)),
-        (Kind::Pool, mem_alloc_async(0xd0, 100), mem_alloc_async(0xd0, 7), mem_free_async(0xd0)),
-        (Kind::PinnedHost, mem_host_alloc(0xd0, 100), mem_host_alloc(0xd0, 7), mem_free_host(0xd0)),
-        (Kind::Registered, mem_host_register(0xd0, 100), mem_host_register(0xd0, 7), mem_host_unregister(0xd0)),
-        (Kind::Array, array_create(0xd0, 100), array_create(0xd0, 7), array_destroy(0xd0)),
-        (Kind::Physical, create(0xd0, 100), create(0xd0, 7), mem_release(0xd0)),
+        (AllocationKind::Device, mem_alloc(0xd0, 100), mem_alloc(0xd0, 7), mem_free(0xd0)),
+        (AllocationKind::Managed, mem_alloc_managed(0xd0, 100), mem_alloc_managed(0xd0, 7), mem_free(0xd0)),
+        (AllocationKind::Pool, mem_alloc_async(0xd0, 100), mem_alloc_async(0xd0, 7), mem_free_async(0xd0)),
+        (AllocationKind::PinnedHost, mem_host_alloc(0xd0, 100), mem_host_alloc(0xd0, 7), mem_free_host(0xd0)),
+        (
+            AllocationKind::Registered,
+            mem_host_register(0xd0, 100),
+            mem_host_register(0xd0, 7),
+            mem_host_unregister(0xd0),
+        ),
+        (AllocationKind::Array, array_create(0xd0, 100), array_create(0xd0, 7), array_destroy(0xd0)),
+        (AllocationKind::Physical, create(0xd0, 100), create(0xd0, 7), mem_release(0xd0)),
     ];
     for (kind, first, second, free) in families {
-        let mut story = Story::on_device_0();
+        let mut story = LedgerStory::on_device_0();
         story.report([first, second.thread(102).at(2010, 2020), free.at(2000, 2030)]);
         let counter = story.kind(kind);
         assert_eq!((counter.live_bytes, counter.total_bytes), (7, 107), "{kind:?}");
@@ -180,7 +185,7 @@ fn a_free_seen_after_its_address_was_handed_out_again_is_the_former_tenants() {
 
 #[test]
 fn threads_allocate_on_the_device_of_their_own_current_context() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([primary_ctx_retain(PRIMARY[1], 1)]);
     story.report([mem_alloc(0xd0, 1)]);
     assert_eq!(story.device(0).owned.live_bytes, 1, "a retain makes no context current");
@@ -192,7 +197,7 @@ fn threads_allocate_on_the_device_of_their_own_current_context() {
 
 #[test]
 fn the_context_stack_is_pushed_popped_replaced_and_popped_by_null() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([primary_ctx_retain(PRIMARY[1], 1), ctx_push(PRIMARY[1]), mem_alloc(0xd0, 1)]);
     assert_eq!(story.device(1).owned.live_bytes, 1, "pushed");
     story.report([ctx_pop(PRIMARY[1]), mem_alloc(0xd1, 10)]);
@@ -207,30 +212,38 @@ fn the_context_stack_is_pushed_popped_replaced_and_popped_by_null() {
 
 #[test]
 fn destroying_a_context_frees_what_is_in_it_but_no_pool_and_no_physical_memory() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, 1), ctx_create(0xcc, 0)]);
     story.report([mem_alloc(0xd1, 10), mem_alloc_managed(0xd2, 20), mem_host_alloc(0xd3, 30), array_create(0xa0, 40)]);
     story.report([mem_alloc_async(0xd4, 50), mem_create(0x40, 60, DEVICE_0), ctx_destroy(0xcc)]);
     let live = |kind| story.kind(kind).live_bytes;
-    assert_eq!((live(Kind::Device), live(Kind::Managed), live(Kind::PinnedHost), live(Kind::Array)), (1, 0, 0, 0));
-    assert_eq!((live(Kind::Pool), live(Kind::Physical)), (50, 60));
+    assert_eq!(
+        (
+            live(AllocationKind::Device),
+            live(AllocationKind::Managed),
+            live(AllocationKind::PinnedHost),
+            live(AllocationKind::Array)
+        ),
+        (1, 0, 0, 0)
+    );
+    assert_eq!((live(AllocationKind::Pool), live(AllocationKind::Physical)), (50, 60));
     assert_eq!(story.frees(), (0, 0, 4));
     story.report([mem_alloc(0xd5, 5)]);
-    assert_eq!(story.kind(Kind::Device).live_bytes, 6, "and the context below is current again");
+    assert_eq!(story.kind(AllocationKind::Device).live_bytes, 6, "and the context below is current again");
     story.report([primary_ctx_reset(0)]);
-    assert_eq!(story.kind(Kind::Device).live_bytes, 0);
+    assert_eq!(story.kind(AllocationKind::Device).live_bytes, 0);
 }
 
 #[test]
 fn a_context_destroyed_by_another_thread_stays_on_this_threads_stack() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([ctx_create(0xcc, 1), ctx_destroy(0xcc).thread(7), mem_alloc(0xd0, 10)]);
     assert_eq!(story.on(DeviceRef::Unknown).owned.live_bytes, 10, "the driver would refuse, so nothing is guessed");
 }
 
 #[test]
 fn what_is_granted_after_a_teardown_began_survives_it() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, 1), ctx_create(0xcc, 0).thread(7), mem_alloc(0xd1, 10).at(3010, 3020)]);
     story.report([primary_ctx_reset(0).thread(7).at(3000, 3030)]);
     assert_eq!(story.live(), 10);
@@ -238,7 +251,7 @@ fn what_is_granted_after_a_teardown_began_survives_it() {
 
 #[test]
 fn the_last_release_of_a_primary_context_frees_what_is_in_it() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([primary_ctx_retain(PRIMARY[0], 0), mem_alloc(0xd0, MIB), primary_ctx_release(0)]);
     assert_eq!((story.live(), story.frees()), (MIB, (0, 0, 0)), "one reference is left");
     story.report([primary_ctx_release(0)]);
@@ -247,7 +260,7 @@ fn the_last_release_of_a_primary_context_frees_what_is_in_it() {
 
 #[test]
 fn a_primary_context_that_was_released_and_made_again_is_the_only_one() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([primary_ctx_release(0), primary_ctx_retain(PRIMARY[1], 0)]);
     story.ledger.see_context_changes(false);
     story.report([mem_alloc(0xd0, MIB).thread(7)]);
@@ -257,7 +270,7 @@ fn a_primary_context_that_was_released_and_made_again_is_the_only_one() {
 
 #[test]
 fn a_reset_frees_what_is_in_the_primary_context_but_does_not_release_it() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, MIB), primary_ctx_reset(0), mem_alloc(0xd1, 3)]);
     assert_eq!((story.live(), story.frees()), (3, (0, 0, 1)));
     story.report([primary_ctx_release(0)]);
@@ -266,7 +279,7 @@ fn a_reset_frees_what_is_in_the_primary_context_but_does_not_release_it() {
 
 #[test]
 fn a_reset_leaves_the_other_contexts_and_devices_alone() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, 1), ctx_create(0xcc, 0), mem_alloc(0xd1, 10)]);
     story.report([primary_ctx_retain(PRIMARY[1], 1), ctx_set_current(PRIMARY[1]), mem_alloc(0xd2, 100)]);
     story.report([primary_ctx_reset(0)]);
@@ -275,14 +288,14 @@ fn a_reset_leaves_the_other_contexts_and_devices_alone() {
 
 #[test]
 fn a_reset_of_a_primary_context_never_seen_spares_contexts_that_were() {
-    let mut story = Story::unseen_before();
+    let mut story = LedgerStory::unseen_before();
     story.report([ctx_create(0xcc, 0), mem_alloc(0xd0, 10), primary_ctx_reset(0)]);
     assert_eq!(story.live(), 10);
 }
 
 #[test]
 fn attached_late_the_last_release_is_not_known_but_a_reset_can() {
-    let mut story = Story::unseen_before();
+    let mut story = LedgerStory::unseen_before();
     story.report([primary_ctx_retain(PRIMARY[0], 0), ctx_set_current(PRIMARY[0]), mem_alloc(0xd0, MIB)]);
     story.report([primary_ctx_release(0), primary_ctx_release(0)]);
     assert_eq!(story.live(), MIB, "older references may be left");
@@ -292,7 +305,7 @@ fn attached_late_the_last_release_is_not_known_but_a_reset_can() {
 
 #[test]
 fn attached_late_memory_of_an_unknown_context_dies_with_the_only_device_named() {
-    let mut story = Story::unseen_before();
+    let mut story = LedgerStory::unseen_before();
     story.report([mem_alloc(0xd0, MIB), ctx_set_current(0xee).thread(7), mem_alloc(0xd1, MIB).thread(7)]);
     assert_eq!(story.on(DeviceRef::Unknown).owned.live_bytes, 2 * MIB);
     story.report([primary_ctx_reset(0)]);
@@ -301,14 +314,14 @@ fn attached_late_memory_of_an_unknown_context_dies_with_the_only_device_named() 
 
 #[test]
 fn attached_late_memory_of_an_unknown_context_stays_where_two_devices_are_in_use() {
-    let mut story = Story::unseen_before();
+    let mut story = LedgerStory::unseen_before();
     story.report([mem_alloc(0xd0, MIB), ctx_create(0xcc, 1).thread(7), primary_ctx_reset(0)]);
     assert_eq!(story.live(), MIB);
 }
 
 #[test]
 fn refused_allocations_are_kept_with_what_they_asked_for() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     let pitched = call("cuMemAllocPitch_v2", [0, 0, 100, 10, 4]);
     story.report(
         [mem_alloc(0xd0, 80 << 30), pitched, mem_create(0x40, 3, (ON_DEVICE, 1)), mem_alloc_async(0, 4)]
@@ -330,7 +343,7 @@ fn refused_allocations_are_kept_with_what_they_asked_for() {
 
 #[test]
 fn refused_host_memory_is_no_failure_of_a_device() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_host_alloc(0, MIB), mem_create(0, MIB, (ON_HOST, 0))].map(|call| call.failing(OUT_OF_MEMORY)));
     assert_eq!(story.ledger.failures().filter(|failure| failure.device.is_none()).count(), 2);
     assert_eq!(
@@ -341,7 +354,7 @@ fn refused_host_memory_is_no_failure_of_a_device() {
 
 #[test]
 fn only_the_last_failures_are_kept_but_all_are_counted() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     for bytes in 1..=20 {
         story.report([mem_alloc(0, bytes).failing(OUT_OF_MEMORY)]);
     }
@@ -352,7 +365,7 @@ fn only_the_last_failures_are_kept_but_all_are_counted() {
 
 #[test]
 fn a_failed_call_that_asks_for_no_memory_is_no_failed_allocation() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     let calls = [mem_free(0xd0), mem_map(0xe0, MIB, 0, 0x40), mem_import(0x40), mem_host_register(0xd0, MIB)];
     story.report(calls.map(|call| call.failing(INVALID_VALUE)));
     assert_eq!((story.ledger.failures().count(), story.frees()), (0, (0, 0, 0)));
@@ -360,12 +373,12 @@ fn a_failed_call_that_asks_for_no_memory_is_no_failed_allocation() {
 
 #[test]
 fn at_its_end_everything_a_process_held_is_freed_implicitly_and_peaks_stay() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, 1), mem_alloc_managed(0xd1, 2), mem_alloc_async(0xd2, 4), mem_host_alloc(0xd3, 8)]);
     story.report([mem_host_register(0xd4, 16), array_create(0xa0, 32), mem_create(0x40, 64, DEVICE_0)]);
     story.report([mem_map(0xe0, 64, 0, 0x40), mem_release(0x40)]);
     story.ledger.end(story.now_ns + 1);
-    for kind in Kind::ALL {
+    for kind in AllocationKind::ALL {
         assert_eq!(story.kind(kind).live_bytes, 0, "{kind:?}");
     }
     assert_eq!((story.live(), story.peak(), story.frees()), (0, 101, (0, 0, 7)));
@@ -374,7 +387,7 @@ fn at_its_end_everything_a_process_held_is_freed_implicitly_and_peaks_stay() {
 
 #[test]
 fn after_an_exec_nothing_of_the_former_image_is_known() {
-    let mut story = Story::unseen_before();
+    let mut story = LedgerStory::unseen_before();
     story.report([primary_ctx_retain(PRIMARY[0], 0), ctx_set_current(PRIMARY[0]), mem_alloc(0xd0, MIB)]);
     story.ledger.end(story.now_ns + 1);
     story.report([mem_alloc(0xd0, 3)]);
@@ -386,7 +399,7 @@ fn after_an_exec_nothing_of_the_former_image_is_known() {
 
 #[test]
 fn peaks_belong_to_their_moment() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([
         primary_ctx_retain(PRIMARY[1], 1),
         mem_alloc(0xd0, 100),
@@ -396,12 +409,12 @@ fn peaks_belong_to_their_moment() {
     story.report([mem_alloc(0xd1, 70), mem_alloc_async(0xd2, 7), mem_free(0xd1)]);
     assert_eq!((story.device(0).owned.peak_bytes, story.device(1).owned.peak_bytes), (100, 77));
     assert_eq!(story.peak(), 100, "the two devices did not peak together");
-    assert_eq!(story.kind(Kind::Pool).peak_bytes, 7);
+    assert_eq!(story.kind(AllocationKind::Pool).peak_bytes, 7);
 }
 
 #[test]
 fn a_device_reports_its_uuid_once_the_program_has_asked_for_it() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     assert_eq!(story.ledger.reported(Ordinal(1)), None);
     story.report([device_get_uuid(1, 0xab)]);
     assert_eq!(story.ledger.reported(Ordinal(1)).map(|reported| &reported.uuids[..]), Some(&[[0xab; 16]][..]));
@@ -410,14 +423,14 @@ fn a_device_reports_its_uuid_once_the_program_has_asked_for_it() {
 
 #[test]
 fn both_uuids_of_a_device_are_kept_the_latest_last() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([1, 2, 3, 2].map(|byte| device_get_uuid(0, byte)));
     assert_eq!(story.ledger.reported(Ordinal(0)).map(|reported| &reported.uuids[..]), Some(&[[3; 16], [2; 16]][..]));
 }
 
 #[test]
 fn the_rate_is_that_between_the_last_two_ticks() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.ledger.tick(1_000_000_000);
     story.report([mem_alloc(0xd0, 1), mem_alloc(0xd1, 1), mem_alloc(0xd2, 1), mem_free(0xd0)]);
     assert_eq!(story.ledger.rate(), None, "one tick has no length");

@@ -5,17 +5,19 @@ use proptest::prelude::*;
 
 use super::ProcessLedger;
 use super::pool::Backed;
-use super::totals::{Counter, DeviceRef, Kind};
+use super::totals::{AllocationKind, ByteCounter, DeviceRef};
 use crate::decode::decode;
-use crate::test_driver::{Counts, DEVICES, Focus, Habits, History, Moment, Step, Sums, play};
+use crate::test_driver::{
+    DEVICES, DriverHistory, DriverStep, Focus, Habits, HeldSums, HistoryMoment, SimulatedCounts, play,
+};
 use crate::words::Ordinal;
 
 const CASES: u32 = 800;
 /// A device that the model does not have.
 const UNKNOWN: u32 = u32::MAX;
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    vec(any::<Step>(), 0..250)
+fn steps() -> impl Strategy<Value = Vec<DriverStep>> {
+    vec(any::<DriverStep>(), 0..250)
 }
 
 fn habits(threads: impl Strategy<Value = usize>, teardown: bool) -> impl Strategy<Value = Habits> {
@@ -24,35 +26,35 @@ fn habits(threads: impl Strategy<Value = usize>, teardown: bool) -> impl Strateg
     (threads, focus).prop_map(habits)
 }
 
-fn counters(ledger: &ProcessLedger) -> impl Iterator<Item = ((Option<u32>, Kind), Counter)> {
+fn counters(ledger: &ProcessLedger) -> impl Iterator<Item = ((Option<u32>, AllocationKind), ByteCounter)> {
     let devices = ledger.totals().devices().flat_map(|(device, totals)| {
         let ordinal = match device {
             DeviceRef::Ordinal(Ordinal(ordinal)) => u32::try_from(ordinal).expect("no negative device"),
             DeviceRef::Unknown => UNKNOWN,
         };
-        Kind::ALL.map(|kind| ((Some(ordinal), kind), *totals.kind(kind)))
+        AllocationKind::ALL.map(|kind| ((Some(ordinal), kind), *totals.kind(kind)))
     });
     let host = ledger.totals().host();
-    devices.chain(Kind::ALL.map(|kind| ((None, kind), *host.kind(kind))))
+    devices.chain(AllocationKind::ALL.map(|kind| ((None, kind), *host.kind(kind))))
 }
 
-fn live(ledger: &ProcessLedger) -> Sums {
+fn live(ledger: &ProcessLedger) -> HeldSums {
     counters(ledger)
         .filter(|(_, counter)| counter.live_bytes > 0)
         .map(|(key, counter)| (key, counter.live_bytes))
         .collect()
 }
 
-fn owned_bytes(sums: &Sums) -> u64 {
+fn owned_bytes(sums: &HeldSums) -> u64 {
     sums.iter().filter(|((_, kind), _)| kind.is_owned_device_memory()).map(|(_, bytes)| bytes).sum()
 }
 
-fn owned_on(sums: &Sums, device: u32) -> u64 {
+fn owned_on(sums: &HeldSums, device: u32) -> u64 {
     owned_bytes(&sums.iter().filter(|((own, _), _)| *own == Some(device)).map(|(key, bytes)| (*key, *bytes)).collect())
 }
 
-fn counted(ledger: &ProcessLedger) -> Counts {
-    Counts {
+fn counted(ledger: &ProcessLedger) -> SimulatedCounts {
+    SimulatedCounts {
         aliases: ledger.aliases(),
         reservation_bytes: ledger.reservation_bytes(),
         modules: ledger.modules(),
@@ -63,7 +65,11 @@ fn counted(ledger: &ProcessLedger) -> Counts {
 
 /// Checks pools: they hold at least what is used of them, an amount that the ledger calls exact
 /// equals the driver's, and the amounts that the program has queried are exact.
-fn check_pools(ledger: &ProcessLedger, moment: &Moment, reported: impl Fn() -> String) -> Result<(), TestCaseError> {
+fn check_pools(
+    ledger: &ProcessLedger,
+    moment: &HistoryMoment,
+    reported: impl Fn() -> String,
+) -> Result<(), TestCaseError> {
     for (device, truth) in (0..DEVICES).zip(&moment.pools) {
         let backed =
             ledger.pool_backed(DeviceRef::Ordinal(Ordinal(device.cast_signed()))).expect("seen from the start");
@@ -78,13 +84,13 @@ fn check_pools(ledger: &ProcessLedger, moment: &Moment, reported: impl Fn() -> S
 }
 
 /// Applies a history and compares the ledger with the model after every record.
-fn check(history: &History) -> Result<ProcessLedger, TestCaseError> {
+fn check(history: &DriverHistory) -> Result<ProcessLedger, TestCaseError> {
     let mut ledger = ProcessLedger::new(true);
     let (mut lowest_peak, mut highest_peak) = (0, 0);
     for (index, moment) in history.moments.iter().enumerate() {
         ledger.apply(&decode(&moment.record).expect("a row of the table"));
         let held = live(&ledger);
-        let of = |sums: &Sums, key| sums.get(key).copied().unwrap_or(0);
+        let of = |sums: &HeldSums, key| sums.get(key).copied().unwrap_or(0);
         for key in held.keys().chain(moment.at_least.keys()) {
             let (least, held, most) = (of(&moment.at_least, key), of(&held, key), of(&moment.at_most, key));
             prop_assert!(
@@ -94,10 +100,13 @@ fn check(history: &History) -> Result<ProcessLedger, TestCaseError> {
             );
         }
         for (key, counter) in counters(&ledger) {
-            let Counter { live_bytes, peak_bytes, total_bytes, allocations, frees } = counter;
+            let ByteCounter { live_bytes, peak_bytes, total_bytes, allocations, frees } = counter;
             prop_assert!(live_bytes <= peak_bytes && peak_bytes <= total_bytes, "record {index}: {key:?}: {counter:?}");
             prop_assert!(frees <= allocations, "record {index}: {key:?}: {counter:?}");
-            prop_assert!(frees < allocations || key.1 == Kind::Graph || live_bytes == 0, "{key:?}: {counter:?}");
+            prop_assert!(
+                frees < allocations || key.1 == AllocationKind::Graph || live_bytes == 0,
+                "{key:?}: {counter:?}"
+            );
         }
         check_pools(&ledger, moment, || history.reported(index))?;
         if let Some(counts) = moment.counts {
@@ -116,7 +125,7 @@ fn check(history: &History) -> Result<ProcessLedger, TestCaseError> {
 }
 
 /// Returns the bytes held at the last moment. No call is running then, so they are exact.
-fn in_the_end(history: &History) -> Sums {
+fn in_the_end(history: &DriverHistory) -> HeldSums {
     history.moments.last().map(|moment| moment.at_most.clone()).unwrap_or_default()
 }
 
@@ -148,7 +157,7 @@ proptest! {
         let history = play(habits, &steps);
         let ledger = check(&history)?;
         let moments = &history.moments;
-        let peak = |on: &dyn Fn(&Sums) -> u64| moments.iter().map(|moment| on(&moment.at_most)).max().unwrap_or(0);
+        let peak = |on: &dyn Fn(&HeldSums) -> u64| moments.iter().map(|moment| on(&moment.at_most)).max().unwrap_or(0);
         prop_assert_eq!(ledger.totals().whole().owned.peak_bytes, peak(&owned_bytes));
         for device in 0..DEVICES {
             let device_ref = DeviceRef::Ordinal(Ordinal(device.cast_signed()));
@@ -170,7 +179,7 @@ proptest! {
         for moment in &history.moments[cut..] {
             ledger.apply(&decode(&moment.record).expect("a row of the table"));
         }
-        for kind in Kind::ALL {
+        for kind in AllocationKind::ALL {
             let seen = history.survivors.iter().filter(|thing| thing.kind == kind && thing.since >= cut);
             let totals = ledger.totals();
             let held = if kind.is_host() { totals.host() } else { totals.whole() }.kind(kind).live_bytes;
@@ -181,14 +190,14 @@ proptest! {
     #[test]
     fn what_was_held_at_a_moment_is_reported_exactly_afterwards_or_not_at_all(
         habits in habits(1..4_usize, true),
-        steps in vec(any::<Step>(), 0..150),
+        steps in vec(any::<DriverStep>(), 0..150),
         moment in any::<prop::sample::Index>(),
     ) {
         let history = play(habits, &steps);
         let ledger = check(&history)?;
         let then = moment.get(&history.moments);
         let then_ns = then.record.returned_ns + 1;
-        let in_flight = |other: &Moment| other.record.entered_ns <= then_ns && then_ns <= other.record.returned_ns;
+        let in_flight = |other: &HistoryMoment| other.record.entered_ns <= then_ns && then_ns <= other.record.returned_ns;
         for device in 0..DEVICES {
             let held = ledger.totals().held_over(DeviceRef::Ordinal(Ordinal(device.cast_signed())), then_ns, then_ns);
             let (least, most) = (owned_on(&then.at_least, device), owned_on(&then.at_most, device));
@@ -203,7 +212,7 @@ proptest! {
         let mut ledger = check(&history)?;
         let (peak, survivors) = (ledger.totals().whole().owned.peak_bytes, history.survivors.len());
         ledger.end(u64::MAX);
-        prop_assert_eq!(live(&ledger), Sums::new());
+        prop_assert_eq!(live(&ledger), HeldSums::new());
         prop_assert_eq!(ledger.totals().whole().owned.peak_bytes, peak);
         prop_assert_eq!(ledger.implicit_frees(), history.torn_down + u64::try_from(survivors).expect("few"));
     }

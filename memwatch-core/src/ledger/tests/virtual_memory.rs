@@ -1,13 +1,13 @@
 //! Physical memory as real programs use it: creates, maps, retains, releases and unmaps in
 //! different orders.
 
-use crate::ledger::tests::{DEVICE_0, MIB, Story};
+use crate::ledger::tests::{DEVICE_0, LedgerStory, MIB};
 use crate::test_calls::*;
 use crate::words::Ordinal;
 
 #[test]
 fn a_mapping_made_at_an_address_whose_unmap_is_still_to_come_stays() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, 100, DEVICE_0), mem_map(0xe0, 100, 0, 0x40), mem_release(0x40)]);
     story.report([mem_create(0x41, 7, DEVICE_0), mem_map(0xe0, 7, 0, 0x41).at(2010, 2020), mem_release(0x41)]);
     assert_eq!(story.live(), 7, "the new mapping shows that the old one is gone");
@@ -19,7 +19,7 @@ fn a_mapping_made_at_an_address_whose_unmap_is_still_to_come_stays() {
 
 #[test]
 fn nccl_keeps_a_buffer_through_retain_and_release_until_it_is_unmapped_and_released() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, 4 * MIB, DEVICE_0), mem_map(0xe0, 4 * MIB, 0, 0x40)]);
     story.report([mem_retain(0x40, 0xe0), mem_release(0x40)]);
     assert_eq!(story.live(), 4 * MIB);
@@ -31,7 +31,7 @@ fn nccl_keeps_a_buffer_through_retain_and_release_until_it_is_unmapped_and_relea
 
 #[test]
 fn llama_cpp_releases_at_once_and_unmaps_its_whole_pool_with_one_call() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     for granule in 0..3 {
         let (handle, address) = (0x40 + granule, 0x10_0000 + granule * 2 * MIB);
         story.report([
@@ -47,7 +47,7 @@ fn llama_cpp_releases_at_once_and_unmaps_its_whole_pool_with_one_call() {
 
 #[test]
 fn vllm_sleeps_without_memory_and_wakes_with_new_memory_at_the_same_address() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, 8 * MIB, DEVICE_0), mem_map(0xe0, 8 * MIB, 0, 0x40)]);
     story.report([mem_unmap(0xe0, 8 * MIB), mem_release(0x40)]);
     assert_eq!(story.live(), 0);
@@ -57,7 +57,7 @@ fn vllm_sleeps_without_memory_and_wakes_with_new_memory_at_the_same_address() {
 
 #[test]
 fn expandable_segments_grow_and_shrink_by_granules_of_one_range() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     let address = |granule: u64| 0x10_0000 + granule * 20 * MIB;
     for granule in 0..4 {
         story.report([
@@ -78,7 +78,7 @@ fn expandable_segments_grow_and_shrink_by_granules_of_one_range() {
 
 #[test]
 fn memory_mapped_twice_at_offsets_is_counted_once_and_outlives_one_unmap() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, 4 * MIB, DEVICE_0)]);
     story.report([mem_map(0x10_0000, 2 * MIB, 0, 0x40), mem_map(0x90_0000, 2 * MIB, 2 * MIB, 0x40), mem_release(0x40)]);
     assert_eq!(story.live(), 4 * MIB);
@@ -90,7 +90,7 @@ fn memory_mapped_twice_at_offsets_is_counted_once_and_outlives_one_unmap() {
 
 #[test]
 fn an_unmap_leaves_the_mappings_beside_its_range() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     for (handle, address) in [(0x40, 0x1000), (0x41, 0x2000), (0x42, 0x3000)] {
         story.report([mem_create(handle, 0x1000, DEVICE_0), mem_map(address, 0x1000, 0, handle), mem_release(handle)]);
     }
@@ -100,7 +100,7 @@ fn an_unmap_leaves_the_mappings_beside_its_range() {
 
 #[test]
 fn a_handle_value_used_again_while_its_former_memory_is_mapped_is_other_memory() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, MIB, DEVICE_0), mem_map(0xe0, MIB, 0, 0x40), mem_release(0x40)]);
     story.report([mem_create(0x40, 2 * MIB, DEVICE_0)]);
     assert_eq!(story.live(), 3 * MIB);
@@ -112,7 +112,7 @@ fn a_handle_value_used_again_while_its_former_memory_is_mapped_is_other_memory()
 
 #[test]
 fn a_retain_finds_memory_by_its_address_when_its_handle_is_long_released() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, MIB, DEVICE_0), mem_map(0x1000, MIB, 0, 0x40), mem_release(0x40)]);
     story.report([mem_retain(0x55, 0x1000 + MIB - 1), mem_unmap(0x1000, MIB)]);
     assert_eq!(story.live(), MIB, "the retained handle keeps it");
@@ -122,7 +122,7 @@ fn a_retain_finds_memory_by_its_address_when_its_handle_is_long_released() {
 
 #[test]
 fn imported_memory_is_nobodys_here_however_it_is_mapped_retained_and_released() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_import(0x40), mem_map(0xe0, MIB, 0, 0x40), mem_retain(0x40, 0xe0), mem_release(0x40)]);
     story.report([mem_unmap(0xe0, MIB), mem_release(0x40)]);
     story.report([call("cuIpcOpenMemHandle_v2", [0, 1]).out([0xf0, 0]), call("cuIpcCloseMemHandle", [0xf0])]);
@@ -135,21 +135,21 @@ fn imported_memory_is_nobodys_here_however_it_is_mapped_retained_and_released() 
 
 #[test]
 fn memory_older_than_the_attach_is_one_unknown_free_when_nccl_gives_it_back() {
-    let mut story = Story::unseen_before();
+    let mut story = LedgerStory::unseen_before();
     story.report([mem_retain(0x40, 0xe0), mem_release(0x40), mem_unmap(0xe0, MIB), mem_release(0x40)]);
     assert_eq!((story.live(), story.frees()), (0, (0, 1, 0)));
 }
 
 #[test]
 fn memory_mapped_from_an_older_handle_adds_nothing() {
-    let mut story = Story::unseen_before();
+    let mut story = LedgerStory::unseen_before();
     story.report([mem_map(0xe0, MIB, 0, 0x40), mem_unmap(0xe0, MIB)]);
     assert_eq!((story.live(), story.frees()), (0, (0, 0, 0)));
 }
 
 #[test]
 fn physical_memory_lies_on_its_own_device_and_other_memory_on_the_threads() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, MIB, (ON_DEVICE, 1)), mem_alloc(0xd0, 2 * MIB)]);
     assert_eq!((story.device(1).owned.live_bytes, story.device(0).owned.live_bytes), (MIB, 2 * MIB));
 }
@@ -157,7 +157,7 @@ fn physical_memory_lies_on_its_own_device_and_other_memory_on_the_threads() {
 #[test]
 fn a_mapping_over_parts_of_older_ones_shows_that_those_are_gone() {
     for (old, new) in [((0x1000, 0x2000), (0x2000, 0x1000)), ((0x2000, 0x1000), (0x1000, 0x2000))] {
-        let mut story = Story::on_device_0();
+        let mut story = LedgerStory::on_device_0();
         story.report([mem_create(0x40, 100, DEVICE_0), mem_map(old.0, old.1, 0, 0x40), mem_release(0x40)]);
         story.report([mem_create(0x41, 7, DEVICE_0), mem_map(new.0, new.1, 0, 0x41).at(2010, 2020), mem_release(0x41)]);
         assert_eq!(story.live(), 7, "{old:x?} under {new:x?}");
@@ -168,7 +168,7 @@ fn a_mapping_over_parts_of_older_ones_shows_that_those_are_gone() {
 
 #[test]
 fn releases_still_to_come_of_a_handle_value_used_again_are_none_of_its_new_memory() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, 100, DEVICE_0), mem_map(0xe0, 100, 0, 0x40), mem_retain(0x40, 0xe0)]);
     story.report([mem_unmap(0xe0, 100), mem_create(0x40, 7, DEVICE_0).at(3010, 3020)]);
     story.report([mem_release(0x40).at(3000, 3030), mem_release(0x40).thread(102).at(3001, 3040)]);
@@ -177,7 +177,7 @@ fn releases_still_to_come_of_a_handle_value_used_again_are_none_of_its_new_memor
 
 #[test]
 fn memory_retained_under_a_second_handle_outlives_the_use_of_its_first_for_other_memory() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, 100, DEVICE_0), mem_map(0xe0, 100, 0, 0x40)]);
     story.report([mem_retain(0x55, 0xe0).at(2010, 2015), mem_create(0x40, 7, DEVICE_0).at(2020, 2025)]);
     story.report([mem_release(0x40).at(2000, 2050), mem_unmap(0xe0, 100)]);
@@ -188,7 +188,7 @@ fn memory_retained_under_a_second_handle_outlives_the_use_of_its_first_for_other
 
 #[test]
 fn one_device_leaves_a_multicast_object_and_the_others_memory_stays_bound_to_it() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([multicast_create(0x60), mem_create(0x40, 1, DEVICE_0), mem_create(0x41, 10, (ON_DEVICE, 1))]);
     story.report([multicast_bind(0x60, None, 0, 0x40, 0x1000), multicast_bind(0x60, None, 0, 0x41, 0x1000)]);
     story.report([mem_release(0x40), mem_release(0x41), multicast_unbind(0x60, 1, 0, 0x1000)]);
@@ -197,7 +197,7 @@ fn one_device_leaves_a_multicast_object_and_the_others_memory_stays_bound_to_it(
 
 #[test]
 fn an_unbind_seen_after_its_part_was_bound_again_ends_the_former_binding() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([multicast_create(0x60), mem_create(0x40, 1, DEVICE_0), mem_create(0x41, 10, DEVICE_0)]);
     story.report([multicast_bind(0x60, Some(0), 0, 0x40, 0x1000), mem_release(0x40)]);
     story.report([multicast_bind(0x60, Some(0), 0, 0x41, 0x1000).at(2010, 2020), mem_release(0x41)]);
@@ -209,7 +209,7 @@ fn an_unbind_seen_after_its_part_was_bound_again_ends_the_former_binding() {
 
 #[test]
 fn an_address_lies_in_the_mapping_of_the_device_whose_memory_is_behind_it() {
-    let mut story = Story::on_device_0();
+    let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, 8 * MIB, DEVICE_0), mem_map(0x1000_0000, 8 * MIB, 0, 0x40), mem_release(0x40)]);
     let segment = story.ledger.segment_at(0x1000_0000 + MIB).expect("it is mapped");
     assert_eq!((segment.address, segment.bytes, segment.ordinal()), (0x1000_0000, 8 * MIB, Some(Ordinal(0))));

@@ -2,7 +2,7 @@
 
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
-use crate::allocators::pytorch::{Base, DeviceAllocator, Doubt, Family, Named, Scope};
+use crate::allocators::pytorch::{Base, DeviceAllocator, Doubt, NamedNumber, StatFamily, StatScope};
 use crate::snapshot::{AllocatorView, StatisticView};
 use crate::words::{GpuUuid, Name, Ordinal, Tgid};
 
@@ -24,12 +24,12 @@ pub(super) fn allocators(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option
 fn view(device: &DeviceAllocator, ordinal: Ordinal, uuid: Option<GpuUuid>) -> AllocatorView {
     let reported = device.reported();
     let current = |family| {
-        let known = device.number(family, Scope::All, "current")?.known()?;
+        let known = device.number(family, StatScope::All, "current")?.known()?;
         u64::try_from(known).ok()
     };
-    let rounding = current(Family::ActiveBytes).zip(current(Family::RequestedBytes));
+    let rounding = current(StatFamily::ActiveBytes).zip(current(StatFamily::RequestedBytes));
     let rounding_bytes = rounding.map(|(active, requested)| active.saturating_sub(requested));
-    let inactive_split_bytes = current(Family::InactiveSplitBytes);
+    let inactive_split_bytes = current(StatFamily::InactiveSplitBytes);
     let (counted_from, readout_ns) = match device.base() {
         Base::None => ("unknown", None),
         Base::Start => ("start", None),
@@ -39,8 +39,8 @@ fn view(device: &DeviceAllocator, ordinal: Ordinal, uuid: Option<GpuUuid>) -> Al
         device: ordinal.0,
         uuid,
         allocated_bytes: reported.map(|now| now.allocated_bytes),
-        reserved_bytes: current(Family::ReservedBytes).or(reported.map(|now| now.reserved_bytes)),
-        cached_bytes: current(Family::ReservedBytes)
+        reserved_bytes: current(StatFamily::ReservedBytes).or(reported.map(|now| now.reserved_bytes)),
+        cached_bytes: current(StatFamily::ReservedBytes)
             .or(reported.map(|now| now.reserved_bytes))
             .zip(reported)
             .map(|(reserved, now)| reserved.saturating_sub(now.allocated_bytes)),
@@ -63,7 +63,7 @@ fn view(device: &DeviceAllocator, ordinal: Ordinal, uuid: Option<GpuUuid>) -> Al
     }
 }
 
-fn statistic((key, trust): Named) -> (Name, StatisticView) {
+fn statistic((key, trust): NamedNumber) -> (Name, StatisticView) {
     let reason = trust.doubt.map(|doubt: Doubt| doubt.name().into());
     (key, StatisticView { value: trust.known(), certainty: trust.certainty(), reason })
 }

@@ -1,6 +1,6 @@
 //! Builds the views of arenas.
 
-use crate::allocators::bfc::{Arena, Arenas, Home};
+use crate::allocators::bfc::{Arenas, BfcArena, Home};
 use crate::snapshot::ArenaView;
 use crate::words::{GpuUuid, Ordinal};
 
@@ -10,7 +10,7 @@ pub(super) fn arenas(arenas: &Arenas, uuid: impl Fn(Ordinal) -> Option<GpuUuid>)
     shown.map(|arena| view(arena, (arenas.segment_bytes(arena), arenas.is_stopped()), &uuid)).collect()
 }
 
-fn view(arena: &Arena, (pool_bytes, as_read): (u64, bool), uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> ArenaView {
+fn view(arena: &BfcArena, (pool_bytes, as_read): (u64, bool), uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> ArenaView {
     let counters = arena.counters();
     let ordinal = arena.home().ordinal();
     let device_by = match arena.home() {

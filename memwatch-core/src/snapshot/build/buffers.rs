@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use crate::allocators::ggml::{Buffers, DeviceBuffers, NamedTensor};
+use crate::allocators::ggml::{Buffers, DeviceBuffers, GgmlTensor};
 use crate::snapshot::{BufferTensorView, BuffersView, DeviceBuffersView, UsageView};
 use crate::words::{Framework, GpuUuid, Ordinal};
 
@@ -45,7 +45,7 @@ fn view(known: &DeviceBuffers, are_all: bool, (device, uuid): (i32, Option<GpuUu
     }
 }
 
-fn with_tensors(view: DeviceBuffersView, mut all: Vec<NamedTensor<'_>>) -> DeviceBuffersView {
+fn with_tensors(view: DeviceBuffersView, mut all: Vec<GgmlTensor<'_>>) -> DeviceBuffersView {
     all.sort_unstable_by_key(|tensor| (Reverse(tensor.bytes), tensor.name));
     let listed = all.iter().take(LISTED);
     DeviceBuffersView {

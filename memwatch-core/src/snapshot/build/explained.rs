@@ -6,14 +6,14 @@ use super::{Surroundings, difference, used_bytes};
 use crate::attribution::device::resolve_place;
 use crate::attribution::process::Process;
 use crate::input::{Cores, DeviceFacts};
-use crate::kernel_driver::books::{Books, RefusedMemory};
-use crate::kernel_driver::columns::{Columns, Requests};
+use crate::kernel_driver::books::{DriverLedger, RefusedMemory};
+use crate::kernel_driver::columns::{Columns, LiveRequests};
 use crate::kernel_driver::decode::Lies;
-use crate::kernel_driver::labels::{Label, Named};
+use crate::kernel_driver::labels::{AttributedPurpose, MemoryPurpose};
 use crate::kernel_driver::local_memory::bytes_per_thread;
-use crate::kernel_driver::objects::Memory;
-use crate::kernel_driver::trust::{Standing, Trust};
-use crate::ledger::totals::Kind;
+use crate::kernel_driver::objects::DriverMemory;
+use crate::kernel_driver::trust::{LedgerTrust, NvmlAgreement};
+use crate::ledger::totals::AllocationKind;
 use crate::snapshot::{
     ColumnsView, Explained, ExplainedHost, ExplainedUse, LeftBehindView, LeftOnGpu, PIECES_KEPT, PartView, PieceView,
     RefusedView, RemainderView, UsedView,
@@ -27,8 +27,8 @@ pub(crate) fn process(around: &Surroundings<'_>, process: &Process) -> Option<Ex
         return process.last_explained.as_deref().cloned();
     }
     let books = around.kernel_driver.books(process.tgid)?;
-    let requests = Requests::new(process.ledger.requests());
-    let mut by_gpu: BTreeMap<Option<GpuUuid>, Vec<&Memory>> = BTreeMap::new();
+    let requests = LiveRequests::new(process.ledger.requests());
+    let mut by_gpu: BTreeMap<Option<GpuUuid>, Vec<&DriverMemory>> = BTreeMap::new();
     let mut host = ExplainedHost::default();
     for device in around.reading.devices.iter().filter(|device| device.lists(process.tgid)) {
         by_gpu.entry(Some(device.uuid.clone())).or_default();
@@ -68,18 +68,19 @@ pub(crate) fn process(around: &Surroundings<'_>, process: &Process) -> Option<Ex
 fn on_gpu(
     around: &Surroundings<'_>,
     process: &Process,
-    books: &Books,
-    (gpu, memory): (Option<&GpuUuid>, &[&Memory]),
+    books: &DriverLedger,
+    (gpu, memory): (Option<&GpuUuid>, &[&DriverMemory]),
 ) -> ExplainedUse {
     let standing = gpu.and_then(|gpu| books.standing(gpu));
     // Readings with requests in flight are not among these.
-    let last = standing.and_then(Standing::last);
+    let last = standing.and_then(NvmlAgreement::last);
     ExplainedUse {
         uuid: gpu.cloned(),
-        trust: gpu.map_or(Trust::Settling, |gpu| around.kernel_driver.trust(process.tgid, gpu, process.watched())),
+        trust: gpu
+            .map_or(LedgerTrust::Settling, |gpu| around.kernel_driver.trust(process.tgid, gpu, process.watched())),
         used_bytes: last.map(|(compared, _)| compared.used_bytes),
         live_bytes: memory.iter().fold(0, |sum, memory| sum.saturating_add(memory.granted_bytes)),
-        older_bytes: standing.and_then(Standing::older_bytes),
+        older_bytes: standing.and_then(NvmlAgreement::older_bytes),
         difference_bytes: last.and_then(|(_, difference_bytes)| difference_bytes),
         parts: parts(memory, cores_of(around, gpu)),
         columns: ColumnsView::default(),
@@ -95,20 +96,20 @@ fn cores_of(around: &Surroundings<'_>, gpu: Option<&GpuUuid>) -> Option<Cores> {
 }
 
 #[derive(Default)]
-struct Sum {
+struct PartSum {
     bytes: u64,
     objects: u64,
     largest_asked_bytes: Option<u64>,
 }
 
-fn parts(memory: &[&Memory], cores: Option<Cores>) -> Vec<PartView> {
-    let mut sums: BTreeMap<(&Named, Option<Tgid>), Sum> = BTreeMap::new();
+fn parts(memory: &[&DriverMemory], cores: Option<Cores>) -> Vec<PartView> {
+    let mut sums: BTreeMap<(&AttributedPurpose, Option<Tgid>), PartSum> = BTreeMap::new();
     for memory in memory {
         let sum = sums.entry((&memory.named, memory.left_by)).or_default();
         (sum.bytes, sum.objects) = (sum.bytes.saturating_add(memory.granted_bytes), sum.objects + 1);
         sum.largest_asked_bytes = sum.largest_asked_bytes.max(memory.asked_bytes);
     }
-    let view = |((named, left_by), sum): ((&Named, Option<Tgid>), Sum)| PartView {
+    let view = |((named, left_by), sum): ((&AttributedPurpose, Option<Tgid>), PartSum)| PartView {
         label: named.label,
         owner: named.owner.as_deref().map(str::to_owned),
         function: named.function.as_deref().map(str::to_owned),
@@ -116,7 +117,7 @@ fn parts(memory: &[&Memory], cores: Option<Cores>) -> Vec<PartView> {
         objects: sum.objects,
         sure: named.sure,
         bytes_per_thread: Some(named.label)
-            .filter(|label| *label == Label::LocalMemory)
+            .filter(|label| *label == MemoryPurpose::LocalMemory)
             .and_then(|_| bytes_per_thread(cores?, sum.largest_asked_bytes?)),
         left_by,
     };
@@ -126,8 +127,8 @@ fn parts(memory: &[&Memory], cores: Option<Cores>) -> Vec<PartView> {
 }
 
 /// Returns the objects with their use; equal objects are one row.
-fn pieces(memory: &[&Memory], requests: &Requests) -> Vec<PieceView> {
-    type Alike<'a> = (&'a Named, Option<u64>, u64, Option<Columns>);
+fn pieces(memory: &[&DriverMemory], requests: &LiveRequests) -> Vec<PieceView> {
+    type Alike<'a> = (&'a AttributedPurpose, Option<u64>, u64, Option<Columns>);
     let mut alike: BTreeMap<Alike<'_>, (u64, Option<u64>)> = BTreeMap::new();
     for memory in memory {
         let key = (&memory.named, memory.asked_bytes, memory.granted_bytes, Columns::of(memory, requests));
@@ -155,7 +156,7 @@ fn pieces(memory: &[&Memory], requests: &Requests) -> Vec<PieceView> {
     pieces
 }
 
-fn columns(memory: &[&Memory], requests: &Requests) -> ColumnsView {
+fn columns(memory: &[&DriverMemory], requests: &LiveRequests) -> ColumnsView {
     let mut sum = ColumnsView::default();
     for memory in memory {
         let label = memory.named.label;
@@ -165,7 +166,7 @@ fn columns(memory: &[&Memory], requests: &Requests) -> ColumnsView {
                 sum.rounding_bytes = sum.rounding_bytes.saturating_add(own.rounding_bytes);
                 (&mut sum.slack_bytes, own.slack_bytes)
             }
-            None if label.is_requested() || label == Label::Inherited => {
+            None if label.is_requested() || label == MemoryPurpose::Inherited => {
                 (&mut sum.unplaced_bytes, memory.granted_bytes)
             }
             None => (&mut sum.driver_bytes, memory.granted_bytes),
@@ -212,7 +213,7 @@ pub(crate) fn refused(refused: &RefusedMemory, tgid: Tgid, devices: &[DeviceFact
 /// Returns the used bytes of a GPU that no process is charged with; `None` if NVML does not report
 /// them for the GPU or for a process.
 pub(super) fn remainder(around: &Surroundings<'_>, device: &DeviceFacts) -> Option<RemainderView> {
-    let managed_bytes = |process: &Process| process.ledger.totals().whole().kind(Kind::Managed).live_bytes;
+    let managed_bytes = |process: &Process| process.ledger.totals().whole().kind(AllocationKind::Managed).live_bytes;
     let has_managed = around.processes.values().any(|process| device.lists(process.tgid) && managed_bytes(process) > 0);
     let charged: Option<u64> = device.processes.as_ref()?.iter().map(|entry| entry.used_bytes).sum();
     Some(RemainderView { bytes: difference(device.used_bytes?, charged?), has_managed })

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::allocators::names::LayerKey;
-use crate::allocators::places::Places;
-use crate::allocators::pytorch::{BlockState, DeviceAllocator, Segment};
+use crate::allocators::places::CodeAttribution;
+use crate::allocators::pytorch::{AllocatorSegment, BlockState, DeviceAllocator};
 use crate::words::Ordinal;
 
 /// Fragmentation of the live blocks of one module.
@@ -19,7 +19,7 @@ pub(super) struct Fragmentation {
 
 /// Returns the fragmentation of all modules with live blocks on a device.
 pub(super) fn by_layer(
-    places: &Places,
+    places: &CodeAttribution,
     ordinal: Ordinal,
     allocator: &DeviceAllocator,
 ) -> HashMap<LayerKey, Fragmentation> {
@@ -37,7 +37,7 @@ pub(super) fn by_layer(
         let rounding = cell.requested_bytes.map(|requested| cell.bytes.saturating_sub(requested));
         own.rounding_bytes = own.rounding_bytes.zip(rounding).map(|(sum, more)| sum.saturating_add(more));
     }
-    for (begin, Segment { bytes, is_expandable, .. }) in memory.segments() {
+    for (begin, AllocatorSegment { bytes, is_expandable, .. }) in memory.segments() {
         let mut inside = BTreeSet::new();
         let mut free_bytes = 0_u64;
         for (address, cell) in memory.cells().range(*begin..begin.saturating_add(*bytes)) {

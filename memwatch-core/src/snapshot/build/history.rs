@@ -11,7 +11,9 @@ use super::native::history_frame;
 use super::places::stage_name;
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
-use crate::allocators::pytorch::{BlockState, Cell, DeviceAllocator, Line, LineAction, Memory, PoolSize};
+use crate::allocators::pytorch::{
+    AllocatorMemory, BlockState, DeviceAllocator, HistoryEntry, LineAction, PoolSize, SegmentCell,
+};
 use crate::allocators::threads::Stage;
 use crate::decode::StackRef;
 use crate::input::holdings::Holding;
@@ -38,10 +40,10 @@ impl Pipeline {
 }
 
 pub(super) fn history(ledger: &TensorLedger, with_native: bool) -> MemoryHistory {
-    let mut stacks = Stacks::new(ledger, with_native);
+    let mut stacks = HistoryStacks::new(ledger, with_native);
     let devices = ledger.allocators().iter().map(|(ordinal, device)| {
         stacks.ordinal = *ordinal;
-        let replay = Replay::of(device);
+        let replay = HistoryReplay::of(device);
         let mut segments = known_segments(device.memory(), &mut stacks);
         segments.extend(older_segments(device.memory(), &replay.older, &mut stacks));
         segments.sort_by_key(|segment| segment.address);
@@ -50,7 +52,7 @@ pub(super) fn history(ledger: &TensorLedger, with_native: bool) -> MemoryHistory
         DeviceHistory { device: ordinal.0, segments, lines, cut, max_split_size: device.max_split_size() }
     });
     let devices = devices.collect();
-    let mark = |mark: &crate::allocators::Mark| HistoryMark {
+    let mark = |mark: &crate::allocators::RangeMark| HistoryMark {
         name: Arc::clone(&mark.name),
         begins: mark.begins,
         time_ns: mark.time_ns,
@@ -59,14 +61,14 @@ pub(super) fn history(ledger: &TensorLedger, with_native: bool) -> MemoryHistory
 }
 
 /// Lines that can be undone, and the memory required for that.
-struct Replay {
-    lines: Vec<Line>,
+struct HistoryReplay {
+    lines: Vec<HistoryEntry>,
     left_out: u64,
     /// Ranges of pre-existing memory that contained blocks.
     older: BTreeMap<u64, u64>,
 }
 
-impl Replay {
+impl HistoryReplay {
     fn of(device: &DeviceAllocator) -> Self {
         let memory = device.memory();
         let mut covered: BTreeMap<u64, u64> =
@@ -116,7 +118,7 @@ impl Replay {
 }
 
 /// Undoes the change of a block; returns false if there is nothing to undo.
-fn undo(blocks: &mut BTreeSet<u64>, line: &Line) -> bool {
+fn undo(blocks: &mut BTreeSet<u64>, line: &HistoryEntry) -> bool {
     match line.action {
         LineAction::Alloc => blocks.remove(&line.address),
         LineAction::FreeCompleted => blocks.insert(line.address),
@@ -125,18 +127,18 @@ fn undo(blocks: &mut BTreeSet<u64>, line: &Line) -> bool {
 }
 
 /// Ranges that do not touch, as begin and end.
-type Ranges = BTreeMap<u64, u64>;
+type AddressRanges = BTreeMap<u64, u64>;
 
-fn is_within(ranges: &Ranges, begin: u64, end: u64) -> bool {
+fn is_within(ranges: &AddressRanges, begin: u64, end: u64) -> bool {
     ranges.range(..=begin).next_back().is_some_and(|(_, last)| end <= *last)
 }
 
-fn overlaps(ranges: &Ranges, begin: u64, end: u64) -> bool {
+fn overlaps(ranges: &AddressRanges, begin: u64, end: u64) -> bool {
     ranges.range(..end).next_back().is_some_and(|(_, last)| *last > begin)
 }
 
 /// Adds a range, merged with the ranges that it touches.
-fn join(ranges: &mut Ranges, mut begin: u64, mut end: u64) {
+fn join(ranges: &mut AddressRanges, mut begin: u64, mut end: u64) {
     while let Some((&first, &last)) = ranges.range(..=end).next_back().filter(|(_, last)| **last >= begin) {
         ranges.remove(&first);
         (begin, end) = (begin.min(first), end.max(last));
@@ -145,7 +147,7 @@ fn join(ranges: &mut Ranges, mut begin: u64, mut end: u64) {
 }
 
 /// Removes a range from the range that contains it; returns false if there is none.
-fn cut_out(ranges: &mut Ranges, begin: u64, end: u64) -> bool {
+fn cut_out(ranges: &mut AddressRanges, begin: u64, end: u64) -> bool {
     let Some((&first, &last)) = ranges.range(..=begin).next_back().filter(|(_, last)| end <= **last) else {
         return false;
     };
@@ -158,7 +160,7 @@ fn cut_out(ranges: &mut Ranges, begin: u64, end: u64) -> bool {
     true
 }
 
-fn known_segments(memory: &Memory, stacks: &mut Stacks) -> Vec<HistorySegment> {
+fn known_segments(memory: &AllocatorMemory, stacks: &mut HistoryStacks) -> Vec<HistorySegment> {
     let segments = memory.segments().iter();
     segments
         .map(|(address, segment)| {
@@ -177,7 +179,7 @@ fn known_segments(memory: &Memory, stacks: &mut Stacks) -> Vec<HistorySegment> {
 }
 
 /// Returns segments around blocks in pre-existing memory.
-fn older_segments(memory: &Memory, older: &Ranges, stacks: &mut Stacks) -> Vec<HistorySegment> {
+fn older_segments(memory: &AllocatorMemory, older: &AddressRanges, stacks: &mut HistoryStacks) -> Vec<HistorySegment> {
     let stack = stacks.place(StackRef::NotAsked);
     let gap = |address, end: u64| HistoryBlock {
         address,
@@ -205,7 +207,7 @@ fn older_segments(memory: &Memory, older: &Ranges, stacks: &mut Stacks) -> Vec<H
     older.iter().map(segment).collect()
 }
 
-fn block(address: u64, cell: &Cell, stacks: &mut Stacks) -> HistoryBlock {
+fn block(address: u64, cell: &SegmentCell, stacks: &mut HistoryStacks) -> HistoryBlock {
     let state = match cell.state {
         BlockState::Allocated => "active_allocated",
         BlockState::Pending => "active_pending_free",
@@ -216,7 +218,7 @@ fn block(address: u64, cell: &Cell, stacks: &mut Stacks) -> HistoryBlock {
     HistoryBlock { address, bytes: cell.bytes, requested_bytes, state, stack }
 }
 
-fn line_view(line: &Line, stacks: &mut Stacks) -> HistoryLine {
+fn line_view(line: &HistoryEntry, stacks: &mut HistoryStacks) -> HistoryLine {
     let is_reported = |stage: &Stage| !matches!(stage, Stage::NotKnown | Stage::BeforeAttach | Stage::Untraced);
     HistoryLine {
         action: line.action,
@@ -231,7 +233,7 @@ fn line_view(line: &Line, stacks: &mut Stacks) -> HistoryLine {
 }
 
 /// Stacks by their index in the list.
-struct Stacks<'a> {
+struct HistoryStacks<'a> {
     ledger: &'a TensorLedger,
     with_native: bool,
     /// Pre-existing blocks with a name.
@@ -243,7 +245,7 @@ struct Stacks<'a> {
     all: Vec<Vec<HistoryFrame>>,
 }
 
-impl<'a> Stacks<'a> {
+impl<'a> HistoryStacks<'a> {
     fn new(ledger: &'a TensorLedger, with_native: bool) -> Self {
         let is_older = |row: &&Holding| {
             let block = ledger.places().live(row.ordinal, row.address);

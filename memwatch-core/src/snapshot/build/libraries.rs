@@ -4,8 +4,8 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use crate::allocators::names::{Library, LibraryKey, Names, SiteKey};
-use crate::allocators::places::{DevicePlaces, Sum};
+use crate::allocators::names::{LibraryKey, LibraryLine, NameTable, SiteKey};
+use crate::allocators::places::{BlockSum, DevicePlaces};
 use crate::snapshot::LibraryLineView;
 use crate::stack::PythonCode;
 use crate::words::Name;
@@ -15,7 +15,7 @@ const LISTED: usize = 32;
 
 /// Returns the library lines of each call site on a device; call sites that called no library are
 /// left out.
-pub(super) fn library_lines(names: &Names, device: &DevicePlaces) -> HashMap<SiteKey, Vec<LibraryLineView>> {
+pub(super) fn library_lines(names: &NameTable, device: &DevicePlaces) -> HashMap<SiteKey, Vec<LibraryLineView>> {
     let mut by_site: HashMap<SiteKey, HashMap<LibraryKey, LibraryLineView>> = HashMap::new();
     for (call_path, sum) in device.call_paths().filter(|(_, sum)| sum.is_used()) {
         let line = library_line(names, call_path.library, (sum, device.at_peak_bytes(sum)));
@@ -28,11 +28,15 @@ pub(super) fn library_lines(names: &Names, device: &DevicePlaces) -> HashMap<Sit
 }
 
 /// Returns the view of a library line with its sum and its live bytes at the device's peak.
-pub(super) fn library_line(names: &Names, key: LibraryKey, (sum, at_peak_bytes): (&Sum, u64)) -> LibraryLineView {
+pub(super) fn library_line(
+    names: &NameTable,
+    key: LibraryKey,
+    (sum, at_peak_bytes): (&BlockSum, u64),
+) -> LibraryLineView {
     let (kind, code) = match names.library_of(key) {
-        Library::Rest => ("rest", None),
-        Library::None => ("none", None),
-        Library::Line(code) => ("line", Some(code)),
+        LibraryLine::Rest => ("rest", None),
+        LibraryLine::None => ("none", None),
+        LibraryLine::Line(code) => ("line", Some(code)),
     };
     LibraryLineView {
         kind: Name::Borrowed(kind),
@@ -46,8 +50,8 @@ pub(super) fn library_line(names: &Names, key: LibraryKey, (sum, at_peak_bytes):
 }
 
 /// Returns a library line as text; `None` if there is none.
-pub(super) fn library_text(names: &Names, key: LibraryKey) -> Option<String> {
-    if let Library::Line(code) = names.library_of(key) { Some(code_text(code)) } else { None }
+pub(super) fn library_text(names: &NameTable, key: LibraryKey) -> Option<String> {
+    if let LibraryLine::Line(code) = names.library_of(key) { Some(code_text(code)) } else { None }
 }
 
 /// Returns `train.py:36 Trainer.step`.

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use crate::snapshot::{FrameView, HistoryFrame, MergedFrameView, NativeView};
 use crate::stack::native::{MergedFrame, NativeFrame, NativeRole, NativeStack, merge};
-use crate::stack::{PythonFrame, PythonStack, Stacks};
+use crate::stack::{PythonFrame, PythonStack, StackTable};
 use crate::words::Name;
 
 /// Maximum number of frames.
 const FRAMES: usize = 256;
 
 /// Returns the numbers of native stacks by how they end, and of missing ones by cause.
-pub(super) fn ends(stacks: &Stacks) -> BTreeMap<Name, u64> {
+pub(super) fn ends(stacks: &StackTable) -> BTreeMap<Name, u64> {
     let missing = stacks.missing_copies();
     let missing = [("over_budget", missing.over_budget), ("lost", missing.lost)];
     let ends = stacks.ends().iter().map(|(end, count)| (end.name(), *count));

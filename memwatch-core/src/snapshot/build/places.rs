@@ -16,12 +16,12 @@ use super::pools::pools;
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::names::{
-    HeldAs, Layer, LayerKey, LibraryKey, Module, Names, NativeCode, PhaseKey, Site, SiteKey,
+    CallSite, HeldAs, LayerKey, LibraryKey, ModuleEntry, NameTable, NativeCode, PhaseKey, SiteKey, TorchModule,
 };
-use crate::allocators::places::{CallPath, DevicePlaces, LayerSum, LiveBlock, PhaseSum, StageRow, Sum};
-use crate::allocators::pytorch::{DeviceAllocator, Family, Scope};
+use crate::allocators::places::{BlockSum, CallPath, DevicePlaces, LayerSum, LiveBlock, PhaseSum, StageRow};
+use crate::allocators::pytorch::{DeviceAllocator, StatFamily, StatScope};
 use crate::allocators::sampling::{Estimate, SampleKey};
-use crate::allocators::threads::{Attribution, Evidence, Stage};
+use crate::allocators::threads::{Attribution, PhaseEvidence, Stage};
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::decode::StackRef;
@@ -48,15 +48,15 @@ const LARGE: usize = 256;
 pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> TensorsView {
     let (places, names, threads) = (ledger.places(), ledger.names(), ledger.threads());
     let steps = threads.steps_by_optimizer();
-    let device = |(ordinal, device): (&Ordinal, &DevicePlaces)| {
-        let allocator = ledger.allocators().get(ordinal);
-        let fragments = allocator.map(|allocator| fragmentation::by_layer(places, *ordinal, allocator));
-        let list = List { ledger, names, ordinal: *ordinal, device, fragments: fragments.unwrap_or_default() };
+    let device = |(&ordinal, device): (&Ordinal, &DevicePlaces)| {
+        let allocator = ledger.allocators().get(&ordinal);
+        let fragments = allocator.map(|allocator| fragmentation::by_layer(places, ordinal, allocator));
+        let list = AttributionLists { ledger, names, ordinal, device, fragments: fragments.unwrap_or_default() };
         DevicePlacesView {
             device: ordinal.0,
-            uuid: uuid(*ordinal),
+            uuid: uuid(ordinal),
             allocated_bytes: device.allocated_bytes(),
-            allocator_peak_bytes: allocator.and_then(|allocator| own_peak_bytes(ledger, *ordinal, allocator)),
+            allocator_peak_bytes: allocator.and_then(|allocator| own_peak_bytes(ledger, ordinal, allocator)),
             unplaced_bytes: device.unplaced_bytes(),
             total: list.sum(device.total()),
             stages: list.stages(),
@@ -64,7 +64,7 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
             sites: list.sites(),
             phases: list.phases(),
             stacks: list.stacks(),
-            large: large(names, places.large().filter(|block| block.ordinal == *ordinal)),
+            large: large(names, places.large().filter(|block| block.ordinal == ordinal)),
         }
     };
     let sees_steps = ledger.sees_steps();
@@ -109,12 +109,12 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
 /// Returns the peak in PyTorch's own count, if PyTorch is alone on the device.
 fn own_peak_bytes(ledger: &TensorLedger, ordinal: Ordinal, allocator: &DeviceAllocator) -> Option<u64> {
     let is_alone = ledger.has_only_pytorch(ordinal) && allocator.peaks_begun_ns().is_none();
-    let peak = allocator.number(Family::AllocatedBytes, Scope::All, "peak").filter(|_| is_alone)?;
+    let peak = allocator.number(StatFamily::AllocatedBytes, StatScope::All, "peak").filter(|_| is_alone)?;
     u64::try_from(peak.known()?).ok()
 }
 
 /// Returns the names of a call site, without memory.
-pub(crate) fn site_name(names: &Names, key: SiteKey) -> SiteView {
+pub(crate) fn site_name(names: &NameTable, key: SiteKey) -> SiteView {
     let site = names.site_of(key);
     let code = code_of(site);
     let native = native_of(site);
@@ -144,7 +144,8 @@ impl Pipeline {
 
 fn call_paths(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<DeviceCallPaths> {
     let device = |(ordinal, device): (&Ordinal, &DevicePlaces)| {
-        let list = List { ledger, names: ledger.names(), ordinal: *ordinal, device, fragments: HashMap::new() };
+        let list =
+            AttributionLists { ledger, names: ledger.names(), ordinal: *ordinal, device, fragments: HashMap::new() };
         DeviceCallPaths {
             device: ordinal.0,
             uuid: uuid(*ordinal),
@@ -157,21 +158,21 @@ fn call_paths(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) 
 }
 
 /// Builds the lists of one device.
-struct List<'a> {
+struct AttributionLists<'a> {
     ledger: &'a TensorLedger,
-    names: &'a Names,
+    names: &'a NameTable,
     ordinal: Ordinal,
     device: &'a DevicePlaces,
     fragments: HashMap<LayerKey, Fragmentation>,
 }
 
-impl List<'_> {
+impl AttributionLists<'_> {
     /// Returns a sum with an estimate, if trace windows may show only a part of it.
-    fn sampled(&self, key: SampleKey, sum: &Sum) -> SumView {
+    fn sampled(&self, key: SampleKey, sum: &BlockSum) -> SumView {
         let estimate = || {
             let sampling = self.ledger.sampling()?;
             let allocator = self.ledger.allocators().get(&self.ordinal)?;
-            let counted = allocator.number(Family::AllocatedBytes, Scope::All, "allocated")?.known()?;
+            let counted = allocator.number(StatFamily::AllocatedBytes, StatScope::All, "allocated")?.known()?;
             let estimate = sampling.estimate(self.ordinal, key, u64::try_from(counted).ok()?)?;
             // Bytes traced before the first window are known exactly.
             let before_bytes = sum.total_bytes.saturating_sub(sampling.seen_bytes(self.ordinal, key));
@@ -180,7 +181,7 @@ impl List<'_> {
         SumView { sampled: estimate(), ..self.sum(sum) }
     }
 
-    fn sum(&self, sum: &Sum) -> SumView {
+    fn sum(&self, sum: &BlockSum) -> SumView {
         SumView {
             live_bytes: sum.live_bytes,
             peak_bytes: sum.peak_bytes,
@@ -200,7 +201,7 @@ impl List<'_> {
         self.device.stages().map(|(row, sum)| self.stage(row, sum)).collect()
     }
 
-    fn stage(&self, row: StageRow, sum: &Sum) -> StageView {
+    fn stage(&self, row: StageRow, sum: &BlockSum) -> StageView {
         StageView {
             stage: stage_name(row.stage),
             recomputed: row.recomputed,
@@ -239,14 +240,14 @@ impl List<'_> {
 
     fn sites(&self) -> Vec<SiteView> {
         let mut libraries = library_lines(self.names, self.device);
-        let site = |(key, sum): (SiteKey, &Sum)| SiteView {
+        let site = |(key, sum): (SiteKey, &BlockSum)| SiteView {
             library_lines: libraries.remove(&key).unwrap_or_default(),
             ..self.site(key, sum)
         };
         largest(self.device.sites().map(site).collect(), SITES)
     }
 
-    fn site(&self, key: SiteKey, sum: &Sum) -> SiteView {
+    fn site(&self, key: SiteKey, sum: &BlockSum) -> SiteView {
         let mut all = self.sampled(SampleKey::Site(key), sum);
         if let Some(drawn) = self.device.drawn(key) {
             all.sampled_live = Some(drawn.live(sum.live_bytes));
@@ -320,7 +321,7 @@ impl List<'_> {
             let by_line = || self.lines(one.stack).cmp(self.lines(other.stack));
             second.live_bytes.cmp(&first.live_bytes).then_with(by_line).then_with(|| one.cmp(other))
         });
-        let view = |(call_path, sum): (CallPath, &Sum)| {
+        let view = |(call_path, sum): (CallPath, &BlockSum)| {
             let stack = call_path.stack.and_then(|id| self.ledger.stacks().get(id));
             let at_peak_bytes = self.device.at_peak_bytes(sum);
             let called = Some(call_path.library).filter(|called| *called != LibraryKey::NONE);
@@ -336,7 +337,7 @@ impl List<'_> {
     }
 }
 
-fn large<'a>(names: &Names, blocks: impl Iterator<Item = &'a LiveBlock>) -> Vec<LargeView> {
+fn large<'a>(names: &NameTable, blocks: impl Iterator<Item = &'a LiveBlock>) -> Vec<LargeView> {
     let mut blocks: Vec<_> = blocks.collect();
     blocks.sort_unstable_by_key(|block| (Reverse(block.bytes), block.address));
     let view = |block: &LiveBlock| LargeView {
@@ -349,12 +350,12 @@ fn large<'a>(names: &Names, blocks: impl Iterator<Item = &'a LiveBlock>) -> Vec<
 }
 
 /// Returns the names in a block's attribution.
-pub(crate) fn whose(names: &Names, whose: &Attribution) -> WhoseView {
+pub(crate) fn whose(names: &NameTable, whose: &Attribution) -> WhoseView {
     let by = match whose.by {
-        Evidence::Node => "node",
-        Evidence::Range => "range",
-        Evidence::Frames => "frames",
-        Evidence::Nothing => "none",
+        PhaseEvidence::Node => "node",
+        PhaseEvidence::Range => "range",
+        PhaseEvidence::Frames => "frames",
+        PhaseEvidence::Nothing => "none",
     };
     WhoseView {
         stage: stage_name(whose.stage),
@@ -367,7 +368,7 @@ pub(crate) fn whose(names: &Names, whose: &Attribution) -> WhoseView {
 }
 
 /// Returns `Net layers.0.fc1 Linear`; only `Net` for the model itself.
-fn module_name(module: &Module) -> String {
+fn module_name(module: &TorchModule) -> String {
     match module.name.as_deref() {
         Some("") => module.model.to_string(),
         name => format!("{} {} {}", module.model, name.unwrap_or("?"), module.class),
@@ -375,7 +376,7 @@ fn module_name(module: &Module) -> String {
 }
 
 /// Returns the name of a call site, such as `train.py:36 Trainer.step`.
-pub(crate) fn site_text(names: &Names, key: SiteKey) -> PlaceNameView {
+pub(crate) fn site_text(names: &NameTable, key: SiteKey) -> PlaceNameView {
     let site = names.site_of(key);
     let line = code_of(site).map(code_text);
     let native = || native_of(site).map(|NativeCode { function, library }| format!("{function}  {library}"));
@@ -384,7 +385,7 @@ pub(crate) fn site_text(names: &Names, key: SiteKey) -> PlaceNameView {
 }
 
 /// Returns the name of a module.
-pub(crate) fn layer_name(names: &Names, key: LayerKey) -> PlaceNameView {
+pub(crate) fn layer_name(names: &NameTable, key: LayerKey) -> PlaceNameView {
     let layer = names.layer_of(key);
     let name = module_of(layer).map(module_name).or_else(|| operator_of(layer).map(ToString::to_string));
     PlaceNameView { kind: layer_kind(layer), name }
@@ -403,53 +404,53 @@ pub(crate) const fn stage_name(stage: Stage) -> Name {
     })
 }
 
-const fn layer_kind(layer: &Layer) -> Name {
+const fn layer_kind(layer: &ModuleEntry) -> Name {
     Name::Borrowed(match layer {
-        Layer::Rest => "rest",
-        Layer::BeforeAttach => "preexisting",
-        Layer::Untraced => "untraced",
-        Layer::NotKnown => "not_known",
-        Layer::None => "none",
-        Layer::Module(_) => "module",
-        Layer::Operator(_) => "operator",
+        ModuleEntry::Rest => "rest",
+        ModuleEntry::BeforeAttach => "preexisting",
+        ModuleEntry::Untraced => "untraced",
+        ModuleEntry::NotKnown => "not_known",
+        ModuleEntry::None => "none",
+        ModuleEntry::Module(_) => "module",
+        ModuleEntry::Operator(_) => "operator",
     })
 }
 
-const fn module_of(layer: &Layer) -> Option<&Module> {
-    if let Layer::Module(module) = layer { Some(module) } else { None }
+const fn module_of(layer: &ModuleEntry) -> Option<&TorchModule> {
+    if let ModuleEntry::Module(module) = layer { Some(module) } else { None }
 }
 
-const fn operator_of(layer: &Layer) -> Option<&Arc<str>> {
-    if let Layer::Operator(name) = layer { Some(name) } else { None }
+const fn operator_of(layer: &ModuleEntry) -> Option<&Arc<str>> {
+    if let ModuleEntry::Operator(name) = layer { Some(name) } else { None }
 }
 
-const fn site_kind(site: &Site) -> Name {
+const fn site_kind(site: &CallSite) -> Name {
     Name::Borrowed(match site {
-        Site::Rest => "rest",
-        Site::BeforeAttach | Site::Held(_) => "preexisting",
-        Site::Untraced | Site::UntracedHeld(_) => "untraced",
-        Site::NoPython | Site::NotKnown(StackRef::NoPython | StackRef::Native(_)) => "no_python",
-        Site::NotKnown(StackRef::NotAsked) => "not_asked",
-        Site::NotKnown(StackRef::OverBudget) => "over_budget",
-        Site::NotKnown(StackRef::Unreadable) => "unreadable",
-        Site::NotKnown(StackRef::Known(_)) => "missing",
-        Site::NotKnown(StackRef::NotDrawn) => "not_sampled",
-        Site::Line(_) => "line",
-        Site::BackwardOf(_) => "backward_of",
-        Site::Native(_) => "native",
+        CallSite::Rest => "rest",
+        CallSite::BeforeAttach | CallSite::Held(_) => "preexisting",
+        CallSite::Untraced | CallSite::UntracedHeld(_) => "untraced",
+        CallSite::NoPython | CallSite::NotKnown(StackRef::NoPython | StackRef::Native(_)) => "no_python",
+        CallSite::NotKnown(StackRef::NotAsked) => "not_asked",
+        CallSite::NotKnown(StackRef::OverBudget) => "over_budget",
+        CallSite::NotKnown(StackRef::Unreadable) => "unreadable",
+        CallSite::NotKnown(StackRef::Known(_)) => "missing",
+        CallSite::NotKnown(StackRef::NotDrawn) => "not_sampled",
+        CallSite::Line(_) => "line",
+        CallSite::BackwardOf(_) => "backward_of",
+        CallSite::Native(_) => "native",
     })
 }
 
-const fn code_of(site: &Site) -> Option<&PythonCode> {
-    if let Site::Line(code) | Site::BackwardOf(code) = site { Some(code) } else { None }
+const fn code_of(site: &CallSite) -> Option<&PythonCode> {
+    if let CallSite::Line(code) | CallSite::BackwardOf(code) = site { Some(code) } else { None }
 }
 
-const fn native_of(site: &Site) -> Option<&NativeCode> {
-    if let Site::Native(code) = site { Some(code) } else { None }
+const fn native_of(site: &CallSite) -> Option<&NativeCode> {
+    if let CallSite::Native(code) = site { Some(code) } else { None }
 }
 
-const fn held_of(site: &Site) -> Option<&HeldAs> {
-    if let Site::Held(held) | Site::UntracedHeld(held) = site { Some(held) } else { None }
+const fn held_of(site: &CallSite) -> Option<&HeldAs> {
+    if let CallSite::Held(held) | CallSite::UntracedHeld(held) = site { Some(held) } else { None }
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Builds the views of the pools of RAPIDS and CuPy.
 
 use crate::allocators::bfc::Home;
-use crate::allocators::pools::{Pool, Pools};
+use crate::allocators::pools::{MemoryPool, MemoryPools};
 use crate::snapshot::{PoolView, PoolsView};
 use crate::words::{GpuUuid, Ordinal};
 
 /// Returns the pools of a process, if a framework with pools is probed; `uuid` returns the GPU of a
 /// device.
-pub(super) fn pools(pools: &Pools, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Option<PoolsView> {
+pub(super) fn pools(pools: &MemoryPools, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Option<PoolsView> {
     let shown = pools.pools().values().filter(|pool| pool.home() != Home::Host);
     let is_any = !pools.watched().is_empty() || !pools.pools().is_empty();
     is_any.then(|| PoolsView {
@@ -16,7 +16,7 @@ pub(super) fn pools(pools: &Pools, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) ->
     })
 }
 
-fn view(pool: &Pool, pool_bytes: Option<u64>, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> PoolView {
+fn view(pool: &MemoryPool, pool_bytes: Option<u64>, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> PoolView {
     let ordinal = pool.home().ordinal();
     let device_by = match pool.home() {
         Home::Device(_) => "segment",

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::attribution::workload::{EndedTotals, Workload, WorkloadKey, Workloads};
-use crate::kernel_driver::trust::Trust;
+use crate::kernel_driver::trust::LedgerTrust;
 use crate::owner::{Container, Owner};
 use crate::snapshot::build::kind_name;
 use crate::snapshot::{
@@ -30,7 +30,7 @@ fn view(key: &WorkloadKey, workload: &Workload, living: &BTreeMap<Tgid, &Process
         add_living(row(&mut gpus, gpu.uuid.as_ref()), gpu);
     }
     let explained = own().flat_map(|process| process.explained.iter().flat_map(|explained| &explained.gpus));
-    for own in explained.filter(|own| own.trust == Trust::Trusted) {
+    for own in explained.filter(|own| own.trust == LedgerTrust::Trusted) {
         add_parts(row(&mut gpus, own.uuid.as_ref()), own);
     }
     let allocators = own().flat_map(|process| process.tensors.iter().flat_map(|tensors| &tensors.allocators));

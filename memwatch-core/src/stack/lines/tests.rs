@@ -5,12 +5,12 @@ use proptest::prelude::*;
 use super::LineTable;
 
 /// Start and end in bytes, and the line.
-type Range = (u32, u32, Option<u32>);
+type LineRange = (u32, u32, Option<u32>);
 
 /// One function with branches, a comprehension, `try`, `with`, a call over two lines and 200 empty
 /// lines, compiled by each version. The lines are those of `dis.findlinestarts` (3.9) and
 /// `co_lines`.
-const RECORDED: [(LineTable, &str, u64, &[Range]); 3] = [
+const RECORDED: [(LineTable, &str, u64, &[LineRange]); 3] = [
     (
         LineTable::Increments,
         "000104020a0102ff060202010a0102ff020102ff2403107f004b020102ff",

@@ -1,8 +1,8 @@
 use super::*;
-use crate::agent::publish::{AgentState, Question, Requests};
+use crate::agent::publish::{AgentState, PublisherRequest, PublisherRequests};
 use crate::agent::socket::{ConnectionLimit, OpenSocket};
 use crate::agent::web::access::Exposure;
-use crate::client::{Client, NoAgent};
+use crate::client::{AgentClient, NoAgent};
 use crate::render::fixture;
 use memwatch_core::features::leak::view::LeaksView;
 use std::path::PathBuf;
@@ -14,13 +14,13 @@ const QUICK: Timeouts =
     Timeouts { hello: Duration::from_millis(200), idle: Duration::from_secs(3), answer: Duration::from_secs(3) };
 
 /// An agent without a watch, which serves an invented machine.
-struct Made {
+struct FakeAgent {
     directory: TempDir,
     access: Arc<AccessPolicy>,
     _socket: OpenSocket,
 }
 
-impl Made {
+impl FakeAgent {
     fn start(processes: u32, limit: ConnectionLimit, timeouts: Timeouts) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("socket");
@@ -66,23 +66,23 @@ impl Made {
     }
 }
 
-async fn hand_out(mut requests: Requests, processes: u32) {
+async fn hand_out(mut requests: PublisherRequests, processes: u32) {
     let made = AtomicU64::new(0);
     while let Some(question) = requests.recv().await {
         let reply = match question {
-            Question::Latest(reply) => reply,
+            PublisherRequest::Latest(reply) => reply,
             // A viewer of everything sees processes below 10.
-            Question::ResetPeaks(tgid, viewer, reply) => {
+            PublisherRequest::ResetPeaks(tgid, viewer, reply) => {
                 let _ = reply.send(viewer == Viewer::Everything && tgid.0 < 10);
                 continue;
             }
-            Question::Outlook(reply) => {
+            PublisherRequest::Outlook(reply) => {
                 let _ = reply.send(Arc::new(outlook(processes)));
                 continue;
             }
             // Only pages send this question.
-            Question::Trail(_) => continue,
-            Question::History(reply) => {
+            PublisherRequest::Trail(_) => continue,
+            PublisherRequest::History(reply) => {
                 let kept = protocol::HistoryFiles {
                     file: "/h/history.mwr".into(),
                     previous: None,
@@ -114,19 +114,19 @@ fn outlook(processes: u32) -> protocol::OutlookMessage {
 }
 
 fn hello(major: u32) -> Vec<u8> {
-    let protocol = protocol::Version { major, minor: 0 };
-    protocol::frame(&Request::Hello { protocol, program: "9.9\u{1b}[31m".to_owned() }).expect("it can be written")
+    let protocol = protocol::ProtocolVersion { major, minor: 0 };
+    protocol::frame(&AgentRequest::Hello { protocol, program: "9.9\u{1b}[31m".to_owned() }).expect("it can be written")
 }
 
 fn followed(every_ms: u64) -> Vec<u8> {
-    let follow = protocol::frame(&Request::Follow { every_ms }).expect("it can be written");
+    let follow = protocol::frame(&AgentRequest::Follow { every_ms }).expect("it can be written");
     [hello(PROTOCOL.major), follow].concat()
 }
 
 #[tokio::test]
 async fn a_client_is_welcomed_and_reported() {
-    let agent = Made::start(3, ROOMY, TIMEOUT);
-    let mut client = Client::meet(&agent.path()).await.expect("it welcomes");
+    let agent = FakeAgent::start(3, ROOMY, TIMEOUT);
+    let mut client = AgentClient::meet(&agent.path()).await.expect("it welcomes");
     for _ in 0..2 {
         let seen = client.snapshot().await.expect("it answers");
         // The tests run as root in some places, and in others as a user who owns none of these
@@ -145,8 +145,8 @@ async fn a_client_is_welcomed_and_reported() {
 
 #[tokio::test]
 async fn what_grows_comes_with_snapshots_for_who_wants_it_and_of_the_processes_that_it_may_see() {
-    let agent = Made::start(3, ROOMY, TIMEOUT);
-    let mut client = Client::meet(&agent.path()).await.expect("it welcomes");
+    let agent = FakeAgent::start(3, ROOMY, TIMEOUT);
+    let mut client = AgentClient::meet(&agent.path()).await.expect("it welcomes");
     client.snapshot().await.expect("it answers");
     assert_eq!(client.outlook(), protocol::OutlookMessage::default(), "nobody asked for it");
     client.want_outlook();
@@ -158,22 +158,22 @@ async fn what_grows_comes_with_snapshots_for_who_wants_it_and_of_the_processes_t
 
 #[tokio::test]
 async fn peaks_begin_again_of_what_the_asker_may_see_and_of_nothing_else() {
-    let agent = Made::start(3, ROOMY, TIMEOUT);
-    let viewer = Client::meet(&agent.path()).await.expect("it welcomes").viewer();
-    let reset = Client::reset_peaks(&agent.path(), Tgid(7)).await;
+    let agent = FakeAgent::start(3, ROOMY, TIMEOUT);
+    let viewer = AgentClient::meet(&agent.path()).await.expect("it welcomes").viewer();
+    let reset = AgentClient::reset_peaks(&agent.path(), Tgid(7)).await;
     match viewer {
         Viewer::Everything => assert_eq!(reset, Ok(())),
         Viewer::User(_) => assert!(reset.is_err()),
     }
-    let refused = Client::reset_peaks(&agent.path(), Tgid(70)).await.expect_err("it sees none").to_string();
+    let refused = AgentClient::reset_peaks(&agent.path(), Tgid(70)).await.expect_err("it sees none").to_string();
     assert_eq!(refused, "it says: process 70 is none that you get to see");
 }
 
 #[tokio::test]
 async fn where_the_history_is_is_reported_to_those_who_see_everything() {
     for (processes, has_one) in [(3, false), (4, true)] {
-        let agent = Made::start(processes, ROOMY, TIMEOUT);
-        let (kept, viewer) = Client::history(&agent.path()).await.expect("it answers");
+        let agent = FakeAgent::start(processes, ROOMY, TIMEOUT);
+        let (kept, viewer) = AgentClient::history(&agent.path()).await.expect("it answers");
         let is_reported = has_one && viewer == Viewer::Everything;
         assert_eq!(kept.map(|kept| kept.file), is_reported.then(|| "/h/history.mwr".into()));
     }
@@ -181,7 +181,7 @@ async fn where_the_history_is_is_reported_to_those_who_see_everything() {
 
 #[tokio::test]
 async fn a_follower_gets_one_snapshot_after_another() {
-    let agent = Made::start(1, ROOMY, QUICK);
+    let agent = FakeAgent::start(1, ROOMY, QUICK);
     let stream = agent.connect().await;
     protocol::send(&stream, &followed(0)).await.expect("it fits");
     let mut inbox = Inbox::new(protocol::ANSWER_BYTES);
@@ -193,7 +193,7 @@ async fn a_follower_gets_one_snapshot_after_another() {
 
 #[tokio::test]
 async fn another_version_gets_a_sentence_without_its_escapes() {
-    let agent = Made::start(1, ROOMY, TIMEOUT);
+    let agent = FakeAgent::start(1, ROOMY, TIMEOUT);
     let answer = agent.last_answer_to(&hello(PROTOCOL.major + 1)).await.expect("a sentence");
     assert!(answer.contains("refused") && answer.contains("use the same version of both"), "{answer}");
     assert!(answer.contains("9.9") && !answer.contains("\\u001b["), "{answer}");
@@ -202,9 +202,9 @@ async fn another_version_gets_a_sentence_without_its_escapes() {
 
 #[tokio::test]
 async fn garbage_is_refused_with_a_sentence_and_costs_nobody_else_anything() {
-    let agent = Made::start(2, ROOMY, TIMEOUT);
+    let agent = FakeAgent::start(2, ROOMY, TIMEOUT);
     let valid = hello(PROTOCOL.major);
-    let snapshot = protocol::frame(&Request::Snapshot).expect("it can be written");
+    let snapshot = protocol::frame(&AgentRequest::Snapshot).expect("it can be written");
     for garbage in [
         b"GET /metrics HTTP/1.1\r\n\r\n".to_vec(),
         vec![0xff; 100],
@@ -219,13 +219,13 @@ async fn garbage_is_refused_with_a_sentence_and_costs_nobody_else_anything() {
         assert!(answer.contains("not understood"), "{answer}");
     }
     assert_eq!(agent.access.state().clients_refused_total, 8);
-    let mut client = Client::meet(&agent.path()).await.expect("it welcomes");
+    let mut client = AgentClient::meet(&agent.path()).await.expect("it welcomes");
     assert!(client.snapshot().await.is_ok());
 }
 
 #[tokio::test]
 async fn the_silent_and_the_slow_are_dropped() {
-    let agent = Made::start(200, ROOMY, QUICK);
+    let agent = FakeAgent::start(200, ROOMY, QUICK);
     let mute = agent.connect().await;
     agent.until(|state| state.clients_dropped_total == 1).await;
     let idle = agent.connect().await;
@@ -235,7 +235,7 @@ async fn the_silent_and_the_slow_are_dropped() {
     // that is not read.
     let slow = agent.connect().await;
     protocol::send(&slow, &followed(100)).await.expect("it fits");
-    let mut reader = Client::meet(&agent.path()).await.expect("it welcomes");
+    let mut reader = AgentClient::meet(&agent.path()).await.expect("it welcomes");
     while agent.access.state().clients_dropped_total < 3 {
         assert!(reader.snapshot().await.is_ok(), "others are answered meanwhile");
     }
@@ -244,32 +244,32 @@ async fn the_silent_and_the_slow_are_dropped() {
 
 #[tokio::test]
 async fn the_door_is_closed_where_there_is_no_room() {
-    let agent = Made::start(1, ConnectionLimit { clients: 1, users: 1, per_user: 1 }, TIMEOUT);
-    let first = Client::meet(&agent.path()).await.expect("it welcomes");
-    let Err(NoAgent::Unusable(why)) = Client::meet(&agent.path()).await else { panic!("a second one") };
+    let agent = FakeAgent::start(1, ConnectionLimit { clients: 1, users: 1, per_user: 1 }, TIMEOUT);
+    let first = AgentClient::meet(&agent.path()).await.expect("it welcomes");
+    let Err(NoAgent::Unusable(why)) = AgentClient::meet(&agent.path()).await else { panic!("a second one") };
     assert!(why.contains("as many clients"), "{why}");
     drop(first);
     agent.until(|state| state.clients == 0).await;
-    assert!(Client::meet(&agent.path()).await.is_ok());
+    assert!(AgentClient::meet(&agent.path()).await.is_ok());
 }
 
 #[tokio::test]
 async fn a_client_says_what_is_wrong_with_an_agent() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("socket");
-    assert_eq!(Client::meet(&path).await.map(drop), Err(NoAgent::Absent));
+    assert_eq!(AgentClient::meet(&path).await.map(drop), Err(NoAgent::Absent));
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
-    assert!(Client::meet(&path).await.expect_err("dead").to_string().contains("nothing is listening"));
+    assert!(AgentClient::meet(&path).await.expect_err("dead").to_string().contains("nothing is listening"));
     std::fs::remove_file(&path).expect("it is there");
     let listener = UnixListener::bind(&path).expect("a socket");
     let later = Welcome {
-        protocol: protocol::Version { major: PROTOCOL.major + 1, minor: 0 },
+        protocol: protocol::ProtocolVersion { major: PROTOCOL.major + 1, minor: 0 },
         program: "9.9".to_owned(),
         viewer: Viewer::User(7),
     };
     for (answer, sentence) in [
-        (protocol::frame(&Answer::Welcome(later)), "it is memwatch 9.9 and speaks protocol 3, this is"),
-        (protocol::frame(&Answer::Refused { why: "go \u{1b}[2Jaway".into() }), "it says: go \\u{1b}[2Jaway"),
+        (protocol::frame(&AgentAnswer::Welcome(later)), "it is memwatch 9.9 and speaks protocol 3, this is"),
+        (protocol::frame(&AgentAnswer::Refused { why: "go \u{1b}[2Jaway".into() }), "it says: go \\u{1b}[2Jaway"),
         (protocol::frame(&"something else"), "its answer is not understood"),
         (Ok(vec![0xff; 8]), "4294967295 bytes"),
         (Ok(Vec::new()), "it has hung up"),
@@ -279,7 +279,7 @@ async fn a_client_says_what_is_wrong_with_an_agent() {
             let (stream, _) = listener.accept().await.expect("a client");
             protocol::send(&stream, &answer).await.expect("it fits");
         };
-        let (met, ()) = tokio::join!(Client::meet(&path), one_client);
+        let (met, ()) = tokio::join!(AgentClient::meet(&path), one_client);
         let why = met.expect_err(sentence).to_string();
         assert!(why.contains(sentence), "{why}");
     }
@@ -291,7 +291,7 @@ async fn snapshots_of_a_thousand_processes_are_written_once_for_all_that_see_the
         let agent = AgentState { snapshots_total, ..AgentState::default() };
         Arc::new(Published { snapshot: fixture::crowded_node(1000), boottime_to_unix_ns: 5, agent })
     };
-    let writer = Writer::default();
+    let writer = FrameCache::default();
     let first = writer.write(published(1), Viewer::Everything).await.expect("it can be written");
     let again = writer.write(published(1), Viewer::Everything).await.expect("it can be written");
     assert!(Arc::ptr_eq(&first, &again));

@@ -19,7 +19,7 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Maximum numbers of concurrent connections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
+pub(super) struct ConnectionLimits {
     /// All connections.
     pub(super) all: usize,
     /// Scrapes being answered.
@@ -32,7 +32,7 @@ pub(super) struct Places {
 
 /// Type of a connection's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
+enum AnswerKind {
     /// An answer without a limit of its own: a health check or a static file of the page.
     Small,
     Scrape,
@@ -42,10 +42,10 @@ enum Answer {
 
 /// A connection that may be replaced.
 #[derive(Debug)]
-struct Open {
+struct OpenConnection {
     hang_up: Arc<Notify>,
     /// Type of the answer, and the time since which it is being answered.
-    answered: Option<(Answer, Instant)>,
+    answered: Option<(AnswerKind, Instant)>,
 }
 
 /// The open connections.
@@ -56,14 +56,14 @@ pub(super) struct Connections {
     pages: Arc<Semaphore>,
     streams: Arc<Semaphore>,
     /// Connections by number, oldest first. Connections that were asked to hang up are removed.
-    open: Mutex<BTreeMap<u64, Open>>,
+    open: Mutex<BTreeMap<u64, OpenConnection>>,
     next: AtomicU64,
     undisturbed: Duration,
 }
 
 /// One connection, open until this is dropped.
 #[derive(Debug)]
-pub(in crate::agent) struct Connection {
+pub(in crate::agent) struct HttpConnection {
     all: Arc<Connections>,
     number: u64,
     hang_up: Arc<Notify>,
@@ -76,11 +76,14 @@ pub(in crate::agent) struct Connection {
 
 impl Connections {
     /// Creates the limits without any connection.
-    pub(super) fn new(places: Places) -> Arc<Self> {
+    pub(super) fn new(places: ConnectionLimits) -> Arc<Self> {
         Self::undisturbed_for(UNDISTURBED, places)
     }
 
-    fn undisturbed_for(undisturbed: Duration, Places { all, scrapes, pages, streams }: Places) -> Arc<Self> {
+    fn undisturbed_for(
+        undisturbed: Duration,
+        ConnectionLimits { all, scrapes, pages, streams }: ConnectionLimits,
+    ) -> Arc<Self> {
         let [places, scrapes, pages, streams] =
             [all, scrapes, pages, streams].map(|count| Arc::new(Semaphore::new(count)));
         let (open, next) = (Mutex::default(), AtomicU64::new(0));
@@ -89,17 +92,17 @@ impl Connections {
 
     /// Waits for a slot for an accepted connection. Never returns `None`, because the semaphore is
     /// not closed.
-    pub(super) async fn admit(self: &Arc<Self>) -> Option<Arc<Connection>> {
+    pub(super) async fn admit(self: &Arc<Self>) -> Option<Arc<HttpConnection>> {
         let place = self.place(&self.places, |open| {
             let unanswered = open.iter().find(|(_, open)| open.answered.is_none());
-            let slow = || open.iter().find(|(_, open)| self.is_slow(open, |answer| answer != Answer::Stream));
+            let slow = || open.iter().find(|(_, open)| self.is_slow(open, |answer| answer != AnswerKind::Stream));
             unanswered.or_else(slow).map(|(number, _)| *number)
         });
         let place = place.await?;
         let (number, hang_up) = (self.next.fetch_add(1, Ordering::Relaxed), Arc::new(Notify::new()));
-        self.open().insert(number, Open { hang_up: Arc::clone(&hang_up), answered: None });
+        self.open().insert(number, OpenConnection { hang_up: Arc::clone(&hang_up), answered: None });
         let (answer, is_stream) = (Mutex::default(), AtomicBool::new(false));
-        Some(Arc::new(Connection { all: Arc::clone(self), number, hang_up, answer, is_stream, _place: place }))
+        Some(Arc::new(HttpConnection { all: Arc::clone(self), number, hang_up, answer, is_stream, _place: place }))
     }
 
     /// Acquires a permit. If none is free, hangs up the connection that `goes` selects, as soon as
@@ -107,7 +110,7 @@ impl Connections {
     async fn place(
         &self,
         places: &Arc<Semaphore>,
-        goes: impl Fn(&BTreeMap<u64, Open>) -> Option<u64> + Send,
+        goes: impl Fn(&BTreeMap<u64, OpenConnection>) -> Option<u64> + Send,
     ) -> Option<OwnedSemaphorePermit> {
         let mut place = std::pin::pin!(Arc::clone(places).acquire_owned());
         while places.available_permits() == 0 {
@@ -122,36 +125,36 @@ impl Connections {
     }
 
     /// Hangs up the connection that `goes` selects. Returns false if it selects none.
-    fn let_go(&self, goes: impl Fn(&BTreeMap<u64, Open>) -> Option<u64>) -> bool {
+    fn let_go(&self, goes: impl Fn(&BTreeMap<u64, OpenConnection>) -> Option<u64>) -> bool {
         let mut open = self.open();
         let gone = goes(&open).and_then(|number| open.remove(&number));
         gone.inspect(|gone| gone.hang_up.notify_one()).is_some()
     }
 
     /// Returns whether a client has had enough time to read an answer of the given type.
-    fn is_slow(&self, open: &Open, is_meant: impl Fn(Answer) -> bool) -> bool {
+    fn is_slow(&self, open: &OpenConnection, is_meant: impl Fn(AnswerKind) -> bool) -> bool {
         open.answered.is_some_and(|(answer, since)| is_meant(answer) && since.elapsed() >= self.undisturbed)
     }
 
-    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, Open>> {
+    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, OpenConnection>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Connection {
+impl HttpConnection {
     /// Marks the connection as being answered.
     pub(in crate::agent) fn answer(&self) {
-        self.answers(Answer::Small);
+        self.answers(AnswerKind::Small);
     }
 
     /// Waits for a scrape permit. The connection can be replaced meanwhile.
     pub(super) async fn answer_scrape(&self) {
-        self.answer_in(&self.all.scrapes, Answer::Scrape).await;
+        self.answer_in(&self.all.scrapes, AnswerKind::Scrape).await;
     }
 
     /// Waits for a page permit. The connection can be replaced meanwhile.
     pub(in crate::agent) async fn answer_page(&self) {
-        self.answer_in(&self.all.pages, Answer::Page).await;
+        self.answer_in(&self.all.pages, AnswerKind::Page).await;
     }
 
     /// Turns the connection into a stream without a time limit. Returns false if all streams are in
@@ -161,11 +164,11 @@ impl Connection {
         let has_place = place.is_some();
         self.is_stream.store(has_place, Ordering::Relaxed);
         self.hold(place);
-        self.answers(if has_place { Answer::Stream } else { Answer::Small });
+        self.answers(if has_place { AnswerKind::Stream } else { AnswerKind::Small });
         has_place
     }
 
-    async fn answer_in(&self, places: &Arc<Semaphore>, kind: Answer) {
+    async fn answer_in(&self, places: &Arc<Semaphore>, kind: AnswerKind) {
         let place = self.all.place(places, |open| {
             let mut slow = open.iter().filter(|(_, open)| self.all.is_slow(open, |answer| answer == kind));
             slow.next().map(|(number, _)| *number)
@@ -174,7 +177,7 @@ impl Connection {
         self.answers(kind);
     }
 
-    fn answers(&self, answer: Answer) {
+    fn answers(&self, answer: AnswerKind) {
         if let Some(open) = self.all.open().get_mut(&self.number) {
             open.answered = Some((answer, Instant::now()));
         }
@@ -203,7 +206,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for HttpConnection {
     fn drop(&mut self) {
         self.all.open().remove(&self.number);
     }
@@ -213,19 +216,19 @@ impl Drop for Connection {
 mod tests {
     use super::*;
 
-    const PLACES: Places = Places { all: 4, scrapes: 2, pages: 2, streams: 2 };
+    const PLACES: ConnectionLimits = ConnectionLimits { all: 4, scrapes: 2, pages: 2, streams: 2 };
 
-    async fn admitted(all: &Arc<Connections>) -> Arc<Connection> {
+    async fn admitted(all: &Arc<Connections>) -> Arc<HttpConnection> {
         all.admit().await.expect("the semaphore is open")
     }
 
     /// Whether the connection was asked to hang up.
-    async fn goes(connection: &Connection) -> bool {
+    async fn goes(connection: &HttpConnection) -> bool {
         timeout(Duration::ZERO, connection.hung_up()).await.is_ok()
     }
 
     /// Admits a connection while this one hangs up.
-    async fn admitted_for(all: &Arc<Connections>, goer: Arc<Connection>) -> Arc<Connection> {
+    async fn admitted_for(all: &Arc<Connections>, goer: Arc<HttpConnection>) -> Arc<HttpConnection> {
         let going = async {
             goer.hung_up().await;
             drop(goer);

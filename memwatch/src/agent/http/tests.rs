@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpStream};
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::agent::publish::{AgentState, Question};
+use crate::agent::publish::{AgentState, PublisherRequest};
 use crate::agent::trail::Trail;
 use crate::agent::web::access::Exposure;
 use crate::render::fixture;
@@ -52,9 +52,9 @@ pub(in crate::agent) fn serving_page(
                 while let Some(question) = requests.recv().await {
                     let Some(published) = &published else { return };
                     match question {
-                        Question::Latest(reply) => drop(reply.send(Arc::clone(published))),
-                        Question::Outlook(reply) => drop(reply.send(Arc::default())),
-                        Question::Trail(reply) => {
+                        PublisherRequest::Latest(reply) => drop(reply.send(Arc::clone(published))),
+                        PublisherRequest::Outlook(reply) => drop(reply.send(Arc::default())),
+                        PublisherRequest::Trail(reply) => {
                             let mut trail = Trail::default();
                             trail.note(&published.snapshot);
                             drop(reply.send(trail));

@@ -21,10 +21,10 @@ type Stamp = [Option<(SystemTime, u64)>; 2];
 /// A certificate with its key, loaded from files.
 pub(in crate::agent) struct Certificate {
     files: [PathBuf; 2],
-    state: Mutex<State>,
+    state: Mutex<CertificateState>,
 }
 
-struct State {
+struct CertificateState {
     acceptor: TlsAcceptor,
     stamp: Stamp,
     looked: Instant,
@@ -44,7 +44,7 @@ impl Certificate {
     pub(in crate::agent) fn load(certificate: &Path, key: &Path) -> Result<Arc<Self>, String> {
         let files = [certificate.to_owned(), key.to_owned()];
         let stamp = stamp(&files);
-        let state = Mutex::new(State { acceptor: acceptor(&files)?, stamp, looked: Instant::now() });
+        let state = Mutex::new(CertificateState { acceptor: acceptor(&files)?, stamp, looked: Instant::now() });
         Ok(Arc::new(Self { files, state }))
     }
 

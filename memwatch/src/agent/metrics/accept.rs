@@ -1,34 +1,34 @@
 //! Content negotiation: selects the exposition format from the `Accept` header (RFC 9110, 12.5.1).
 
-use super::exposition::Form;
+use super::exposition::ExpositionFormat;
 
 /// Maximum length of the header. A longer one is ignored.
 const LINE_BYTES: usize = 4096;
 
 /// Returns the scraper's preferred format. Defaults to the Prometheus text format if the header is
 /// missing, matches neither format or weights both equally.
-pub(crate) fn form(accept: Option<&str>) -> Form {
+pub(crate) fn form(accept: Option<&str>) -> ExpositionFormat {
     let line = accept.filter(|line| line.len() <= LINE_BYTES).unwrap_or_default();
-    let [plain, open] = [Form::Plain, Form::OpenMetrics].map(|form| weight(line, form));
-    if open > plain { Form::OpenMetrics } else { Form::Plain }
+    let [plain, open] = [ExpositionFormat::Plain, ExpositionFormat::OpenMetrics].map(|form| weight(line, form));
+    if open > plain { ExpositionFormat::OpenMetrics } else { ExpositionFormat::Plain }
 }
 
 /// Returns the weight of a format in thousandths. The most specific range that contains the format
 /// decides.
-fn weight(line: &str, form: Form) -> u32 {
-    let ranges = line.split(',').filter_map(Range::read);
+fn weight(line: &str, form: ExpositionFormat) -> u32 {
+    let ranges = line.split(',').filter_map(MediaRange::read);
     let of_form = ranges.filter_map(|range| Some((range.precision(form)?, range.weight)));
     of_form.max().map_or(0, |(_, weight)| weight)
 }
 
 /// One media range of the header, such as `text/plain;version=0.0.4;q=0.5`.
-struct Range<'a> {
+struct MediaRange<'a> {
     media: &'a str,
     version: Option<&'a str>,
     weight: u32,
 }
 
-impl<'a> Range<'a> {
+impl<'a> MediaRange<'a> {
     fn read(text: &'a str) -> Option<Self> {
         let mut parts = text.split(';').map(str::trim);
         let media = parts.next().filter(|media| !media.is_empty())?;
@@ -48,10 +48,10 @@ impl<'a> Range<'a> {
     }
 
     /// Returns how specific the range is for a format; `None` if the range does not contain it.
-    fn precision(&self, form: Form) -> Option<u8> {
+    fn precision(&self, form: ExpositionFormat) -> Option<u8> {
         let (media, group, version) = match form {
-            Form::Plain => ("text/plain", "text/*", "0.0.4"),
-            Form::OpenMetrics => ("application/openmetrics-text", "application/*", "1.0.0"),
+            ExpositionFormat::Plain => ("text/plain", "text/*", "0.0.4"),
+            ExpositionFormat::OpenMetrics => ("application/openmetrics-text", "application/*", "1.0.0"),
         };
         match self.version {
             _ if self.media == "*/*" => Some(0),
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_form_is_the_one_that_is_liked_best() {
-        use Form::{OpenMetrics, Plain};
+        use ExpositionFormat::{OpenMetrics, Plain};
         // The first three are the headers of Prometheus 2.42, 2.55 and 3.5.
         let prometheus_2 = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                             text/plain;version=0.0.4;q=0.5,*/*;q=0.1";

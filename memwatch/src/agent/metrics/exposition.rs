@@ -8,19 +8,19 @@
 
 use std::fmt::Write as _;
 
-use super::families::{Family, Kind};
-use super::samples::{Number, Samples};
+use super::families::{MetricFamily, MetricKind};
+use super::samples::{MetricSink, Number};
 
 /// Exposition format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Form {
+pub(crate) enum ExpositionFormat {
     /// Prometheus text format 0.0.4, which every Prometheus version reads.
     Plain,
     /// OpenMetrics 1.0.
     OpenMetrics,
 }
 
-impl Form {
+impl ExpositionFormat {
     /// Returns the `Content-Type` of the format.
     pub(crate) const fn content_type(self) -> &'static str {
         match self {
@@ -34,14 +34,14 @@ impl Form {
 #[derive(Debug)]
 pub(super) struct Exposition {
     text: String,
-    form: Form,
+    form: ExpositionFormat,
     /// Suffix of each number: the common time of all samples, or empty.
     stamp: String,
 }
 
 impl Exposition {
     /// Creates an empty exposition.
-    pub(super) fn new(form: Form) -> Self {
+    pub(super) fn new(form: ExpositionFormat) -> Self {
         Self { text: String::new(), form, stamp: String::new() }
     }
 
@@ -49,12 +49,12 @@ impl Exposition {
     /// 1970.
     pub(super) fn of_time(unix_ns: i128) -> Self {
         let (seconds, rest) = (unix_ns.div_euclid(1_000_000_000), unix_ns.rem_euclid(1_000_000_000));
-        Self { stamp: format!(" {seconds}.{rest:09}"), ..Self::new(Form::OpenMetrics) }
+        Self { stamp: format!(" {seconds}.{rest:09}"), ..Self::new(ExpositionFormat::OpenMetrics) }
     }
 
     /// Returns the complete text.
     pub(super) fn finish(mut self) -> String {
-        if self.form == Form::OpenMetrics {
+        if self.form == ExpositionFormat::OpenMetrics {
             self.text.push_str("# EOF\n");
         }
         self.text
@@ -78,25 +78,25 @@ impl Exposition {
     }
 }
 
-impl Samples for Exposition {
+impl MetricSink for Exposition {
     /// Writes the header of a family. OpenMetrics names the family; the text format names the
     /// series, and has neither info metrics nor units.
-    fn head(&mut self, family: &Family) {
-        let Family { name, kind, unit, help, .. } = family;
+    fn head(&mut self, family: &MetricFamily) {
+        let MetricFamily { name, kind, unit, help, .. } = family;
         let (suffix, word) = match (self.form, kind) {
-            (_, Kind::Gauge) => ("", "gauge"),
-            (Form::OpenMetrics, Kind::Counter) => ("", "counter"),
-            (Form::OpenMetrics, Kind::Facts) => ("", "info"),
-            (Form::Plain, Kind::Counter) => (kind.suffix(), "counter"),
-            (Form::Plain, Kind::Facts) => (kind.suffix(), "gauge"),
+            (_, MetricKind::Gauge) => ("", "gauge"),
+            (ExpositionFormat::OpenMetrics, MetricKind::Counter) => ("", "counter"),
+            (ExpositionFormat::OpenMetrics, MetricKind::Facts) => ("", "info"),
+            (ExpositionFormat::Plain, MetricKind::Counter) => (kind.suffix(), "counter"),
+            (ExpositionFormat::Plain, MetricKind::Facts) => (kind.suffix(), "gauge"),
         };
         self.write(format_args!("# HELP {name}{suffix} {help}\n# TYPE {name}{suffix} {word}\n"));
-        if self.form == Form::OpenMetrics && !unit.is_empty() {
+        if self.form == ExpositionFormat::OpenMetrics && !unit.is_empty() {
             self.write(format_args!("# UNIT {name} {unit}\n"));
         }
     }
 
-    fn sample(&mut self, family: &Family, values: &[&str], number: Number) {
+    fn sample(&mut self, family: &MetricFamily, values: &[&str], number: Number) {
         self.write(format_args!("{}{}", family.name, family.kind.suffix()));
         for (index, (label, value)) in family.labels.iter().zip(values).enumerate() {
             self.write(format_args!("{}{label}=\"", if index == 0 { '{' } else { ',' }));
@@ -119,12 +119,14 @@ impl Samples for Exposition {
 mod tests {
     use super::*;
 
-    const FACTS: Family = Family { name: "a", kind: Kind::Facts, unit: "", labels: &["x"], help: "Facts." };
-    const COUNTER: Family =
-        Family { name: "b_bytes", kind: Kind::Counter, unit: "bytes", labels: &["x", "y"], help: "Bytes." };
-    const GAUGE: Family = Family { name: "c", kind: Kind::Gauge, unit: "", labels: &[], help: "Level." };
+    const FACTS: MetricFamily =
+        MetricFamily { name: "a", kind: MetricKind::Facts, unit: "", labels: &["x"], help: "Facts." };
+    const COUNTER: MetricFamily =
+        MetricFamily { name: "b_bytes", kind: MetricKind::Counter, unit: "bytes", labels: &["x", "y"], help: "Bytes." };
+    const GAUGE: MetricFamily =
+        MetricFamily { name: "c", kind: MetricKind::Gauge, unit: "", labels: &[], help: "Level." };
 
-    fn text(form: Form) -> String {
+    fn text(form: ExpositionFormat) -> String {
         let mut exposition = Exposition::new(form);
         exposition.family(&FACTS, [(["1"], Number::Whole(1))]);
         exposition.family(&COUNTER, [(["\"\\\n", "é"], Number::Whole(u64::MAX)), (["", ""], Number::Real(0.5))]);
@@ -141,7 +143,7 @@ mod tests {
             "b_bytes_total{x=\"\\\"\\\\\\n\",y=\"é\"} 18446744073709551615\nb_bytes_total{x=\"\",y=\"\"} 0.5\n",
             "# HELP c Level.\n# TYPE c gauge\nc -7\n# EOF\n"
         );
-        assert_eq!(text(Form::OpenMetrics), expected);
+        assert_eq!(text(ExpositionFormat::OpenMetrics), expected);
     }
 
     #[test]
@@ -160,6 +162,6 @@ mod tests {
             "b_bytes_total{x=\"\\\"\\\\\\n\",y=\"é\"} 18446744073709551615\nb_bytes_total{x=\"\",y=\"\"} 0.5\n",
             "# HELP c Level.\n# TYPE c gauge\nc -7\n"
         );
-        assert_eq!(text(Form::Plain), expected);
+        assert_eq!(text(ExpositionFormat::Plain), expected);
     }
 }

@@ -3,11 +3,11 @@
 
 /// A metric family.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Family {
+pub(crate) struct MetricFamily {
     /// Name without the suffix `_total` of a counter or `_info` of an info metric.
     pub(crate) name: &'static str,
     /// Metric type.
-    pub(crate) kind: Kind,
+    pub(crate) kind: MetricKind,
     /// `bytes` or `seconds`, with which the name ends; empty if the metric counts things.
     pub(crate) unit: &'static str,
     /// Label names of the series, in order.
@@ -18,7 +18,7 @@ pub(crate) struct Family {
 
 /// Metric type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MetricKind {
     /// A value that can go up and down.
     Gauge,
     /// A value that only grows, except for restarts from 0.
@@ -27,7 +27,7 @@ pub(crate) enum Kind {
     Facts,
 }
 
-impl Kind {
+impl MetricKind {
     /// Returns the suffix of a series name.
     pub(crate) const fn suffix(self) -> &'static str {
         match self {
@@ -50,8 +50,13 @@ const WORKLOAD_ERROR: &[&str] =
 const LEFT_BEHIND: &[&str] = &["gpu", "uuid", "pid", "comm", "kept_by_pid"];
 const PROCESS: &[&str] = &["gpu", "uuid", "pid", "comm"];
 
-const fn gauge(name: &'static str, unit: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
-    Family { name, kind: Kind::Gauge, unit, labels, help }
+const fn gauge(
+    name: &'static str,
+    unit: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+) -> MetricFamily {
+    MetricFamily { name, kind: MetricKind::Gauge, unit, labels, help }
 }
 
 const fn counter(
@@ -59,45 +64,45 @@ const fn counter(
     unit: &'static str,
     labels: &'static [&'static str],
     help: &'static str,
-) -> Family {
-    Family { name, kind: Kind::Counter, unit, labels, help }
+) -> MetricFamily {
+    MetricFamily { name, kind: MetricKind::Counter, unit, labels, help }
 }
 
 /// Build of the agent.
-pub(crate) const BUILD: Family = Family {
+pub(crate) const BUILD: MetricFamily = MetricFamily {
     name: "memwatch_build",
-    kind: Kind::Facts,
+    kind: MetricKind::Facts,
     unit: "",
     labels: &["version", "revision"],
     help: "Build of the running agent.",
 };
 /// Constant properties of a GPU.
-pub(crate) const GPU_FACTS: Family = Family {
+pub(crate) const GPU_FACTS: MetricFamily = MetricFamily {
     name: "memwatch_gpu",
-    kind: Kind::Facts,
+    kind: MetricKind::Facts,
     unit: "",
     labels: &["gpu", "uuid", "UUID", "pci_bus_id", "model", "mig_profile", "driver_version"],
     help: "A GPU or MIG instance. UUID repeats uuid, so that series of DCGM can be joined.",
 };
 /// Whether NVML lists the GPU.
-pub(crate) const GPU_UP: Family = gauge(
+pub(crate) const GPU_UP: MetricFamily = gauge(
     "memwatch_gpu_up",
     "",
     GPU,
     "1 where NVML lists the GPU; 0 where it does not any more or does not answer: the GPU's other series are absent then.",
 );
 /// Total memory of a GPU.
-pub(crate) const GPU_LIMIT: Family =
+pub(crate) const GPU_LIMIT: MetricFamily =
     gauge("memwatch_gpu_memory_limit_bytes", "bytes", GPU, "Memory of the GPU, as NVML reports it.");
 /// Used memory of a GPU.
-pub(crate) const GPU_USED: Family = gauge(
+pub(crate) const GPU_USED: MetricFamily = gauge(
     "memwatch_gpu_memory_used_bytes",
     "bytes",
     GPU,
     "Memory in use on the GPU by all processes and the driver, as NVML reports it.",
 );
 /// Used memory without a traced allocation.
-pub(crate) const GPU_UNATTRIBUTED: Family = gauge(
+pub(crate) const GPU_UNATTRIBUTED: MetricFamily = gauge(
     "memwatch_gpu_memory_unattributed_bytes",
     "bytes",
     GPU,
@@ -106,7 +111,7 @@ pub(crate) const GPU_UNATTRIBUTED: Family = gauge(
      where NVML and the calls were read at slightly different moments.",
 );
 /// Memory charged to processes that have ended.
-pub(crate) const GPU_LEFT_BEHIND: Family = gauge(
+pub(crate) const GPU_LEFT_BEHIND: MetricFamily = gauge(
     "memwatch_gpu_memory_left_behind_bytes",
     "bytes",
     LEFT_BEHIND,
@@ -114,14 +119,14 @@ pub(crate) const GPU_LEFT_BEHIND: Family = gauge(
      them, where several are named). The 16 largest; part of memwatch_gpu_memory_used_bytes.",
 );
 /// GPU utilisation.
-pub(crate) const GPU_UTILIZATION: Family = gauge(
+pub(crate) const GPU_UTILIZATION: MetricFamily = gauge(
     "memwatch_gpu_utilization_ratio",
     "",
     GPU,
     "Part of NVML's last sample period in which a kernel ran on the GPU, 0 to 1; absent where NVML does not report it.",
 );
 /// Predicted seconds until the GPU's memory is full.
-pub(crate) const GPU_SECONDS_TO_FULL: Family = gauge(
+pub(crate) const GPU_SECONDS_TO_FULL: MetricFamily = gauge(
     "memwatch_gpu_seconds_to_full",
     "",
     GPU,
@@ -129,14 +134,14 @@ pub(crate) const GPU_SECONDS_TO_FULL: Family = gauge(
      first twelve seconds of the processes that are on it now.",
 );
 /// Used memory of a workload, from NVML.
-pub(crate) const WORKLOAD_DRIVER: Family = gauge(
+pub(crate) const WORKLOAD_DRIVER: MetricFamily = gauge(
     "memwatch_workload_memory_used_bytes",
     "bytes",
     WORKLOAD,
     "Memory that NVML charges to the workload's processes; absent where NVML reports none.",
 );
 /// Live driver allocations of a workload.
-pub(crate) const WORKLOAD_LIVE: Family = gauge(
+pub(crate) const WORKLOAD_LIVE: MetricFamily = gauge(
     "memwatch_workload_memory_driver_allocated_bytes",
     "bytes",
     WORKLOAD_KIND,
@@ -144,7 +149,7 @@ pub(crate) const WORKLOAD_LIVE: Family = gauge(
      GPU's memory.",
 );
 /// Used memory of a workload by purpose.
-pub(crate) const WORKLOAD_PARTS: Family = gauge(
+pub(crate) const WORKLOAD_PARTS: MetricFamily = gauge(
     "memwatch_workload_memory_used_part_bytes",
     "bytes",
     WORKLOAD_PART_LABELS,
@@ -152,21 +157,21 @@ pub(crate) const WORKLOAD_PARTS: Family = gauge(
      inherited, driver, preexisting. Only of processes whose requests to the kernel driver add up to what NVML charges.",
 );
 /// Peak of a workload's live bytes.
-pub(crate) const WORKLOAD_PEAK: Family = gauge(
+pub(crate) const WORKLOAD_PEAK: MetricFamily = gauge(
     "memwatch_workload_memory_peak_bytes",
     "bytes",
     WORKLOAD,
     "Maximum of the allocated bytes on the GPU since the workload or the agent started, sampled every second.",
 );
 /// Memory that a workload held before the attach.
-pub(crate) const WORKLOAD_PREEXISTING: Family = gauge(
+pub(crate) const WORKLOAD_PREEXISTING: MetricFamily = gauge(
     "memwatch_workload_memory_preexisting_bytes",
     "bytes",
     WORKLOAD,
     "Memory that the workload's processes held when the agent attached; absent while unknown.",
 );
 /// Growth rate of a workload.
-pub(crate) const WORKLOAD_GROWTH: Family = gauge(
+pub(crate) const WORKLOAD_GROWTH: MetricFamily = gauge(
     "memwatch_workload_growth_bytes_per_second",
     "",
     WORKLOAD,
@@ -174,37 +179,37 @@ pub(crate) const WORKLOAD_GROWTH: Family = gauge(
      and for workloads beyond the first 512 at a time.",
 );
 /// Number of living processes of a workload.
-pub(crate) const WORKLOAD_PROCESSES: Family = gauge(
+pub(crate) const WORKLOAD_PROCESSES: MetricFamily = gauge(
     "memwatch_workload_processes",
     "",
     WORKLOAD,
     "Living processes of the workload, the same on each of its GPUs; 0 for up to five minutes after the last has ended.",
 );
 /// Number of allocations.
-pub(crate) const WORKLOAD_ALLOCATIONS: Family =
+pub(crate) const WORKLOAD_ALLOCATIONS: MetricFamily =
     counter("memwatch_workload_allocations", "", WORKLOAD_KIND, "Successful allocations.");
 /// Number of frees.
-pub(crate) const WORKLOAD_FREES: Family = counter(
+pub(crate) const WORKLOAD_FREES: MetricFamily = counter(
     "memwatch_workload_frees",
     "",
     WORKLOAD_KIND,
     "Frees of allocations, by a call or by the end of a context or process.",
 );
 /// Bytes of allocations.
-pub(crate) const WORKLOAD_ALLOCATED: Family =
+pub(crate) const WORKLOAD_ALLOCATED: MetricFamily =
     counter("memwatch_workload_allocated_bytes", "bytes", WORKLOAD_KIND, "Bytes requested by successful allocations.");
 /// Bytes of frees.
-pub(crate) const WORKLOAD_FREED: Family =
+pub(crate) const WORKLOAD_FREED: MetricFamily =
     counter("memwatch_workload_freed_bytes", "bytes", WORKLOAD_KIND, "Requested bytes of freed allocations.");
 /// Number of failed allocation calls.
-pub(crate) const WORKLOAD_FAILURES: Family = counter(
+pub(crate) const WORKLOAD_FAILURES: MetricFamily = counter(
     "memwatch_workload_allocation_failures",
     "",
     WORKLOAD_ERROR,
     "Failed calls, by the driver's error. An allocator retries after some of them: memwatch_workload_oom_events has the failures.",
 );
 /// Number of out-of-memory failures.
-pub(crate) const WORKLOAD_OOM: Family = counter(
+pub(crate) const WORKLOAD_OOM: MetricFamily = counter(
     "memwatch_workload_oom_events",
     "",
     WORKLOAD,
@@ -212,7 +217,7 @@ pub(crate) const WORKLOAD_OOM: Family = counter(
      second. Also of processes that have ended.",
 );
 /// Number of allocations that succeeded on a retry.
-pub(crate) const WORKLOAD_RETRIES: Family = counter(
+pub(crate) const WORKLOAD_RETRIES: MetricFamily = counter(
     "memwatch_workload_allocation_retries",
     "",
     WORKLOAD,
@@ -220,14 +225,14 @@ pub(crate) const WORKLOAD_RETRIES: Family = counter(
      have ended.",
 );
 /// Time of the last out-of-memory failure.
-pub(crate) const WORKLOAD_LAST_OOM: Family = gauge(
+pub(crate) const WORKLOAD_LAST_OOM: MetricFamily = gauge(
     "memwatch_workload_last_oom_timestamp_seconds",
     "seconds",
     WORKLOAD,
     "Time of the last out-of-memory failure, in seconds since 1970; absent before the first.",
 );
 /// Bytes of tensors in PyTorch's caching allocators.
-pub(crate) const FRAMEWORK_ALLOCATED: Family = gauge(
+pub(crate) const FRAMEWORK_ALLOCATED: MetricFamily = gauge(
     "memwatch_workload_framework_allocated_bytes",
     "bytes",
     WORKLOAD,
@@ -235,161 +240,162 @@ pub(crate) const FRAMEWORK_ALLOCATED: Family = gauge(
      has allocated, and absent where they have none or cannot be read.",
 );
 /// Bytes that PyTorch's caching allocators have reserved.
-pub(crate) const FRAMEWORK_RESERVED: Family = gauge(
+pub(crate) const FRAMEWORK_RESERVED: MetricFamily = gauge(
     "memwatch_workload_framework_reserved_bytes",
     "bytes",
     WORKLOAD,
     "Bytes that PyTorch's caching allocators have of the driver, likewise.",
 );
 /// Bytes of active blocks in PyTorch's caching allocators.
-pub(crate) const FRAMEWORK_ACTIVE: Family = gauge(
+pub(crate) const FRAMEWORK_ACTIVE: MetricFamily = gauge(
     "memwatch_workload_framework_active_bytes",
     "bytes",
     WORKLOAD,
     "Bytes of blocks that are in use or wait for another stream, likewise.",
 );
 /// Bytes of free blocks that cannot be returned to the driver.
-pub(crate) const FRAMEWORK_INACTIVE_SPLIT: Family = gauge(
+pub(crate) const FRAMEWORK_INACTIVE_SPLIT: MetricFamily = gauge(
     "memwatch_workload_framework_inactive_split_bytes",
     "bytes",
     WORKLOAD,
     "Bytes of free blocks that cannot be given back to the driver, since others of their segment are in use, likewise.",
 );
 /// Number of times that PyTorch emptied its cache to retry an allocation.
-pub(crate) const FRAMEWORK_RETRIES: Family = gauge(
+pub(crate) const FRAMEWORK_RETRIES: MetricFamily = gauge(
     "memwatch_workload_framework_alloc_retries",
     "",
     WORKLOAD,
     "How often PyTorch has emptied its cache to try an allocation again, in the workload's living processes; it falls when one of them ends.",
 );
 /// Number of out-of-memory errors in PyTorch.
-pub(crate) const FRAMEWORK_OOMS: Family = gauge(
+pub(crate) const FRAMEWORK_OOMS: MetricFamily = gauge(
     "memwatch_workload_framework_ooms",
     "",
     WORKLOAD,
     "Out-of-memory errors of PyTorch in the workload's living processes; it falls when one of them ends.",
 );
 /// Used memory of a process, from NVML.
-pub(crate) const PROCESS_DRIVER: Family = gauge(
+pub(crate) const PROCESS_DRIVER: MetricFamily = gauge(
     "memwatch_process_memory_used_bytes",
     "bytes",
     PROCESS,
     "Memory that NVML charges to a process. Only with --process-metrics, for the largest.",
 );
 /// Live driver allocations of a process.
-pub(crate) const PROCESS_LIVE: Family = gauge(
+pub(crate) const PROCESS_LIVE: MetricFamily = gauge(
     "memwatch_process_memory_driver_allocated_bytes",
     "bytes",
     PROCESS,
     "Bytes that traced driver calls of a process have allocated and not freed. Only with --process-metrics, for the largest.",
 );
 /// Number of dropped events.
-pub(crate) const AGENT_DROPPED: Family = counter(
+pub(crate) const AGENT_DROPPED: MetricFamily = counter(
     "memwatch_agent_events_dropped",
     "",
     &["reason"],
     "Events dropped before they were counted: allocations and frees may be missing in the counters.",
 );
 /// Number of functions with probes.
-pub(crate) const AGENT_PROBES: Family = gauge(
+pub(crate) const AGENT_PROBES: MetricFamily = gauge(
     "memwatch_agent_probes_attached",
     "",
     &["library"],
     "Functions with probes, by driver library; beyond 32 libraries the rest is other.",
 );
 /// Number of failed probe attachments.
-pub(crate) const AGENT_PROBE_FAILURES: Family = counter(
+pub(crate) const AGENT_PROBE_FAILURES: MetricFamily = counter(
     "memwatch_agent_probe_failures",
     "",
     &["reason"],
     "Driver libraries that got no probes (library_refused), and functions whose probe could not be attached (function_refused). A function that an older driver does not have is not counted.",
 );
 /// Number of processes that use a GPU.
-pub(crate) const AGENT_PROCESSES: Family =
+pub(crate) const AGENT_PROCESSES: MetricFamily =
     gauge("memwatch_agent_tracked_processes", "", NONE, "Living processes that use a GPU, or have called its driver.");
 /// Number of pairs of workload and GPU without series of their own.
-pub(crate) const AGENT_SUPPRESSED: Family = gauge(
+pub(crate) const AGENT_SUPPRESSED: MetricFamily = gauge(
     "memwatch_agent_series_suppressed",
     "",
     NONE,
     "Pairs of workload and GPU beyond the 200 with series of their own: they are summed under workload_kind other.",
 );
 /// Whether the history is being written.
-pub(crate) const AGENT_HISTORY_UP: Family = gauge(
+pub(crate) const AGENT_HISTORY_UP: MetricFamily = gauge(
     "memwatch_agent_history_up",
     "",
     NONE,
     "1 while the agent writes its history, 0 while it cannot, as on a full disk; absent without --history.",
 );
 /// Whether the session survives a kill of the agent.
-pub(crate) const AGENT_SURVIVES: Family = gauge(
+pub(crate) const AGENT_SURVIVES: MetricFamily = gauge(
     "memwatch_agent_survives",
     "",
     NONE,
     "1 where the next agent goes on with this watch when this one is killed; 0 where the watch ends with it: without a bpf file system, on Linux before 6.6, or when its journal could not be written.",
 );
 /// Number of failed attempts to write the history.
-pub(crate) const AGENT_HISTORY_FAILURES: Family = counter(
+pub(crate) const AGENT_HISTORY_FAILURES: MetricFamily = counter(
     "memwatch_agent_history_failures",
     "",
     NONE,
     "Failed attempts to write or begin the history; the next attempt follows after 10 s. Absent without --history.",
 );
 /// Whether OTLP pushes succeed.
-pub(crate) const AGENT_PUSH_UP: Family = gauge(
+pub(crate) const AGENT_PUSH_UP: MetricFamily = gauge(
     "memwatch_agent_otlp_up",
     "",
     NONE,
     "1 while what is pushed by OTLP is accepted, 0 while it is not; absent without --otlp and before the first push.",
 );
 /// Number of failed OTLP pushes.
-pub(crate) const AGENT_PUSH_FAILURES: Family = counter(
+pub(crate) const AGENT_PUSH_FAILURES: MetricFamily = counter(
     "memwatch_agent_otlp_failures",
     "",
     NONE,
     "Pushes by OTLP that failed, or of which the receiver rejected a part; the next one follows after --otlp-interval. Absent without --otlp.",
 );
 /// Number of contradictory reports.
-pub(crate) const AGENT_CONTRADICTIONS: Family = counter(
+pub(crate) const AGENT_CONTRADICTIONS: MetricFamily = counter(
     "memwatch_agent_contradictions",
     "",
     &["check"],
     "Reports of the agent that contradicted themselves, by what was checked: each is a fault of memwatch, counted once for as long as it lasts.",
 );
 /// Time of the snapshot.
-pub(crate) const AGENT_SNAPSHOT: Family = gauge(
+pub(crate) const AGENT_SNAPSHOT: MetricFamily = gauge(
     "memwatch_agent_snapshot_timestamp_seconds",
     "seconds",
     NONE,
     "Time of the numbers of workloads and GPUs, in seconds since 1970.",
 );
 /// Time to collect the snapshot.
-pub(crate) const AGENT_COLLECT: Family = gauge(
+pub(crate) const AGENT_COLLECT: MetricFamily = gauge(
     "memwatch_agent_collect_duration_seconds",
     "seconds",
     NONE,
     "Time to collect the numbers of workloads and GPUs.",
 );
 /// Processor time of the agent.
-pub(crate) const OWN_CPU: Family =
+pub(crate) const OWN_CPU: MetricFamily =
     counter("process_cpu_seconds", "seconds", NONE, "Processor time that the agent has used, in user and kernel mode.");
 /// Resident memory of the agent.
-pub(crate) const OWN_RESIDENT: Family =
+pub(crate) const OWN_RESIDENT: MetricFamily =
     gauge("process_resident_memory_bytes", "bytes", NONE, "Resident memory of the agent.");
 /// Address space of the agent.
-pub(crate) const OWN_VIRTUAL: Family =
+pub(crate) const OWN_VIRTUAL: MetricFamily =
     gauge("process_virtual_memory_bytes", "bytes", NONE, "Address space of the agent.");
 /// Start time of the agent.
-pub(crate) const OWN_START: Family =
+pub(crate) const OWN_START: MetricFamily =
     gauge("process_start_time_seconds", "seconds", NONE, "When the agent was started, in seconds since 1970.");
 /// Number of open files of the agent.
-pub(crate) const OWN_FILES: Family = gauge("process_open_fds", "", NONE, "Open files of the agent.");
+pub(crate) const OWN_FILES: MetricFamily = gauge("process_open_fds", "", NONE, "Open files of the agent.");
 /// Maximum number of open files of the agent.
-pub(crate) const OWN_FILES_LIMIT: Family = gauge("process_max_fds", "", NONE, "Files that the agent may have open.");
+pub(crate) const OWN_FILES_LIMIT: MetricFamily =
+    gauge("process_max_fds", "", NONE, "Files that the agent may have open.");
 
 /// All families in the order of the exposition.
 #[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
-pub(crate) const ALL: [&Family; 51] = [
+pub(crate) const ALL: [&MetricFamily; 51] = [
     &BUILD,
     &GPU_FACTS,
     &GPU_UP,

@@ -16,11 +16,11 @@ const GONE_KEPT_NS: u64 = 300_000_000_000;
 #[derive(Debug, Default)]
 pub(super) struct Gpus {
     /// GPUs by UUID.
-    known: BTreeMap<String, Gpu>,
+    known: BTreeMap<String, ListedGpu>,
 }
 
 #[derive(Debug)]
-struct Gpu {
+struct ListedGpu {
     place: String,
     listed_ns: u64,
     /// View of the GPU; `None` if it is not listed at present.
@@ -34,7 +34,7 @@ impl Gpus {
         self.known.values_mut().for_each(|gpu| gpu.view = None);
         for view in &snapshot.gpus {
             let place = place(view.nvml_index, view.mig.as_ref());
-            let gpu = Gpu { place, listed_ns: now_ns, view: Some(view.clone()) };
+            let gpu = ListedGpu { place, listed_ns: now_ns, view: Some(view.clone()) };
             self.known.insert(label_value(view.uuid.as_str()), gpu);
         }
         if snapshot.nvml == NvmlState::Ok {

@@ -20,15 +20,15 @@ use memwatch_core::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
 use memwatch_core::words::GpuUuid;
 
 use self::exposition::Exposition;
-pub(crate) use self::exposition::Form;
-use self::families::Family;
+pub(crate) use self::exposition::ExpositionFormat;
+use self::families::MetricFamily;
 use self::gpus::Gpus;
 use self::label::label_value;
 use self::otlp::messages::Metric;
-use self::otlp::{Collection, Series};
+use self::otlp::{Collection, CounterStates};
 use self::own_use::OwnUse;
-use self::samples::{Number, Samples};
-use self::workloads::{Counted, Labels, Row, Workloads};
+use self::samples::{MetricSink, Number};
+use self::workloads::{CounterQuantity, WorkloadLabels, WorkloadRow, WorkloadSeries};
 use super::history::HistoryState;
 
 /// Maximum number of driver libraries with series of their own.
@@ -36,7 +36,7 @@ const OWN_LIBRARIES: usize = 32;
 
 /// Input of an exposition.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Facts<'a> {
+pub(crate) struct MetricsInput<'a> {
     /// Snapshot of the session.
     pub(crate) snapshot: &'a Snapshot,
     /// Offset from the snapshot's times to nanoseconds since 1970.
@@ -72,7 +72,7 @@ pub(crate) struct PushState {
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     gpus: Gpus,
-    workloads: Workloads,
+    workloads: WorkloadSeries,
     /// Maximum number of pairs of process and GPU with series.
     processes: usize,
 }
@@ -85,7 +85,7 @@ impl Metrics {
     }
 
     /// Returns all metrics as text.
-    pub(crate) fn text(&mut self, facts: &Facts<'_>, form: Form) -> String {
+    pub(crate) fn text(&mut self, facts: &MetricsInput<'_>, form: ExpositionFormat) -> String {
         self.gpus.update(facts.snapshot);
         self.workloads.update(facts.snapshot, &self.gpus);
         self.written(facts, Exposition::new(form)).finish()
@@ -93,7 +93,7 @@ impl Metrics {
 
     /// Returns all metrics as OpenMetrics text, each with the time of the snapshot, for outputs
     /// other than scrapes.
-    pub(crate) fn text_of_its_time(mut self, facts: &Facts<'_>) -> String {
+    pub(crate) fn text_of_its_time(mut self, facts: &MetricsInput<'_>) -> String {
         self.gpus.update(facts.snapshot);
         self.workloads.update(facts.snapshot, &self.gpus);
         let unix_ns = facts.boottime_to_unix_ns.saturating_add(facts.snapshot.time_ns.into());
@@ -101,13 +101,13 @@ impl Metrics {
     }
 
     /// Returns all metrics as OpenTelemetry messages. `series` keeps the state between collections.
-    pub(crate) fn messages(&mut self, facts: &Facts<'_>, series: &mut Series) -> Vec<Metric> {
+    pub(crate) fn messages(&mut self, facts: &MetricsInput<'_>, series: &mut CounterStates) -> Vec<Metric> {
         self.gpus.update(facts.snapshot);
         self.workloads.update(facts.snapshot, &self.gpus);
         self.written(facts, Collection::begin(series, facts)).finish()
     }
 
-    fn written<S: Samples>(&self, facts: &Facts<'_>, mut out: S) -> S {
+    fn written<S: MetricSink>(&self, facts: &MetricsInput<'_>, mut out: S) -> S {
         let revision = option_env!("MEMWATCH_REVISION").unwrap_or_default();
         out.family(&families::BUILD, [([env!("CARGO_PKG_VERSION"), revision], Number::Whole(1))]);
         self.gpus(&mut out, facts);
@@ -118,7 +118,7 @@ impl Metrics {
         out
     }
 
-    fn gpus(&self, out: &mut impl Samples, facts: &Facts<'_>) {
+    fn gpus(&self, out: &mut impl MetricSink, facts: &MetricsInput<'_>) {
         let described: Vec<_> = self.gpus.listed().map(|(labels, gpu)| (labels, Described::of(gpu))).collect();
         let fixed = described.iter().map(|([place, uuid], gpu)| {
             let Described { pci_bus_id, model, mig_profile } = gpu;
@@ -127,7 +127,7 @@ impl Metrics {
         out.family(&families::GPU_FACTS, fixed);
         let states = self.gpus.states().map(|(labels, is_up)| (labels, Number::Whole(u64::from(is_up))));
         out.family(&families::GPU_UP, states);
-        let mut gauge = |family: &Family, value: fn(&GpuView) -> Option<Number>| {
+        let mut gauge = |family: &MetricFamily, value: fn(&GpuView) -> Option<Number>| {
             let listed = self.gpus.listed();
             out.family(family, listed.filter_map(|(labels, gpu)| Some((labels, value(gpu)?))));
         };
@@ -140,7 +140,7 @@ impl Metrics {
             (labels, Number::Whole(own.bytes))
         });
         out.family(&families::GPU_LEFT_BEHIND, rows);
-        let mut gauge = |family: &Family, value: fn(&GpuView) -> Option<Number>| {
+        let mut gauge = |family: &MetricFamily, value: fn(&GpuView) -> Option<Number>| {
             let listed = self.gpus.listed();
             out.family(family, listed.filter_map(|(labels, gpu)| Some((labels, value(gpu)?))));
         };
@@ -150,12 +150,12 @@ impl Metrics {
         gauge(&families::GPU_SECONDS_TO_FULL, |gpu| gpu.seconds_to_full.map(Number::Real));
     }
 
-    fn workloads<S: Samples>(&self, out: &mut S, facts: &Facts<'_>) {
+    fn workloads<S: MetricSink>(&self, out: &mut S, facts: &MetricsInput<'_>) {
         let rows = || self.workloads.rows();
-        let gauge = |out: &mut S, family: &Family, value: fn(&Row) -> Option<u64>| {
+        let gauge = |out: &mut S, family: &MetricFamily, value: fn(&WorkloadRow) -> Option<u64>| {
             out.family(family, rows().filter_map(|(labels, row)| Some((words(labels), Number::Whole(value(row)?)))));
         };
-        let counter = |out: &mut S, family: &Family, what: Counted| {
+        let counter = |out: &mut S, family: &MetricFamily, what: CounterQuantity| {
             out.family(family, rows().flat_map(|(labels, row)| of(labels, row.counts_of(what))));
         };
         gauge(out, &families::WORKLOAD_DRIVER, |row| row.driver_bytes);
@@ -171,13 +171,13 @@ impl Metrics {
             rows().filter_map(|(labels, row)| Some((words(labels), Number::Real(row.growth_bytes_per_second?))));
         out.family(&families::WORKLOAD_GROWTH, growth);
         gauge(out, &families::WORKLOAD_PROCESSES, |row| row.processes);
-        counter(out, &families::WORKLOAD_ALLOCATIONS, Counted::Allocations);
-        counter(out, &families::WORKLOAD_FREES, Counted::Frees);
-        counter(out, &families::WORKLOAD_ALLOCATED, Counted::AllocatedBytes);
-        counter(out, &families::WORKLOAD_FREED, Counted::FreedBytes);
-        counter(out, &families::WORKLOAD_FAILURES, Counted::Failures);
-        gauge(out, &families::WORKLOAD_OOM, |row| row.counts.get(&(Counted::Ooms, "")).copied());
-        gauge(out, &families::WORKLOAD_RETRIES, |row| row.counts.get(&(Counted::Retries, "")).copied());
+        counter(out, &families::WORKLOAD_ALLOCATIONS, CounterQuantity::Allocations);
+        counter(out, &families::WORKLOAD_FREES, CounterQuantity::Frees);
+        counter(out, &families::WORKLOAD_ALLOCATED, CounterQuantity::AllocatedBytes);
+        counter(out, &families::WORKLOAD_FREED, CounterQuantity::FreedBytes);
+        counter(out, &families::WORKLOAD_FAILURES, CounterQuantity::Failures);
+        gauge(out, &families::WORKLOAD_OOM, |row| row.counts.get(&(CounterQuantity::Ooms, "")).copied());
+        gauge(out, &families::WORKLOAD_RETRIES, |row| row.counts.get(&(CounterQuantity::Retries, "")).copied());
         let last = rows().filter_map(|(labels, row)| Some((words(labels), facts.date(row.last_oom_ns?))));
         out.family(&families::WORKLOAD_LAST_OOM, last);
         gauge(out, &families::FRAMEWORK_ALLOCATED, |row| row.framework?.allocated_bytes);
@@ -188,27 +188,27 @@ impl Metrics {
         gauge(out, &families::FRAMEWORK_OOMS, |row| row.framework?.ooms);
     }
 
-    fn processes(&self, out: &mut impl Samples, snapshot: &Snapshot) {
+    fn processes(&self, out: &mut impl MetricSink, snapshot: &Snapshot) {
         let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
         let mut pairs: Vec<_> = living.flat_map(|process| process.gpus.iter().map(move |gpu| (process, gpu))).collect();
         pairs.sort_by_key(|(process, gpu)| {
             (std::cmp::Reverse(gpu.live_bytes.max(gpu.used_bytes.unwrap_or_default())), process.tgid)
         });
         pairs.truncate(self.processes);
-        let named: Vec<Named<'_>> = pairs.into_iter().map(|(process, gpu)| self.named(process, gpu)).collect();
+        let named: Vec<ProcessSeries<'_>> = pairs.into_iter().map(|(process, gpu)| self.named(process, gpu)).collect();
         let driver = named.iter().filter_map(|named| Some((named.labels(), Number::Whole(named.gpu.used_bytes?))));
         out.family(&families::PROCESS_DRIVER, driver);
         let live = named.iter().map(|named| (named.labels(), Number::Whole(named.gpu.live_bytes)));
         out.family(&families::PROCESS_LIVE, live);
     }
 
-    fn named<'a>(&'a self, process: &ProcessView, gpu: &'a ProcessGpuView) -> Named<'a> {
+    fn named<'a>(&'a self, process: &ProcessView, gpu: &'a ProcessGpuView) -> ProcessSeries<'a> {
         let uuid = gpu.uuid.as_ref().map_or("", GpuUuid::as_str);
         let (tgid, comm) = (process.tgid.0.to_string(), label_value(&process.comm));
-        Named { place: self.gpus.place(uuid), uuid, tgid, comm, gpu }
+        ProcessSeries { place: self.gpus.place(uuid), uuid, tgid, comm, gpu }
     }
 
-    fn agent(&self, out: &mut impl Samples, facts: &Facts<'_>) {
+    fn agent(&self, out: &mut impl MetricSink, facts: &MetricsInput<'_>) {
         let snapshot = facts.snapshot;
         // All reasons are exposed from the start, so that the first loss is an increase.
         let lost = |loss: Loss| snapshot.losses.get(loss.name()).copied().unwrap_or_default();
@@ -250,7 +250,7 @@ impl Metrics {
 const MOST_LEFT_BEHIND: usize = 16;
 
 /// Memory on a GPU charged to a process that has ended.
-struct LeftBehind {
+struct LeftBehindSeries {
     uuid: String,
     tgid: String,
     comm: String,
@@ -259,12 +259,12 @@ struct LeftBehind {
 }
 
 /// Returns the largest charges to processes that have ended.
-fn left_behind(snapshot: &Snapshot) -> Vec<LeftBehind> {
+fn left_behind(snapshot: &Snapshot) -> Vec<LeftBehindSeries> {
     let mut all = Vec::new();
     for process in &snapshot.processes {
         for (own, left) in process.left_behind.iter().flat_map(|left| left.gpus.iter().map(move |own| (own, left))) {
             let kept_by: Vec<_> = left.forked.iter().map(|keeper| keeper.0.to_string()).collect();
-            all.push(LeftBehind {
+            all.push(LeftBehindSeries {
                 uuid: label_value(own.uuid.as_str()),
                 tgid: process.tgid.0.to_string(),
                 comm: label_value(&process.comm),
@@ -278,7 +278,7 @@ fn left_behind(snapshot: &Snapshot) -> Vec<LeftBehind> {
     all
 }
 
-impl Facts<'_> {
+impl MetricsInput<'_> {
     /// Converts a time of the kernel's clock to seconds since 1970.
     fn date(&self, boottime_ns: u64) -> Number {
         seconds(self.boottime_to_unix_ns.saturating_add(boottime_ns.into()))
@@ -286,7 +286,7 @@ impl Facts<'_> {
 }
 
 /// A process on a GPU, with its label values.
-struct Named<'a> {
+struct ProcessSeries<'a> {
     place: &'a str,
     uuid: &'a str,
     tgid: String,
@@ -294,7 +294,7 @@ struct Named<'a> {
     gpu: &'a ProcessGpuView,
 }
 
-impl Named<'_> {
+impl ProcessSeries<'_> {
     fn labels(&self) -> [&str; 4] {
         [self.place, self.uuid, &self.tgid, &self.comm]
     }
@@ -318,9 +318,9 @@ impl Described {
     }
 }
 
-fn own(out: &mut impl Samples, facts: &Facts<'_>) {
+fn own(out: &mut impl MetricSink, facts: &MetricsInput<'_>) {
     let own = facts.own;
-    let mut write = |family: &Family, number: Option<Number>| {
+    let mut write = |family: &MetricFamily, number: Option<Number>| {
         out.family(family, number.map(|number| ([], number)));
     };
     write(&families::OWN_CPU, own.cpu_seconds.map(Number::Real));
@@ -345,12 +345,15 @@ fn probes(snapshot: &Snapshot) -> BTreeMap<String, usize> {
     probes
 }
 
-fn words(labels: &Labels) -> [&str; 8] {
+fn words(labels: &WorkloadLabels) -> [&str; 8] {
     labels.each_ref().map(String::as_str)
 }
 
 /// Returns a row's samples of a family that has a ninth label for a kind, part or error.
-fn of(labels: &Labels, values: impl Iterator<Item = (&'static str, u64)>) -> impl Iterator<Item = ([&str; 9], Number)> {
+fn of(
+    labels: &WorkloadLabels,
+    values: impl Iterator<Item = (&'static str, u64)>,
+) -> impl Iterator<Item = ([&str; 9], Number)> {
     let [gpu, uuid, workload_kind, namespace, pod, container, slurm_job, unit] = words(labels);
     values.map(move |(last, value)| {
         ([gpu, uuid, workload_kind, namespace, pod, container, slurm_job, unit, last], Number::Whole(value))

@@ -1,6 +1,6 @@
 //! Sink for metrics, independent of the format: text for scrapes, or messages for pushes.
 
-use super::families::Family;
+use super::families::MetricFamily;
 
 /// Value of a series.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,17 +14,17 @@ pub(super) enum Number {
 }
 
 /// Sink for families and their samples, in the order of the table.
-pub(super) trait Samples {
+pub(super) trait MetricSink {
     /// Begins a family that has at least one sample.
-    fn head(&mut self, family: &Family);
+    fn head(&mut self, family: &MetricFamily);
 
     /// Adds a sample to the current family, with one value per label in the family's order.
-    fn sample(&mut self, family: &Family, values: &[&str], number: Number);
+    fn sample(&mut self, family: &MetricFamily, values: &[&str], number: Number);
 
     /// Writes a family. A family without samples is skipped.
     fn family<'a, const LABELS: usize>(
         &mut self,
-        family: &Family,
+        family: &MetricFamily,
         samples: impl IntoIterator<Item = ([&'a str; LABELS], Number)>,
     ) {
         let mut samples = samples.into_iter().peekable();

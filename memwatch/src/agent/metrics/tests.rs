@@ -114,7 +114,7 @@ fn own() -> OwnUse {
     }
 }
 
-pub(super) fn facts(snapshot: &Snapshot) -> Facts<'_> {
+pub(super) fn facts(snapshot: &Snapshot) -> MetricsInput<'_> {
     let boottime_to_unix_ns = fixture::clock().boottime_to_unix_ns;
     let history = Some(HistoryState { is_written: true, failures_total: 2 });
     let (collect_ns, driver_version) = (Some(250_000), "580.65.06");
@@ -122,10 +122,20 @@ pub(super) fn facts(snapshot: &Snapshot) -> Facts<'_> {
     let survives = Some(true);
     let contradictions = Some(ContradictionKind::ALL.map(|kind| u64::from(kind == ContradictionKind::OlderGrows)));
     let own = own();
-    Facts { snapshot, boottime_to_unix_ns, collect_ns, driver_version, history, survives, pushes, contradictions, own }
+    MetricsInput {
+        snapshot,
+        boottime_to_unix_ns,
+        collect_ns,
+        driver_version,
+        history,
+        survives,
+        pushes,
+        contradictions,
+        own,
+    }
 }
 
-fn text(snapshot: &Snapshot, form: Form) -> String {
+fn text(snapshot: &Snapshot, form: ExpositionFormat) -> String {
     Metrics::new(2).text(&facts(snapshot), form)
 }
 
@@ -137,9 +147,10 @@ pub(super) fn series(text: &str) -> Vec<(&str, &str)> {
 
 #[test]
 fn a_busy_node_in_both_forms() {
-    for (form, expected) in
-        [(Form::Plain, include_str!("tests/node.txt")), (Form::OpenMetrics, include_str!("tests/node.openmetrics"))]
-    {
+    for (form, expected) in [
+        (ExpositionFormat::Plain, include_str!("tests/node.txt")),
+        (ExpositionFormat::OpenMetrics, include_str!("tests/node.openmetrics")),
+    ] {
         let text = text(&node(), form);
         let differing = text.lines().zip(expected.lines()).find(|(line, expected)| line != expected);
         assert!(text == expected, "{form:?}: {differing:#?}");
@@ -148,7 +159,7 @@ fn a_busy_node_in_both_forms() {
 
 #[test]
 fn every_metric_of_the_table_is_written_once_and_in_its_order() {
-    let text = text(&node_with_a_dead(), Form::OpenMetrics);
+    let text = text(&node_with_a_dead(), ExpositionFormat::OpenMetrics);
     let written: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     let table: Vec<&str> = families::ALL.iter().map(|family| family.name).collect();
     assert_eq!(written, table);
@@ -157,7 +168,7 @@ fn every_metric_of_the_table_is_written_once_and_in_its_order() {
 #[test]
 fn names_units_labels_and_sentences_follow_the_rules() {
     let mut names = BTreeSet::new();
-    for Family { name, kind, unit, labels, help } in families::ALL {
+    for MetricFamily { name, kind, unit, labels, help } in families::ALL {
         assert!(names.insert(*name), "{name} twice");
         assert!(name.starts_with("memwatch_") || name.starts_with("process_"), "{name}");
         let ends = ["_total", "_info", "_count", "_sum", "_bucket", "_created"];
@@ -167,7 +178,7 @@ fn names_units_labels_and_sentences_follow_the_rules() {
         assert!(help.ends_with('.') && !help.contains(['\n', '\\', '"']), "{name}: {help}");
         // The scraper sets `job` and `instance`; `hostname` and `cluster` belong to the target.
         assert!(!["job", "instance", "hostname", "cluster", "type"].iter().any(|word| labels.contains(word)), "{name}");
-        assert!(labels.len() < 10 && (*kind == families::Kind::Facts || !labels.contains(&"UUID")), "{name}");
+        assert!(labels.len() < 10 && (*kind == families::MetricKind::Facts || !labels.contains(&"UUID")), "{name}");
     }
 }
 
@@ -175,10 +186,10 @@ fn names_units_labels_and_sentences_follow_the_rules() {
 fn a_gpu_is_down_and_says_nothing_where_nvml_does_not_answer() {
     let mut metrics = Metrics::new(0);
     let mut snapshot = node();
-    metrics.text(&facts(&snapshot), Form::Plain);
+    metrics.text(&facts(&snapshot), ExpositionFormat::Plain);
     snapshot.nvml = NvmlState::Unavailable("NVML has not answered for 10 s".to_owned());
     snapshot.gpus.clear();
-    let text = metrics.text(&facts(&snapshot), Form::Plain);
+    let text = metrics.text(&facts(&snapshot), ExpositionFormat::Plain);
     let of_gpus: Vec<_> = series(&text).into_iter().filter(|(name, _)| name.starts_with("memwatch_gpu")).collect();
     let [first, second] =
         [(0, UUID_0), (1, UUID_1)].map(|(number, uuid)| format!("memwatch_gpu_up{{gpu=\"{number}\",uuid=\"{uuid}\"}}"));
@@ -189,13 +200,13 @@ fn a_gpu_is_down_and_says_nothing_where_nvml_does_not_answer() {
 fn a_gpu_that_nvml_lists_no_more_is_down_for_five_minutes_and_then_gone() {
     let mut metrics = Metrics::new(0);
     let mut snapshot = node();
-    metrics.text(&facts(&snapshot), Form::Plain);
+    metrics.text(&facts(&snapshot), ExpositionFormat::Plain);
     snapshot.gpus.remove(1);
     let down = format!("memwatch_gpu_up{{gpu=\"1\",uuid=\"{UUID_1}\"}} 0\n");
     snapshot.time_ns += 299_000_000_000;
-    assert!(metrics.text(&facts(&snapshot), Form::Plain).contains(&down));
+    assert!(metrics.text(&facts(&snapshot), ExpositionFormat::Plain).contains(&down));
     snapshot.time_ns += 2_000_000_000;
-    assert!(!metrics.text(&facts(&snapshot), Form::Plain).contains(&down));
+    assert!(!metrics.text(&facts(&snapshot), ExpositionFormat::Plain).contains(&down));
 }
 
 #[test]
@@ -203,7 +214,8 @@ fn what_is_not_known_is_absent() {
     let mut snapshot = node();
     snapshot.gpus[0].used_bytes = None;
     snapshot.gpus[0].unattributed_bytes = None;
-    let text = Metrics::new(0).text(&Facts { own: OwnUse::default(), ..facts(&snapshot) }, Form::Plain);
+    let text =
+        Metrics::new(0).text(&MetricsInput { own: OwnUse::default(), ..facts(&snapshot) }, ExpositionFormat::Plain);
     let lines = |name: &str, part: &str| {
         series(&text).iter().filter(|(series, _)| series.starts_with(name) && series.contains(part)).count()
     };
@@ -228,9 +240,9 @@ pub(super) fn node_with_a_dead() -> Snapshot {
 
 #[test]
 fn what_the_dead_have_has_a_series_that_names_who_keeps_it() {
-    assert!(!text(&node(), Form::Plain).contains("left_behind"));
+    assert!(!text(&node(), ExpositionFormat::Plain).contains("left_behind"));
     let snapshot = node_with_a_dead();
-    let text = text(&snapshot, Form::Plain);
+    let text = text(&snapshot, ExpositionFormat::Plain);
     let own = format!("pid=\"{}\"", snapshot.processes[0].tgid.0);
     let lines: Vec<_> =
         text.lines().filter(|line| line.starts_with("memwatch_gpu_memory_left_behind_bytes{")).collect();
@@ -245,7 +257,7 @@ fn libraries_beyond_the_first_are_summed_and_one_path_is_one_series() {
     let path = |number: usize| format!("/{}/{number}", "x".repeat(if number == 40 { 5000 } else { 3 }));
     let libraries = (0..50).map(|number| LibraryCoverage { path: path(number % 45), ..library.clone() });
     snapshot.coverage.libraries = libraries.collect();
-    let text = text(&snapshot, Form::Plain);
+    let text = text(&snapshot, ExpositionFormat::Plain);
     let probes: Vec<_> =
         series(&text).into_iter().filter(|(name, _)| name.starts_with("memwatch_agent_probes")).collect();
     assert_eq!(probes.len(), OWN_LIBRARIES + 1, "{probes:#?}");
@@ -260,7 +272,7 @@ fn no_series_stands_twice_and_all_are_few_whatever_runs() {
     let names = ["a", "a", "\u{1b}a", "\u{7}a", "", "é", "\"", "\\"];
     let many = (0..3000).map(|number| workload(&format!("{}{}", names[number % 8], number / 20), number as u64));
     snapshot.workloads = many.collect();
-    for form in [Form::Plain, Form::OpenMetrics] {
+    for form in [ExpositionFormat::Plain, ExpositionFormat::OpenMetrics] {
         let text = text(&snapshot, form);
         let all = series(&text);
         let different: BTreeSet<&str> = all.iter().map(|(name, _)| *name).collect();
@@ -276,7 +288,7 @@ fn what_frameworks_have_is_summed_where_it_is_known_and_absent_elsewhere() {
     let mut snapshot = node();
     let sums = |allocated_bytes, ooms| FrameworkSums { allocated_bytes, ooms, ..FrameworkSums::default() };
     snapshot.workloads[0].gpus[0].framework = Some(sums(Some(30 * GIB), Some(2)));
-    let text = text(&snapshot, Form::Plain);
+    let text = text(&snapshot, ExpositionFormat::Plain);
     let of = |name: &str| -> Vec<&str> {
         let lines = text.lines().filter(|line| line.starts_with(&format!("memwatch_workload_framework_{name}{{")));
         lines.map(|line| line.rsplit(' ').next().expect("a number")).collect()

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_core::input::NvmlState;
-use memwatch_core::kernel_driver::labels::Label;
+use memwatch_core::kernel_driver::labels::MemoryPurpose;
 use memwatch_core::snapshot::{FrameworkSums, PREEXISTING, Snapshot, WorkloadGpuView, WorkloadView};
 use memwatch_core::words::{GpuUuid, sum_of_known};
 
@@ -60,11 +60,11 @@ const ERRORS: [(i32, &str); 14] = [
 ];
 
 /// Labels: `gpu, uuid, workload_kind, namespace, pod, container, slurm_job, unit`.
-pub(super) type Labels = [String; 8];
+pub(super) type WorkloadLabels = [String; 8];
 
 /// Quantity that a counter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Counted {
+pub(super) enum CounterQuantity {
     /// Allocations, by kind.
     Allocations,
     /// Frees, by kind.
@@ -82,13 +82,13 @@ pub(super) enum Counted {
 }
 
 /// Key of a counter: the quantity, and its kind or error.
-pub(super) type Count = (Counted, &'static str);
+pub(super) type CounterKey = (CounterQuantity, &'static str);
 
-type Counts = BTreeMap<Count, u64>;
+type WorkloadCounters = BTreeMap<CounterKey, u64>;
 
 /// Values of a pair's series. `None` is unknown or not applicable.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Row {
+pub(super) struct WorkloadRow {
     pub(super) driver_bytes: Option<u64>,
     /// Live bytes by kind.
     pub(super) live_bytes: BTreeMap<&'static str, u64>,
@@ -101,57 +101,58 @@ pub(super) struct Row {
     pub(super) framework: Option<FrameworkSums>,
     /// Time of the last out-of-memory failure: `CLOCK_BOOTTIME`, nanoseconds.
     pub(super) last_oom_ns: Option<u64>,
-    pub(super) counts: Counts,
+    pub(super) counts: WorkloadCounters,
     size_bytes: u64,
     /// User who is responsible for the workload, if it is a single one.
     user: Option<u32>,
 }
 
 /// A pair that is a candidate for series of its own.
-struct Wanted {
-    labels: Labels,
+struct SeriesCandidate {
+    labels: WorkloadLabels,
     bytes: u64,
     user: Option<u32>,
 }
 
 /// State of a pair.
 #[derive(Debug, Default)]
-struct Pair {
+struct PairState {
     /// Whether the pair has series of its own.
     is_own: bool,
     /// Counters of the pair's own series.
-    own: Counts,
+    own: WorkloadCounters,
     /// Counters of the last snapshot, one entry per workload with these labels.
-    seen: Vec<Counts>,
+    seen: Vec<WorkloadCounters>,
 }
 
 /// State of all pairs.
 #[derive(Debug, Default)]
-pub(super) struct Workloads {
-    pairs: BTreeMap<Labels, Pair>,
+pub(super) struct WorkloadSeries {
+    pairs: BTreeMap<WorkloadLabels, PairState>,
     /// Counters of the sums over pairs without own series, by the labels of the sum.
-    others: BTreeMap<Labels, Counts>,
-    rows: BTreeMap<Labels, Row>,
+    others: BTreeMap<WorkloadLabels, WorkloadCounters>,
+    rows: BTreeMap<WorkloadLabels, WorkloadRow>,
     suppressed: usize,
 }
 
-impl Workloads {
+impl WorkloadSeries {
     /// Updates the state from a snapshot. Updating twice with the same snapshot has no effect.
     pub(super) fn update(&mut self, snapshot: &Snapshot, gpus: &Gpus) {
-        let mut present: BTreeMap<Labels, Vec<Row>> = BTreeMap::new();
+        let mut present: BTreeMap<WorkloadLabels, Vec<WorkloadRow>> = BTreeMap::new();
         // The labels contain the GPUs' numbers, which are unknown until NVML has answered.
         let known = snapshot.workloads.iter().filter(|_| snapshot.nvml != NvmlState::Starting);
         for workload in known.filter(|workload| is_recent(workload, snapshot.time_ns)) {
             for gpu in &workload.gpus {
-                present.entry(labels(workload, gpu, gpus)).or_default().push(Row::of(workload, gpu));
+                present.entry(labels(workload, gpu, gpus)).or_default().push(WorkloadRow::of(workload, gpu));
             }
         }
         if snapshot.nvml != NvmlState::Starting {
             self.pairs.retain(|labels, _| present.contains_key(labels));
         }
-        let is_known = |labels: &Labels| gpus.knows(&labels[1]) || present.keys().any(|pair| pair[1] == labels[1]);
+        let is_known =
+            |labels: &WorkloadLabels| gpus.knows(&labels[1]) || present.keys().any(|pair| pair[1] == labels[1]);
         self.others.retain(|labels, _| is_known(labels));
-        let wanted = present.iter().map(|(labels, rows)| Wanted {
+        let wanted = present.iter().map(|(labels, rows)| SeriesCandidate {
             labels: labels.clone(),
             bytes: rows.iter().fold(0, |sum, row| sum.saturating_add(row.size_bytes)),
             user: rows.first().and_then(|row| row.user),
@@ -161,7 +162,7 @@ impl Workloads {
     }
 
     /// Returns the values of all series, including the sums over the other pairs.
-    pub(super) fn rows(&self) -> impl Iterator<Item = (&Labels, &Row)> + Clone {
+    pub(super) fn rows(&self) -> impl Iterator<Item = (&WorkloadLabels, &WorkloadRow)> + Clone {
         self.rows.iter()
     }
 
@@ -171,8 +172,8 @@ impl Workloads {
     }
 
     /// Selects the pairs with series of their own.
-    fn admit(&mut self, wanted: Vec<Wanted>) {
-        let is_own = |pair: &Wanted| self.pairs.get(&pair.labels).is_some_and(|pair| pair.is_own);
+    fn admit(&mut self, wanted: Vec<SeriesCandidate>) {
+        let is_own = |pair: &SeriesCandidate| self.pairs.get(&pair.labels).is_some_and(|pair| pair.is_own);
         let (mut own, mut waiting): (Vec<_>, Vec<_>) = wanted.into_iter().partition(is_own);
         // Candidates are sorted by size, largest first, and by labels if sizes are equal.
         waiting.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.labels.cmp(&other.labels)));
@@ -191,7 +192,7 @@ impl Workloads {
     }
 
     /// Credits the increments since the last snapshot and computes the rows.
-    fn credit(&mut self, present: BTreeMap<Labels, Vec<Row>>) {
+    fn credit(&mut self, present: BTreeMap<WorkloadLabels, Vec<WorkloadRow>>) {
         self.rows.clear();
         self.suppressed = 0;
         for (labels, rows) in present {
@@ -221,7 +222,7 @@ fn only_user(workload: &WorkloadView) -> Option<u32> {
     users.first().copied().flatten().filter(|_| users.len() == 1)
 }
 
-impl Row {
+impl WorkloadRow {
     fn of(workload: &WorkloadView, gpu: &WorkloadGpuView) -> Self {
         let mut row = Self {
             driver_bytes: gpu.used_bytes,
@@ -239,10 +240,10 @@ impl Row {
             let kind = kind_label(name);
             *row.live_bytes.entry(kind).or_default() += view.live_bytes;
             let counts = [
-                ((Counted::Allocations, kind), view.allocations),
-                ((Counted::Frees, kind), view.frees),
-                ((Counted::AllocatedBytes, kind), view.allocated_bytes),
-                ((Counted::FreedBytes, kind), view.freed_bytes),
+                ((CounterQuantity::Allocations, kind), view.allocations),
+                ((CounterQuantity::Frees, kind), view.frees),
+                ((CounterQuantity::AllocatedBytes, kind), view.allocated_bytes),
+                ((CounterQuantity::FreedBytes, kind), view.freed_bytes),
             ];
             add(&mut row.counts, counts);
         }
@@ -250,16 +251,19 @@ impl Row {
             *row.part_bytes.entry(part_label(name)).or_default() += bytes;
         }
         // The series exists from the start, so that the first failure is an increase.
-        row.counts.insert((Counted::Failures, OUT_OF_MEMORY), 0);
-        row.counts.insert((Counted::Ooms, ""), gpu.ooms);
-        row.counts.insert((Counted::Retries, ""), gpu.retries);
+        row.counts.insert((CounterQuantity::Failures, OUT_OF_MEMORY), 0);
+        row.counts.insert((CounterQuantity::Ooms, ""), gpu.ooms);
+        row.counts.insert((CounterQuantity::Retries, ""), gpu.retries);
         let failures = gpu.refusals.iter();
-        add(&mut row.counts, failures.map(|(status, count)| ((Counted::Failures, error_label(*status)), *count)));
+        add(
+            &mut row.counts,
+            failures.map(|(status, count)| ((CounterQuantity::Failures, error_label(*status)), *count)),
+        );
         row
     }
 
     /// Returns the counters of one quantity by kind or error.
-    pub(super) fn counts_of(&self, what: Counted) -> impl Iterator<Item = (&'static str, u64)> {
+    pub(super) fn counts_of(&self, what: CounterQuantity) -> impl Iterator<Item = (&'static str, u64)> {
         self.counts.iter().filter(move |((counted, _), _)| *counted == what).map(|((_, label), count)| (*label, *count))
     }
 
@@ -286,15 +290,15 @@ fn add_up(sums: &mut BTreeMap<&'static str, u64>, others: BTreeMap<&'static str,
 
 /// Returns the label of a part. The set of labels is fixed; an unknown part counts as the driver's.
 fn part_label(name: &str) -> &'static str {
-    let known = Label::ALL.map(Label::name).into_iter().chain([PREEXISTING]);
-    known.into_iter().find(|known| *known == name).unwrap_or(Label::Driver.name())
+    let known = MemoryPurpose::ALL.map(MemoryPurpose::name).into_iter().chain([PREEXISTING]);
+    known.into_iter().find(|known| *known == name).unwrap_or(MemoryPurpose::Driver.name())
 }
 
 /// Returns the index of the pair that loses its series to this candidate when all series are taken;
 /// `None` if the candidate gets none. If the user with the most series has at least two more than
 /// the candidate's user, the smallest pair of that user loses. Otherwise the candidate must be more
 /// than twice as large as the smallest pair of its own user, or of all pairs if its user has none.
-fn displaced(own: &[Wanted], pair: &Wanted) -> Option<usize> {
+fn displaced(own: &[SeriesCandidate], pair: &SeriesCandidate) -> Option<usize> {
     let mut counts: BTreeMap<Option<u32>, usize> = BTreeMap::new();
     for one in own {
         *counts.entry(one.user).or_default() += 1;
@@ -315,7 +319,7 @@ fn is_recent(workload: &WorkloadView, now_ns: u64) -> bool {
     workload.ended_ns.is_none_or(|ended_ns| now_ns.saturating_sub(ended_ns) < GONE_KEPT_NS)
 }
 
-fn labels(workload: &WorkloadView, gpu: &WorkloadGpuView, gpus: &Gpus) -> Labels {
+fn labels(workload: &WorkloadView, gpu: &WorkloadGpuView, gpus: &Gpus) -> WorkloadLabels {
     let word = |word: &Option<String>| label_value(word.as_deref().unwrap_or_default());
     let uuid = gpu.uuid.as_ref().map_or("", GpuUuid::as_str);
     [
@@ -331,8 +335,8 @@ fn labels(workload: &WorkloadView, gpu: &WorkloadGpuView, gpus: &Gpus) -> Labels
 }
 
 /// Returns the labels of the sum that includes a pair without own series.
-fn other(labels: &Labels) -> Labels {
-    let mut other = Labels::default();
+fn other(labels: &WorkloadLabels) -> WorkloadLabels {
+    let mut other = WorkloadLabels::default();
     other[0].clone_from(&labels[0]);
     other[1].clone_from(&labels[1]);
     OTHER.clone_into(&mut other[2]);
@@ -347,7 +351,7 @@ fn error_label(status: i32) -> &'static str {
     ERRORS.iter().find(|(number, _)| *number == status).map_or(OTHER, |(_, label)| label)
 }
 
-fn add(counts: &mut Counts, more: impl IntoIterator<Item = (Count, u64)>) {
+fn add(counts: &mut WorkloadCounters, more: impl IntoIterator<Item = (CounterKey, u64)>) {
     for (count, number) in more {
         let sum = counts.entry(count).or_default();
         *sum = sum.saturating_add(number);
@@ -357,13 +361,13 @@ fn add(counts: &mut Counts, more: impl IntoIterator<Item = (Count, u64)>) {
 /// Returns the increments since the last snapshot over workloads with the same labels. Nothing else
 /// identifies these workloads. Each one is matched to the earlier workload with the largest
 /// counters that do not exceed its own; a workload without a match counts from 0.
-fn grown(seen: &mut Vec<Counts>, mut now: Vec<Counts>) -> Counts {
-    let total = |counts: &Counts| counts.values().fold(0_u64, |sum, number| sum.saturating_add(*number));
+fn grown(seen: &mut Vec<WorkloadCounters>, mut now: Vec<WorkloadCounters>) -> WorkloadCounters {
+    let total = |counts: &WorkloadCounters| counts.values().fold(0_u64, |sum, number| sum.saturating_add(*number));
     let mut before = std::mem::take(seen);
-    let mut grown = Counts::new();
+    let mut grown = WorkloadCounters::new();
     now.sort_by_key(|counts| std::cmp::Reverse(total(counts)));
     for counts in &now {
-        let fits = |earlier: &Counts| earlier.iter().all(|(count, number)| counts.get(count) >= Some(number));
+        let fits = |earlier: &WorkloadCounters| earlier.iter().all(|(count, number)| counts.get(count) >= Some(number));
         let fitting = before.iter().enumerate().filter(|(_, earlier)| fits(earlier));
         let earlier = fitting.max_by_key(|(_, earlier)| total(earlier)).map(|(index, _)| index);
         let earlier = earlier.map(|index| before.swap_remove(index)).unwrap_or_default();

@@ -8,7 +8,7 @@ use super::args::Protocol;
 use super::delivery::deliver;
 use super::receiver::tests::named;
 use super::*;
-use crate::agent::metrics::otlp::messages::{PartialSuccess, Request, Response};
+use crate::agent::metrics::otlp::messages::{ExportRequest, PartialSuccess, Response};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -18,7 +18,7 @@ fn block<T>(future: impl Future<Output = T>) -> T {
 }
 
 fn request() -> Vec<Bytes> {
-    vec![compressed(&Request::default().encode_to_vec())]
+    vec![compressed(&ExportRequest::default().encode_to_vec())]
 }
 
 fn http(status: &str, body: &[u8]) -> Vec<u8> {
@@ -58,7 +58,8 @@ fn a_request_has_the_path_its_headers_and_a_compressed_body() {
     let (url, thread) = answering(http("200 OK", &Response::default().encode_to_vec()));
     let mut receiver = named(&url, None).expect("an address").expect("it is named");
     receiver.headers.push(crate::options::headers::header("Authorization: Bearer x").expect("a header"));
-    let message = Request { resource_metrics: vec![crate::agent::metrics::otlp::messages::ResourceMetrics::default()] };
+    let message =
+        ExportRequest { resource_metrics: vec![crate::agent::metrics::otlp::messages::ResourceMetrics::default()] };
     block(deliver(&receiver, vec![compressed(&message.encode_to_vec())], LONG)).expect("it is accepted");
     let sent = thread.join().expect("it has answered");
     let end = sent.windows(4).position(|end| end == b"\r\n\r\n").expect("a head") + 4;
@@ -69,7 +70,7 @@ fn a_request_has_the_path_its_headers_and_a_compressed_body() {
     }
     let mut body = Vec::new();
     GzDecoder::new(&sent[end..]).read_to_end(&mut body).expect("gzip");
-    assert_eq!(Request::decode(&*body).expect("a message"), message);
+    assert_eq!(ExportRequest::decode(&*body).expect("a message"), message);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::io::BufReader;
 use std::path::Path;
 
 use memwatch_core::input::Input;
-use memwatch_core::recording::{ChunkFront, Part, Reader, RecordingError};
+use memwatch_core::recording::{ChunkFront, RecordingError, RecordingPart, RecordingReader};
 
 use super::{AT_REST_NS, LOOKS, Trail};
 
@@ -18,7 +18,7 @@ use super::{AT_REST_NS, LOOKS, Trail};
 /// # Errors
 /// If the file is not a recording, or cannot be read at all.
 pub(crate) fn of_recording(path: &Path, boottime_to_unix_ns: i128) -> Result<Trail, RecordingError> {
-    let mut reader = Reader::open(BufReader::new(File::open(path)?))?;
+    let mut reader = RecordingReader::open(BufReader::new(File::open(path)?))?;
     let chunks = reader.places()?.into_iter().filter_map(|place| Some((place.byte, place.chunk?)));
     // A session records times between readings, so a chunk without any time contains no reading.
     let chunks: Vec<(u64, ChunkFront)> = chunks.filter(|(_, front)| front.last_ns != 0).collect();
@@ -37,7 +37,7 @@ pub(crate) fn of_recording(path: &Path, boottime_to_unix_ns: i128) -> Result<Tra
             continue;
         }
         reader.go_to(*byte)?;
-        let Some(Part::Chunk(chunk)) = reader.next_part()? else { break };
+        let Some(RecordingPart::Chunk(chunk)) = reader.next_part()? else { break };
         let read = chunk.for_each(|input| {
             if let Input::Devices(reading) = input {
                 let gpus = reading.devices.iter().map(|device| (&device.uuid, [device.used_bytes, None]));
@@ -104,7 +104,7 @@ mod tests {
 
     fn times(file: &NamedTempFile, boottime_to_unix_ns: i128) -> Vec<i64> {
         let trail = of_recording(file.path(), boottime_to_unix_ns).expect("it is a recording");
-        let used = |look: &super::super::Look| look.bytes[0][0].is_some_and(|bytes| bytes > 0);
+        let used = |look: &super::super::GpuMemoryPoint| look.bytes[0][0].is_some_and(|bytes| bytes > 0);
         assert!(trail.looks.iter().all(used) && trail.looks.len() < LOOKS, "{trail:?}");
         trail.looks.iter().map(|look| look.time_ns / 1_000_000_000).collect()
     }

@@ -65,7 +65,7 @@ impl fmt::Display for Secret {
 }
 
 /// A link or a session.
-struct Known {
+struct AccessGrant {
     secret: Secret,
     viewer: Viewer,
     ends: Instant,
@@ -89,11 +89,11 @@ pub(crate) struct PageAccess {
     /// Address on which HTTP is served; `None` if it is not.
     address: Option<SocketAddr>,
     exposure: Exposure,
-    known: Mutex<[Vec<Known>; 2]>,
+    known: Mutex<[Vec<AccessGrant>; 2]>,
 }
 
 #[derive(Clone, Copy)]
-enum Sort {
+enum GrantKind {
     Link,
     Session,
 }
@@ -124,7 +124,7 @@ impl PageAccess {
                  --tls-key, let it listen on 127.0.0.1 and forward the port with ssh -L, or accept that with --insecure=page",
             );
         }
-        match self.add(Sort::Link, viewer, LINK_LASTS) {
+        match self.add(GrantKind::Link, viewer, LINK_LASTS) {
             Ok(secret) => {
                 let scheme = if self.exposure == Exposure::Encrypted { "https" } else { "http" };
                 PageLink::Open { url: format!("{scheme}://{reached}/open/{secret}") }
@@ -140,31 +140,34 @@ impl PageAccess {
     pub(crate) fn open(&self, link: &str) -> io::Result<Option<String>> {
         let Some(secret) = Secret::parse(link) else { return Ok(None) };
         let found = {
-            let mut known = self.known(Sort::Link);
-            let links = &mut known[Sort::Link as usize];
+            let mut known = self.known(GrantKind::Link);
+            let links = &mut known[GrantKind::Link as usize];
             let at = links.iter().position(|link| link.secret.is(&secret));
             at.map(|at| links.remove(at))
         };
-        let Some(Known { viewer, .. }) = found else { return Ok(None) };
-        self.add(Sort::Session, viewer, SESSION_LASTS).map(|session| Some(session.to_string()))
+        let Some(AccessGrant { viewer, .. }) = found else { return Ok(None) };
+        self.add(GrantKind::Session, viewer, SESSION_LASTS).map(|session| Some(session.to_string()))
     }
 
     /// Returns the viewer of a session; `None` if the session does not exist or has ended.
     pub(crate) fn viewer(&self, session: &str) -> Option<Viewer> {
         let secret = Secret::parse(session)?;
-        let known = self.known(Sort::Session);
-        known[Sort::Session as usize].iter().find(|session| session.secret.is(&secret)).map(|session| session.viewer)
+        let known = self.known(GrantKind::Session);
+        known[GrantKind::Session as usize]
+            .iter()
+            .find(|session| session.secret.is(&secret))
+            .map(|session| session.viewer)
     }
 
     /// Reserves one of the session's open pages while the result is held; `None` if all are in use.
     pub(crate) fn open_page(&self, session: &str) -> Option<Arc<()>> {
         let secret = Secret::parse(session)?;
-        let known = self.known(Sort::Session);
-        let session = known[Sort::Session as usize].iter().find(|session| session.secret.is(&secret))?;
+        let known = self.known(GrantKind::Session);
+        let session = known[GrantKind::Session as usize].iter().find(|session| session.secret.is(&secret))?;
         (Arc::strong_count(&session.pages) <= OPEN_PAGES).then(|| Arc::clone(&session.pages))
     }
 
-    fn add(&self, sort: Sort, viewer: Viewer, lasts: Duration) -> io::Result<Secret> {
+    fn add(&self, sort: GrantKind, viewer: Viewer, lasts: Duration) -> io::Result<Secret> {
         let secret = Secret::draw()?;
         let mut known = self.known(sort);
         let list = &mut known[sort as usize];
@@ -177,12 +180,12 @@ impl PageAccess {
         if list.len() >= OF_ALL {
             list.remove(oldest_of_most(list));
         }
-        list.push(Known { secret: secret.clone(), viewer, ends: Instant::now() + lasts, pages: Arc::default() });
+        list.push(AccessGrant { secret: secret.clone(), viewer, ends: Instant::now() + lasts, pages: Arc::default() });
         Ok(secret)
     }
 
     /// Locks the table after removing expired entries.
-    fn known(&self, sort: Sort) -> MutexGuard<'_, [Vec<Known>; 2]> {
+    fn known(&self, sort: GrantKind) -> MutexGuard<'_, [Vec<AccessGrant>; 2]> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         known[sort as usize].retain(|known| known.ends > now);
@@ -201,7 +204,7 @@ fn owner(viewer: Viewer) -> Option<u32> {
 
 /// Returns the index of the oldest entry of the owner with the most entries. Viewers who see
 /// everything are chosen only if there is no other owner.
-fn oldest_of_most(list: &[Known]) -> usize {
+fn oldest_of_most(list: &[AccessGrant]) -> usize {
     let mut counts = BTreeMap::<Option<u32>, usize>::new();
     for known in list {
         *counts.entry(owner(known.viewer)).or_default() += 1;

@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::html;
-use super::json::{self, Shown};
+use super::json::{self, PageContent};
 use crate::agent::publish::{Published, SnapshotSource};
 use crate::client::protocol::OutlookMessage;
 use crate::printable::write_json;
@@ -32,7 +32,7 @@ pub(super) const PROCESSES: usize = 500;
 
 /// Format of the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Form {
+pub(super) enum PageFormat {
     /// The HTML page.
     Html,
     /// The data as JSON.
@@ -41,7 +41,7 @@ pub(super) enum Form {
     Event,
 }
 
-impl Form {
+impl PageFormat {
     /// Returns the `Content-Type` of the format.
     pub(super) const fn content_type(self) -> &'static str {
         match self {
@@ -56,23 +56,23 @@ impl Form {
 pub(super) struct Feed {
     source: SnapshotSource,
     host: Arc<str>,
-    state: Mutex<State>,
+    state: Mutex<FeedState>,
 }
 
 #[derive(Default)]
-struct State {
-    made: Option<Made>,
+struct FeedState {
+    made: Option<RenderedPages>,
 }
 
-struct Made {
+struct RenderedPages {
     at: Instant,
-    known: Known,
-    written: BTreeMap<(Viewer, Form), Bytes>,
+    known: FeedData,
+    written: BTreeMap<(Viewer, PageFormat), Bytes>,
 }
 
 /// Data of one point in time.
 #[derive(Clone)]
-struct Known {
+struct FeedData {
     published: Arc<Published>,
     outlook: Arc<OutlookMessage>,
 }
@@ -84,7 +84,7 @@ impl Feed {
     }
 
     /// Returns the content for a viewer; `None` if the session does not answer.
-    pub(super) async fn written(&self, viewer: Viewer, form: Form) -> Option<Bytes> {
+    pub(super) async fn written(&self, viewer: Viewer, form: PageFormat) -> Option<Bytes> {
         // The lock ensures that the content is generated only once.
         let mut state = self.state.lock().await;
         let made = self.fresh(&mut state).await?;
@@ -114,28 +114,28 @@ impl Feed {
         self.state.lock().await.made = None;
     }
 
-    async fn fresh<'a>(&self, state: &'a mut State) -> Option<&'a mut Made> {
+    async fn fresh<'a>(&self, state: &'a mut FeedState) -> Option<&'a mut RenderedPages> {
         if state.made.as_ref().is_none_or(|made| made.at.elapsed() >= FRESH) {
             let asked = async { Some((self.source.latest().await?, self.source.outlook().await?)) };
             let (published, outlook) = timeout(TIMEOUT, asked).await.ok()??;
-            let known = Known { published, outlook };
-            state.made = Some(Made { at: Instant::now(), known, written: BTreeMap::new() });
+            let known = FeedData { published, outlook };
+            state.made = Some(RenderedPages { at: Instant::now(), known, written: BTreeMap::new() });
         }
         state.made.as_mut()
     }
 }
 
-fn write(known: &Known, host: &str, (viewer, form): (Viewer, Form)) -> io::Result<Bytes> {
-    let Known { published, outlook } = known;
+fn write(known: &FeedData, host: &str, (viewer, form): (Viewer, PageFormat)) -> io::Result<Bytes> {
+    let FeedData { published, outlook } = known;
     let (snapshot, left_out) = largest(published.snapshot.observed_by(viewer));
     let outlook = outlook.observed_by(viewer, &published.snapshot);
     let clock = WallClock::utc(published.boottime_to_unix_ns);
-    let shown = Shown { snapshot: &snapshot, outlook: &outlook, left_out, viewer, host, clock: &clock };
+    let shown = PageContent { snapshot: &snapshot, outlook: &outlook, left_out, viewer, host, clock: &clock };
     let mut text = Vec::new();
     match form {
-        Form::Html => text = html::page(&shown).into_bytes(),
-        Form::Json => json::write(&mut text, &shown)?,
-        Form::Event => {
+        PageFormat::Html => text = html::page(&shown).into_bytes(),
+        PageFormat::Json => json::write(&mut text, &shown)?,
+        PageFormat::Event => {
             text.extend_from_slice(b"event: snapshot\ndata: ");
             json::write(&mut text, &shown)?;
             text.push(b'\n');

@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 
 use memwatch_core::snapshot::{GpuView, ProcessView};
 
-use super::json::Shown;
+use super::json::PageContent;
 use crate::export::plot::escape;
 use crate::printable::printable;
 use crate::render::format::{UNKNOWN, bytes, known, percent};
 use crate::render::sentences;
-use crate::render::text::columns::{COLUMNS, Cell};
+use crate::render::text::columns::{COLUMNS, ProcessRow};
 
 /// HTML template of the page.
 const PAGE: &str = include_str!("../../../web/page.html");
@@ -17,38 +17,38 @@ const PAGE: &str = include_str!("../../../web/page.html");
 const REFUSAL: &str = include_str!("../../../web/refusal.html");
 
 /// Reason for a refusal: a title and an instruction.
-pub(super) type Refusal = (&'static str, &'static str);
+pub(super) type PageRefusal = (&'static str, &'static str);
 
 /// The request has no link.
-pub(super) const VISITOR: Refusal = (
+pub(super) const VISITOR: PageRefusal = (
     "This page needs a link",
     "The agent shows everybody what is theirs, and asks who you are. On this machine, type:",
 );
 /// The link was used or has expired.
-pub(super) const USED: Refusal =
+pub(super) const USED: PageRefusal =
     ("This link is used up", "A link opens the page once, within five minutes. For another one, type:");
 /// The session does not exist or has ended.
-pub(super) const ENDED: Refusal = (
+pub(super) const ENDED: PageRefusal = (
     "This page has ended",
     "A page stays open for twelve hours, or until the agent is started again. For a new one, type:",
 );
 /// The connection came over the network.
-pub(super) const ELSEWHERE: Refusal = (
+pub(super) const ELSEWHERE: PageRefusal = (
     "Not over the network",
     "What the page shows could be read on the way: it is served on this machine only. Forward the port with ssh -L and open the page there, or start the \
      agent with --tls-cert and --tls-key, or with --insecure=page. On the machine, type:",
 );
 /// No random numbers are available.
-pub(super) const UNABLE: Refusal =
+pub(super) const UNABLE: PageRefusal =
     ("The page cannot be opened", "The agent's log says why. When that is mended, type:");
 
 /// Returns the HTML of a refusal.
-pub(super) fn refusal((title, sentence): Refusal) -> String {
+pub(super) fn refusal((title, sentence): PageRefusal) -> String {
     filled(REFUSAL, &[("<!--TITLE-->", title), ("<!--SENTENCE-->", sentence)])
 }
 
 /// Returns the page with all its tables.
-pub(super) fn page(shown: &Shown) -> String {
+pub(super) fn page(shown: &PageContent) -> String {
     let snapshot = shown.snapshot;
     let host = text(shown.host);
     let (gpus, processes) = (gpus(shown), processes(shown));
@@ -100,7 +100,7 @@ fn head<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     format!("<thead><tr>{head}</tr></thead>\n")
 }
 
-fn gpus(shown: &Shown) -> String {
+fn gpus(shown: &PageContent) -> String {
     let gpu = |gpu: &GpuView| {
         let share = gpu.used_bytes.zip(gpu.total_bytes).map(|(used, total)| percent(used, total));
         row([
@@ -116,12 +116,12 @@ fn gpus(shown: &Shown) -> String {
     format!("<table>{}<tbody>{rows}</tbody></table>", head(["GPU", "NAME", "USED", "TOTAL", "SHARE", "ALLOCATED"]))
 }
 
-fn processes(shown: &Shown) -> String {
+fn processes(shown: &PageContent) -> String {
     let snapshot = shown.snapshot;
     let rows = |process: &ProcessView| {
         let gpus: Vec<_> = if process.gpus.is_empty() { vec![None] } else { process.gpus.iter().map(Some).collect() };
         let row = |gpu| {
-            let cell = Cell { snapshot, process, gpu, ascii: false };
+            let cell = ProcessRow { snapshot, process, gpu, ascii: false };
             row(COLUMNS.iter().map(|column| column.text(&cell)))
         };
         gpus.into_iter().map(row).collect::<String>()

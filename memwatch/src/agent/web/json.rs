@@ -10,12 +10,12 @@ use memwatch_core::words::GpuUuid;
 use serde::Serialize;
 
 use crate::client::protocol::OutlookMessage;
-use crate::render::json::{Data, Origin, Report, data, write_report};
+use crate::render::json::{JsonReport, PsData, ReportOrigin, data, write_report};
 use crate::render::owners;
 use crate::render::wall_clock::WallClock;
 
 /// Data that one viewer may see.
-pub(super) struct Shown<'a> {
+pub(super) struct PageContent<'a> {
     /// Snapshot with the largest processes, largest first.
     pub(super) snapshot: &'a Snapshot,
     /// Leaks and forecasts.
@@ -31,18 +31,18 @@ pub(super) struct Shown<'a> {
 }
 
 #[derive(Serialize)]
-struct Page<'a> {
+struct PageJson<'a> {
     #[serde(flatten)]
-    ps: Data<'a>,
+    ps: PsData<'a>,
     sees_everything: bool,
     left_out_processes: usize,
-    workloads: Vec<Workload<'a>>,
+    workloads: Vec<WorkloadJson<'a>>,
     growing: Vec<Growing<'a>>,
     forecasts: Vec<Forecast<'a>>,
 }
 
 #[derive(Serialize)]
-struct Workload<'a> {
+struct WorkloadJson<'a> {
     kind: &'a str,
     namespace: Option<&'a str>,
     pod: Option<&'a str>,
@@ -103,8 +103,8 @@ struct Forecast<'a> {
 ///
 /// # Errors
 /// If writing to `out` fails.
-pub(super) fn write(out: &mut impl io::Write, shown: &Shown) -> io::Result<()> {
-    let Shown { snapshot, outlook, left_out, viewer, host, clock } = *shown;
+pub(super) fn write(out: &mut impl io::Write, shown: &PageContent) -> io::Result<()> {
+    let PageContent { snapshot, outlook, left_out, viewer, host, clock } = *shown;
     let living = snapshot.workloads.iter().filter(|workload| workload.ended_ns.is_none());
     let growing = outlook.leaks.iter().flat_map(|leaks| {
         let growing = leaks.findings.iter().filter(|finding| finding.verdict.grows());
@@ -114,19 +114,19 @@ pub(super) fn write(out: &mut impl io::Write, shown: &Shown) -> io::Result<()> {
     let of_gpus = outlook.forecasts.gpus.iter().map(|gpu| forecast_json(None, &gpu.uuid, &gpu.outlook));
     let of_processes = outlook.forecasts.processes.iter();
     let of_processes = of_processes.map(|own| forecast_json(Some(own.tgid.0), &own.uuid, &own.outlook));
-    let page = Page {
-        ps: data(Report::Ps(None), snapshot),
+    let page = PageJson {
+        ps: data(JsonReport::Ps(None), snapshot),
         sees_everything: viewer == Viewer::Everything,
         left_out_processes: left_out,
         workloads: living.map(workload_json).collect(),
         growing: growing.collect(),
         forecasts: of_gpus.chain(of_processes).collect(),
     };
-    write_report(out, "memwatch.page/1", page, snapshot, Origin { host, clock })
+    write_report(out, "memwatch.page/1", page, snapshot, ReportOrigin { host, clock })
 }
 
-fn workload_json(workload: &WorkloadView) -> Workload<'_> {
-    Workload {
+fn workload_json(workload: &WorkloadView) -> WorkloadJson<'_> {
+    WorkloadJson {
         kind: &workload.kind,
         namespace: workload.namespace.as_deref(),
         pod: workload.pod.as_deref(),

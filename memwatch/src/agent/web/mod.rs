@@ -21,8 +21,8 @@ use memwatch_core::snapshot::Viewer;
 use tokio::time::{sleep, timeout};
 
 use self::access::PageAccess;
-use self::feed::{EVERY, Feed, Form};
-use super::http::connections::Connection;
+use self::feed::{EVERY, Feed, PageFormat};
+use super::http::connections::HttpConnection;
 use super::publish::SnapshotSource;
 
 /// Security headers of the page and its files: no external resources, no embedding in frames, and
@@ -47,19 +47,19 @@ const HEADERS: [(HeaderName, &str); 6] = [
 const SLOWEST: Duration = Duration::from_secs(10);
 
 /// State shared by all requests for the page.
-pub(super) struct Page {
+pub(super) struct WebPage {
     access: Arc<PageAccess>,
     feed: Feed,
 }
 
-impl Page {
+impl WebPage {
     /// Creates the page of this agent.
     pub(super) fn new(access: Arc<PageAccess>, source: SnapshotSource) -> Arc<Self> {
         Arc::new(Self { access, feed: Feed::new(source) })
     }
 
     /// Returns the viewer of a session, or the reason for a refusal.
-    fn admit(&self, served: IsServed, session: &str) -> Result<Viewer, html::Refusal> {
+    fn admit(&self, served: IsServed, session: &str) -> Result<Viewer, html::PageRefusal> {
         if !served.0 {
             return Err(html::ELSEWHERE);
         }
@@ -72,7 +72,7 @@ impl Page {
 pub(super) struct IsServed(pub(super) bool);
 
 /// Returns the routes of the page.
-pub(super) fn routes(page: Arc<Page>) -> Router {
+pub(super) fn routes(page: Arc<WebPage>) -> Router {
     Router::new()
         .route("/", get(front))
         .route("/open/{link}", get(open))
@@ -84,15 +84,18 @@ pub(super) fn routes(page: Arc<Page>) -> Router {
 }
 
 /// Answers requests without a session with instructions.
-async fn front(Extension(connection): Extension<Arc<Connection>>, Extension(served): Extension<IsServed>) -> Response {
+async fn front(
+    Extension(connection): Extension<Arc<HttpConnection>>,
+    Extension(served): Extension<IsServed>,
+) -> Response {
     connection.answer();
     refusal(if served.0 { html::VISITOR } else { html::ELSEWHERE })
 }
 
 /// Opens a session.
 async fn open(
-    State(page): State<Arc<Page>>,
-    (method, Extension(connection)): (Method, Extension<Arc<Connection>>),
+    State(page): State<Arc<WebPage>>,
+    (method, Extension(connection)): (Method, Extension<Arc<HttpConnection>>),
     Extension(served): Extension<IsServed>,
     Path(link): Path<String>,
 ) -> Response {
@@ -119,25 +122,30 @@ async fn open(
 
 /// Returns the HTML page with all content as tables, which scripts enhance.
 async fn shown(
-    State(page): State<Arc<Page>>,
-    Extension(connection): Extension<Arc<Connection>>,
+    State(page): State<Arc<WebPage>>,
+    Extension(connection): Extension<Arc<HttpConnection>>,
     Extension(served): Extension<IsServed>,
     Path(session): Path<String>,
 ) -> Response {
-    written(&page, &connection, (served, &session), Form::Html).await
+    written(&page, &connection, (served, &session), PageFormat::Html).await
 }
 
 /// Returns the content as JSON.
 async fn snapshot(
-    State(page): State<Arc<Page>>,
-    Extension(connection): Extension<Arc<Connection>>,
+    State(page): State<Arc<WebPage>>,
+    Extension(connection): Extension<Arc<HttpConnection>>,
     Extension(served): Extension<IsServed>,
     Path(session): Path<String>,
 ) -> Response {
-    written(&page, &connection, (served, &session), Form::Json).await
+    written(&page, &connection, (served, &session), PageFormat::Json).await
 }
 
-async fn written(page: &Page, connection: &Connection, (served, session): (IsServed, &str), form: Form) -> Response {
+async fn written(
+    page: &WebPage,
+    connection: &HttpConnection,
+    (served, session): (IsServed, &str),
+    form: PageFormat,
+) -> Response {
     let viewer = match page.admit(served, session) {
         Ok(viewer) => viewer,
         Err(why) => return refusal(why),
@@ -153,8 +161,8 @@ async fn written(page: &Page, connection: &Connection, (served, session): (IsSer
 
 /// Streams updates for as long as the page is open.
 async fn events(
-    State(page): State<Arc<Page>>,
-    Extension(connection): Extension<Arc<Connection>>,
+    State(page): State<Arc<WebPage>>,
+    Extension(connection): Extension<Arc<HttpConnection>>,
     Extension(served): Extension<IsServed>,
     Path(session): Path<String>,
 ) -> Response {
@@ -183,17 +191,17 @@ async fn events(
 
 /// Sends updates until the session ends. Returns `None` if the browser does not read or has
 /// disconnected.
-async fn send_events(page: &Page, mut sender: Sender<Bytes>, (session, viewer): (&str, Viewer)) -> Option<()> {
+async fn send_events(page: &WebPage, mut sender: Sender<Bytes>, (session, viewer): (&str, Viewer)) -> Option<()> {
     let mut send = async |text: Bytes| timeout(SLOWEST, sender.send_data(text)).await.ok()?.ok();
     send(page.feed.trail().await?).await?;
     while page.access.viewer(session).is_some() {
-        send(page.feed.written(viewer, Form::Event).await?).await?;
+        send(page.feed.written(viewer, PageFormat::Event).await?).await?;
         sleep(EVERY).await;
     }
     send(Bytes::from_static(b"event: ended\ndata: {}\n\n")).await
 }
 
-async fn file(Extension(connection): Extension<Arc<Connection>>, Path(name): Path<String>) -> Response {
+async fn file(Extension(connection): Extension<Arc<HttpConnection>>, Path(name): Path<String>) -> Response {
     connection.answer();
     match files::find(&name) {
         Some((content_type, bytes)) => secure(([(header::CONTENT_TYPE, content_type)], bytes).into_response()),
@@ -201,8 +209,8 @@ async fn file(Extension(connection): Extension<Arc<Connection>>, Path(name): Pat
     }
 }
 
-fn refusal(words: html::Refusal) -> Response {
-    let text = ([(header::CONTENT_TYPE, Form::Html.content_type())], html::refusal(words)).into_response();
+fn refusal(words: html::PageRefusal) -> Response {
+    let text = ([(header::CONTENT_TYPE, PageFormat::Html.content_type())], html::refusal(words)).into_response();
     (StatusCode::FORBIDDEN, secure(text)).into_response()
 }
 

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use memwatch_common::probes::When;
 use memwatch_core::Pipeline;
-use memwatch_core::attribution::device::Unplaced;
+use memwatch_core::attribution::device::UnplacedThreads;
 
 use super::process_probes::{put_in, take_out};
 use crate::backends::ProbesOnDemand;
 use crate::backends::library_watch::LibraryWatch;
 use crate::sources::kernel::attach::ProcessProbes;
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 
 /// Maximum time of the probes in a process. A thread that has not called such a function by then
 /// may never do so.
@@ -26,13 +26,13 @@ const REST: Duration = Duration::from_secs(60);
 /// The processes with probes, and earlier ones that are still undecided.
 #[derive(Debug, Default)]
 pub(super) struct ContextProbes {
-    asked: BTreeMap<u32, Asked>,
+    asked: BTreeMap<u32, ContextProbeState>,
 }
 
 #[derive(Debug)]
-struct Asked {
+struct ContextProbeState {
     /// Reason for the probes.
-    state: Unplaced,
+    state: UnplacedThreads,
     /// Attached probes; empty once detached.
     probes: Vec<ProcessProbes>,
     /// When the probes are detached; after that, when they may be attached again.
@@ -42,13 +42,13 @@ struct Asked {
 impl ProbesOnDemand for ContextProbes {
     /// Returns when probes are to be detached or may be attached again.
     fn due(&self, now: Instant) -> Option<Instant> {
-        let is_due = |asked: &&Asked| !asked.probes.is_empty() || asked.until > now;
+        let is_due = |asked: &&ContextProbeState| !asked.probes.is_empty() || asked.until > now;
         self.asked.values().filter(is_due).map(|asked| asked.until).min()
     }
 
     /// Probes processes with a thread of unknown device, until [`LONGEST`] has passed.
-    fn update(&mut self, kernel: &mut Kernel, libraries: &mut LibraryWatch, pipeline: &Pipeline) {
-        let unplaced: BTreeMap<u32, Unplaced> = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
+    fn update(&mut self, kernel: &mut KernelHalf, libraries: &mut LibraryWatch, pipeline: &Pipeline) {
+        let unplaced: BTreeMap<u32, UnplacedThreads> = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
         let settled: Vec<u32> = self.asked.keys().filter(|tgid| !unplaced.contains_key(tgid)).copied().collect();
         for tgid in settled {
             if let Some(asked) = self.asked.remove(&tgid) {
@@ -67,11 +67,11 @@ impl ProbesOnDemand for ContextProbes {
                     }
                 }
                 // A process that was idle while probed may be probed again as soon as it is active.
-                Some(asked) if state == Unplaced::Quiet || (asked.state == state && now < asked.until) => {}
+                Some(asked) if state == UnplacedThreads::Quiet || (asked.state == state && now < asked.until) => {}
                 _ => {
                     let Some(probes) = put_in(kernel, libraries, tgid, When::DeviceUnknown) else { continue };
                     let until = now + if probes.is_empty() { REST } else { LONGEST };
-                    self.asked.insert(tgid, Asked { state, probes, until });
+                    self.asked.insert(tgid, ContextProbeState { state, probes, until });
                 }
             }
         }

@@ -11,7 +11,7 @@ use super::process_probes::{put_in, take_out};
 use crate::backends::ProbesOnDemand;
 use crate::backends::library_watch::LibraryWatch;
 use crate::sources::kernel::attach::ProcessProbes;
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 
 /// Probes of graph launches.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub(super) struct GraphProbes {
 
 impl ProbesOnDemand for GraphProbes {
     /// Probes processes that have a graph with allocations.
-    fn update(&mut self, kernel: &mut Kernel, libraries: &mut LibraryWatch, pipeline: &Pipeline) {
+    fn update(&mut self, kernel: &mut KernelHalf, libraries: &mut LibraryWatch, pipeline: &Pipeline) {
         let with_memory: BTreeSet<u32> = pipeline.with_graph_memory().map(|tgid| tgid.0).collect();
         for (tgid, probes) in self.watched.extract_if(.., |tgid, _| !with_memory.contains(tgid)) {
             take_out(kernel, tgid, probes);

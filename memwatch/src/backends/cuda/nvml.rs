@@ -13,7 +13,7 @@ use nvml_wrapper::Nvml;
 use tokio::sync::mpsc;
 
 use self::processes::Lists;
-use crate::backends::readings::{DeviceLibrary, Pace, Readings};
+use crate::backends::readings::{DeviceLibrary, ReadingPace, Readings};
 use crate::sources::clock;
 
 /// Minimum interval between two readings: the process query holds the driver's global lock.
@@ -31,7 +31,7 @@ const LONGEST_RETRY: Duration = Duration::from_secs(30);
 /// Starts the reading thread, which ends when the returned value is dropped.
 pub(crate) fn start(library: DeviceLibrary) -> Readings {
     let (sender, receiver) = mpsc::channel(4);
-    let pace = Arc::<Pace>::default();
+    let pace = Arc::<ReadingPace>::default();
     let readings = Readings::new(receiver, Arc::clone(&pace));
     let file = match library {
         DeviceLibrary::System => None,

@@ -7,13 +7,13 @@ use memwatch_common::probes::When;
 
 use crate::backends::library_watch::LibraryWatch;
 use crate::sources::kernel::attach::{ProcessProbes, attach_to_process, detach};
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 use crate::sources::library_look::NewFile;
 
 /// Attaches the probes for the situation `when` to a process; failures are only logged. Returns
 /// `None` until a scan has found the functions; the caller tries again.
 pub(super) fn put_in(
-    kernel: &mut Kernel,
+    kernel: &mut KernelHalf,
     libraries: &mut LibraryWatch,
     tgid: u32,
     when: When,
@@ -31,7 +31,7 @@ pub(super) fn put_in(
 }
 
 /// Detaches the probes.
-pub(super) fn take_out(kernel: &mut Kernel, tgid: u32, probes: Vec<ProcessProbes>) {
+pub(super) fn take_out(kernel: &mut KernelHalf, tgid: u32, probes: Vec<ProcessProbes>) {
     for probes in probes {
         if let Err(error) = detach(kernel, probes) {
             log::warn!("process {tgid} keeps probes that it does not need: {error}");

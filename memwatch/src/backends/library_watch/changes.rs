@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use super::LibraryWatch;
 use super::files::Met;
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 
 impl LibraryWatch {
     /// Detaches the context-change probes from the files that a process maps, except files also
     /// mapped by a process that needs these probes. Returns whether any were detached.
-    pub(crate) fn take_changes_out(&mut self, kernel: &mut Kernel, tgid: u32, needs: impl Fn(u32) -> bool) -> bool {
+    pub(crate) fn take_changes_out(&mut self, kernel: &mut KernelHalf, tgid: u32, needs: impl Fn(u32) -> bool) -> bool {
         let is_spared = |met: &&mut Met| met.probes.see_changes() && !met.users.keys().any(|tgid| needs(*tgid));
         let spared = self.files.mapped_by(tgid).filter(is_spared);
         spared.map(|met| met.probes.take_changes_out(kernel)).count() > 0
@@ -17,7 +17,7 @@ impl LibraryWatch {
 
     /// Attaches the context-change probes again to files that are mapped by a process that needs
     /// them, or by no process.
-    pub(crate) fn put_changes_in(&mut self, kernel: &mut Kernel, needs: impl Fn(u32) -> bool) {
+    pub(crate) fn put_changes_in(&mut self, kernel: &mut KernelHalf, needs: impl Fn(u32) -> bool) {
         for met in self.files.without_changes() {
             met.probes.settle(kernel);
             if met.users.is_empty() || met.users.keys().any(|tgid| needs(*tgid)) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use memwatch_core::input::LibraryCoverage;
 
 use crate::sources::kernel::attach::LibraryProbes;
-use crate::sources::library::limits::{Owner, Shares};
+use crate::sources::library::limits::{FileOwner, Shares};
 use crate::sources::library::{Discovery, FileIdentity};
 use crate::sources::mappings::MappedInode;
 
@@ -26,7 +26,7 @@ pub(super) struct Met {
     /// When its last probe was attached: `CLOCK_BOOTTIME`, nanoseconds.
     pub(super) attached_ns: u64,
     /// Owner of the file, for the owner's limit; `None` for a file of the host.
-    pub(super) owner: Option<Owner>,
+    pub(super) owner: Option<FileOwner>,
     /// Set if the file is in one of the usual directories or was named by the user; such a file is
     /// kept.
     pub(super) is_usual: bool,
@@ -45,7 +45,7 @@ impl Met {
         identity: FileIdentity,
         (coverage, probes): (LibraryCoverage, LibraryProbes),
         attached_ns: u64,
-        owner: Option<Owner>,
+        owner: Option<FileOwner>,
     ) -> Self {
         let (wanted_by, users) = (BTreeSet::new(), BTreeMap::new());
         Self { identity, coverage, probes, attached_ns, owner, is_usual: false, wanted_by, users, id: 0 }
@@ -62,7 +62,7 @@ pub(super) struct Files {
     refused: BTreeSet<MappedInode>,
     /// Refused files that loaders may find, with the owner at its limit. They are not inspected
     /// again for that owner until a file is removed.
-    refused_files: VecDeque<(FileIdentity, Owner)>,
+    refused_files: VecDeque<(FileIdentity, FileOwner)>,
     /// Highest number of files refused in one scan.
     refused_in_look: u64,
     identities: Arc<Vec<FileIdentity>>,
@@ -76,7 +76,7 @@ impl Files {
     }
 
     /// Returns the identities of all files and of those refused to this owner.
-    pub(super) fn known_to(&self, owner: Option<Owner>) -> Arc<Vec<FileIdentity>> {
+    pub(super) fn known_to(&self, owner: Option<FileOwner>) -> Arc<Vec<FileIdentity>> {
         let refused = self.refused_files.iter().filter(|(_, refused)| Some(*refused) == owner);
         let mut refused = refused.map(|(identity, _)| identity.clone()).peekable();
         if refused.peek().is_none() {
@@ -86,7 +86,7 @@ impl Files {
     }
 
     /// Records that a file which a loader may find was refused to this owner.
-    pub(super) fn refuse_file(&mut self, identity: FileIdentity, owner: Owner) {
+    pub(super) fn refuse_file(&mut self, identity: FileIdentity, owner: FileOwner) {
         if self.refused_files.len() >= MOST_REFUSED_FILES {
             self.refused_files.pop_front();
         }
@@ -168,7 +168,7 @@ impl Files {
     }
 
     /// Whether the owner may have one more file, besides those being scanned.
-    pub(super) fn has_room(&self, owner: Owner, looked_at: impl Iterator<Item = Owner>) -> bool {
+    pub(super) fn has_room(&self, owner: FileOwner, looked_at: impl Iterator<Item = FileOwner>) -> bool {
         Shares::of(self.met.iter().filter_map(|met| met.owner).chain(looked_at)).has_room(owner)
     }
 

@@ -6,11 +6,11 @@ use std::path::Path;
 use memwatch_core::input::KernelCalls;
 
 use super::files::Met;
-use super::{Latecomer, LibraryWatch, Pending};
+use super::{Latecomer, LibraryWatch, PendingScan};
 use crate::sources::clock;
 use crate::sources::kernel::attach::{PlanError, attach, attach_requests, detach_from_unused};
-use crate::sources::kernel::load::{Kernel, Mechanism};
-use crate::sources::library::limits::Owner;
+use crate::sources::kernel::load::{KernelHalf, Mechanism};
+use crate::sources::library::limits::FileOwner;
 use crate::sources::library::{Discovery, FileIdentity, LibraryFile};
 use crate::sources::library_look::{Looked, Looking, NewFile};
 
@@ -18,7 +18,7 @@ impl LibraryWatch {
     /// Handles the result of one scan.
     pub(super) fn take_in_look(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut KernelHalf,
         Looked { subject, owner, found, new, requesters }: Looked,
     ) -> Vec<Latecomer> {
         self.attach_requesters(kernel, requesters);
@@ -59,11 +59,11 @@ impl LibraryWatch {
     /// Handles the files that one process maps.
     fn take_in_process(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut KernelHalf,
         tgid: u32,
         (found, new): (Discovery, Vec<NewFile>),
     ) -> Vec<Latecomer> {
-        let Pending { mappings, again, .. } = self.pending.remove(&tgid).unwrap_or_default();
+        let PendingScan { mappings, again, .. } = self.pending.remove(&tgid).unwrap_or_default();
         if !found.files.is_empty() || !found.left_out.is_empty() || found.processes == 0 {
             self.expected.remove(&tgid);
         }
@@ -92,7 +92,7 @@ impl LibraryWatch {
     /// Detaches probes from files without users after a sweep. Returns whether any were detached.
     /// Skipped if a sweep exceeded the limit on files, since a missing file may still be mapped,
     /// and with classic uprobes, since each takes a tenth of a second to detach.
-    pub(super) fn drop_unused(&mut self, kernel: &mut Kernel, begun_ns: u64, found: &Discovery) -> bool {
+    pub(super) fn drop_unused(&mut self, kernel: &mut KernelHalf, begun_ns: u64, found: &Discovery) -> bool {
         if found.over_limit > 0 {
             return false;
         }
@@ -116,7 +116,7 @@ impl LibraryWatch {
     /// mapped them, if known.
     pub(super) fn take_in(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut KernelHalf,
         found: &Discovery,
         (new, mapped_ns): (Vec<NewFile>, Option<u64>),
     ) -> Vec<Latecomer> {
@@ -141,9 +141,9 @@ impl LibraryWatch {
     /// one. Returns when each file had its probes.
     fn attach_new(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut KernelHalf,
         new: Vec<NewFile>,
-        (owner, mapped_ns): (Option<Owner>, Option<u64>),
+        (owner, mapped_ns): (Option<FileOwner>, Option<u64>),
     ) -> Vec<(FileIdentity, u64)> {
         let mut attached = Vec::new();
         let mut refused = 0;
@@ -186,7 +186,7 @@ impl LibraryWatch {
     /// Probes the kernel-driver requests of the driver's graphics and video libraries. Their users
     /// are not reported as late: memory requested before the probes is older than the session, and
     /// no CUDA call is missed.
-    fn attach_requesters(&mut self, kernel: &mut Kernel, new: Vec<NewFile>) {
+    fn attach_requesters(&mut self, kernel: &mut KernelHalf, new: Vec<NewFile>) {
         for NewFile { file, plan } in new {
             let (calls, probes) = attach_requests(kernel, &file, plan.as_ref());
             match calls {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_core::input::LibraryCoverage;
 
-use crate::sources::library::{Discovery, LeftOut, LeftOutReason};
+use crate::sources::library::{Discovery, LeftOutReason, SkippedLibrary};
 
 /// Maximum number of listed files without probes.
 const MOST_FILES: usize = 64;
@@ -14,14 +14,14 @@ const MOST_FILES: usize = 64;
 #[derive(Default)]
 pub(super) struct LeftOutFiles {
     /// Files by path.
-    files: BTreeMap<String, Listed>,
+    files: BTreeMap<String, LeftOutFile>,
     /// Processes that map a file which cannot be opened.
     unwatched: BTreeSet<u32>,
     /// Processes added to `unwatched` since the last [`Self::take_unwatched`].
     news: Vec<u32>,
 }
 
-struct Listed {
+struct LeftOutFile {
     reason: LeftOutReason,
     is_named: bool,
     is_mapped: bool,
@@ -30,7 +30,7 @@ struct Listed {
 impl LeftOutFiles {
     /// Records a file. Returns `None` if there are too many, else whether there is something new to
     /// report. A process may map a file that was probed before it could no longer be opened.
-    pub(super) fn note(&mut self, found: &LeftOut, is_probed_for: impl Fn(u32) -> bool) -> Option<bool> {
+    pub(super) fn note(&mut self, found: &SkippedLibrary, is_probed_for: impl Fn(u32) -> bool) -> Option<bool> {
         let is_closed = matches!(found.reason, LeftOutReason::Unreadable(_));
         let missed = |tgid: &u32| !is_closed || !is_probed_for(*tgid);
         let missing: Vec<u32> = found.mapped_by.iter().copied().filter(missed).collect();
@@ -43,11 +43,11 @@ impl LeftOutFiles {
             is_new = !new.is_empty();
             self.news.extend(new);
         }
-        let listed = Listed { reason: found.reason, is_named: found.named, is_mapped: !missing.is_empty() };
+        let listed = LeftOutFile { reason: found.reason, is_named: found.named, is_mapped: !missing.is_empty() };
         if self.files.len() >= MOST_FILES && !self.files.contains_key(&found.display) && !found.named {
             return None;
         }
-        let same = |known: &Listed| known.reason == listed.reason && known.is_named == listed.is_named;
+        let same = |known: &LeftOutFile| known.reason == listed.reason && known.is_named == listed.is_named;
         is_new |= !self.files.get(&found.display).is_some_and(same);
         self.files.insert(found.display.clone(), listed);
         Some(is_new)
@@ -83,7 +83,7 @@ impl LeftOutFiles {
     }
 }
 
-impl Listed {
+impl LeftOutFile {
     fn sentence(&self) -> String {
         match self.reason {
             LeftOutReason::Unreadable(_) if self.is_mapped => {
@@ -101,9 +101,9 @@ mod tests {
 
     use super::*;
 
-    fn closed(mapped_by: &[u32]) -> LeftOut {
+    fn closed(mapped_by: &[u32]) -> SkippedLibrary {
         let reason = LeftOutReason::Unreadable(ErrorKind::NotFound);
-        LeftOut { display: "/a/libcuda.so.1".to_owned(), reason, mapped_by: mapped_by.to_vec(), named: false }
+        SkippedLibrary { display: "/a/libcuda.so.1".to_owned(), reason, mapped_by: mapped_by.to_vec(), named: false }
     }
 
     #[test]

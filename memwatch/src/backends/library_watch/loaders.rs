@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::sources::library::limits::Owner;
+use crate::sources::library::limits::FileOwner;
 
 /// Maximum queued processes of each kind. The sweep and the mapping records find what others map.
 const MOST_WAITING: usize = 64;
@@ -25,7 +25,7 @@ pub(super) struct Loaders {
     heralded: BTreeSet<u32>,
     looked: BTreeMap<u32, Instant>,
     /// Running scans by owner: the process and the start time.
-    at_work: BTreeMap<Owner, (u32, Instant)>,
+    at_work: BTreeMap<FileOwner, (u32, Instant)>,
     last: Option<Instant>,
 }
 
@@ -62,7 +62,7 @@ impl Loaders {
     /// Returns the next process to scan; `None` during another scan or shortly after one. While an
     /// owner's scan takes long, the owner's other processes are left to the sweep and the mapping
     /// records.
-    pub(super) fn next(&mut self, owner_of: impl Fn(u32) -> Option<Owner>) -> Option<u32> {
+    pub(super) fn next(&mut self, owner_of: impl Fn(u32) -> Option<FileOwner>) -> Option<u32> {
         let rests = self.last.is_some_and(|last| last.elapsed() < BETWEEN_LOOKS);
         if rests || self.looks_until().is_some() {
             return None;
@@ -111,14 +111,14 @@ mod tests {
     use super::*;
 
     /// Gives each process an owner of its own.
-    fn own(tgid: u32) -> Option<Owner> {
-        (tgid > 0).then_some(Owner::User(tgid))
+    fn own(tgid: u32) -> Option<FileOwner> {
+        (tgid > 0).then_some(FileOwner::User(tgid))
     }
 
     #[test]
     fn an_owner_whose_look_hangs_holds_nobody_else() {
         let mut loaders = Loaders::default();
-        let owner = |tgid: u32| (tgid != 8).then_some(Owner::User(tgid % 2));
+        let owner = |tgid: u32| (tgid != 8).then_some(FileOwner::User(tgid % 2));
         loaders.note(vec![1]);
         assert_eq!(loaders.next(owner), Some(1));
         loaders.note(vec![2, 3, 5, 8]);

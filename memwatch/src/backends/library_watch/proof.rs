@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::{LibraryWatch, Pending};
+use super::{LibraryWatch, PendingScan};
 use crate::sources::library::{Discovery, LibraryFile};
-use crate::sources::library_look::Subject;
+use crate::sources::library_look::LibraryQuery;
 
 /// Pause after a scan that proved nothing. Doubles each time up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -52,8 +52,8 @@ impl LibraryWatch {
         let Proof::Open { pause, next } = proof else { return true };
         if *next <= now && !self.pending.contains_key(&tgid) {
             (*next, *pause) = (now + *pause, (*pause * 2).min(LONGEST_PAUSE));
-            self.pending.insert(tgid, Pending::default());
-            self.order(Subject::Mapped(tgid));
+            self.pending.insert(tgid, PendingScan::default());
+            self.order(LibraryQuery::Mapped(tgid));
         }
         false
     }

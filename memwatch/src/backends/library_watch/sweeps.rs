@@ -4,16 +4,16 @@
 use std::time::Instant;
 
 use super::{Latecomer, LibraryWatch, MACHINE_WAIT};
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 use crate::sources::library::Discovery;
-use crate::sources::library_look::{NewFile, Subject};
-use crate::sources::library_sweep::{Among, Listed};
+use crate::sources::library_look::{LibraryQuery, NewFile};
+use crate::sources::library_sweep::{Among, ProcessListing};
 
 impl LibraryWatch {
     /// Probes every driver library that any process on the machine maps, and waits for that. Later
     /// sweeps run beside the loop. Parts that do not arrive in time are handled when they do.
-    pub(crate) fn attach_machine(&mut self, kernel: &mut Kernel) {
-        let listed = Listed::now(Among::Everybody);
+    pub(crate) fn attach_machine(&mut self, kernel: &mut KernelHalf) {
+        let listed = ProcessListing::now(Among::Everybody);
         self.swept_ns = listed.begun_ns;
         self.begin_sweep(listed, true);
         let end = Instant::now() + MACHINE_WAIT;
@@ -26,7 +26,7 @@ impl LibraryWatch {
 
     /// Queues the scans of a sweep once its processes have been listed, ends a sweep that is over,
     /// and starts the next one when due.
-    pub(crate) fn look_at_swept(&mut self, kernel: &mut Kernel, among: impl FnOnce() -> Among) {
+    pub(crate) fn look_at_swept(&mut self, kernel: &mut KernelHalf, among: impl FnOnce() -> Among) {
         if let Some(listed) = self.sweeper.listed() {
             self.begin_sweep(listed, false);
         }
@@ -36,19 +36,19 @@ impl LibraryWatch {
         }
     }
 
-    fn begin_sweep(&mut self, listed: Listed, is_first: bool) {
+    fn begin_sweep(&mut self, listed: ProcessListing, is_first: bool) {
         let begun_ns = listed.begun_ns;
         let (sweep, parts) = self.sweeper.begin(listed, is_first);
         self.sweep = Some(sweep);
         for (owner, tgids) in parts {
-            self.order(Subject::Part(begun_ns, owner, tgids));
+            self.order(LibraryQuery::Part(begun_ns, owner, tgids));
         }
     }
 
     /// Handles the part of a sweep with one owner's processes.
     pub(super) fn take_in_part(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut KernelHalf,
         begun_ns: u64,
         (found, new): (&Discovery, Vec<NewFile>),
     ) -> Vec<Latecomer> {
@@ -74,7 +74,7 @@ impl LibraryWatch {
 
     /// Ends a sweep once all parts have arrived or its time is over. Files without users lose their
     /// probes.
-    pub(super) fn end_sweep_if_over(&mut self, kernel: &mut Kernel) {
+    pub(super) fn end_sweep_if_over(&mut self, kernel: &mut KernelHalf) {
         let Some(sweep) = self.sweep.take_if(|sweep| sweep.is_over()) else { return };
         self.sweeper.note_end();
         let (begun_ns, is_first) = (sweep.begun_ns, sweep.is_first);
@@ -89,8 +89,8 @@ impl LibraryWatch {
             self.files.touch();
         }
         if is_first {
-            let users = Listed::now(Among::Processes(self.users()));
-            users.of_owners.into_values().for_each(|tgids| self.order(Subject::Requesters(Some(tgids))));
+            let users = ProcessListing::now(Among::Processes(self.users()));
+            users.of_owners.into_values().for_each(|tgids| self.order(LibraryQuery::Requesters(Some(tgids))));
         }
     }
 }

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use memwatch_core::features::diff::Side;
+use memwatch_core::features::diff::SumField;
 use memwatch_core::words::Tgid;
 
 use crate::options::moment::moment;
-use crate::options::{Checked, Moment, values};
+use crate::options::{Checked, RecordingTime, values};
 
 /// Two recordings, a recording and a watch, or two times of one recording.
 #[derive(Clone, Debug, PartialEq, clap::Args)]
@@ -29,13 +29,13 @@ pub(crate) struct Diff {
     pub(crate) duration: Option<Duration>,
     /// Compare one recording with itself, from this time: 14:05:30, 2026-11-22T14:05, or 10m before its end
     #[arg(long, value_name = "TIME", value_parser = moment)]
-    pub(crate) from: Option<Moment>,
+    pub(crate) from: Option<RecordingTime>,
     /// The later side at this time instead of its end
     #[arg(long, value_name = "TIME", value_parser = moment, conflicts_with = "tgids")]
-    pub(crate) until: Option<Moment>,
+    pub(crate) until: Option<RecordingTime>,
     /// Sort by the change of
     #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
-    pub(crate) by: By,
+    pub(crate) by: DiffSort,
     /// Merge the lines of a function, for files that have changed
     #[arg(long)]
     pub(crate) by_function: bool,
@@ -49,7 +49,7 @@ pub(crate) struct Diff {
 
 /// What change is looked at first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum By {
+pub(crate) enum DiffSort {
     /// The most bytes there were
     #[default]
     Peak,
@@ -61,14 +61,14 @@ pub(crate) enum By {
     Count,
 }
 
-impl By {
+impl DiffSort {
     /// Returns the corresponding column of the sums.
-    pub(crate) const fn side(self) -> Side {
+    pub(crate) const fn side(self) -> SumField {
         match self {
-            Self::Peak => Side::Peak,
-            Self::Live => Side::Live,
-            Self::Alloc => Side::Total,
-            Self::Count => Side::Count,
+            Self::Peak => SumField::Peak,
+            Self::Live => SumField::Live,
+            Self::Alloc => SumField::Total,
+            Self::Count => SumField::Count,
         }
     }
 }

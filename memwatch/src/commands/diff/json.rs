@@ -3,12 +3,12 @@
 use std::io;
 use std::path::Path;
 
-use memwatch_core::features::diff::{Difference, Pair, Row};
+use memwatch_core::features::diff::{DiffRow, Difference, RunSums};
 use memwatch_core::snapshot::LayerView;
 use serde::Serialize;
 
-use crate::commands::diff::Run;
-use crate::render::json::{Origin, write_report};
+use crate::commands::diff::DiffRun;
+use crate::render::json::{ReportOrigin, write_report};
 
 /// Writes the report as one line; the envelope is that of the later run.
 ///
@@ -16,29 +16,29 @@ use crate::render::json::{Origin, write_report};
 /// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    (difference, [before, after]): (&Difference, [&Run<'_>; 2]),
-    origin: Origin,
+    (difference, [before, after]): (&Difference, [&DiffRun<'_>; 2]),
+    origin: ReportOrigin,
 ) -> io::Result<()> {
     let layers = difference.layers.iter().map(layer).collect();
-    let data = Data { before: watched(before), after: watched(after), difference, layers };
+    let data = DiffData { before: watched(before), after: watched(after), difference, layers };
     write_report(out, "memwatch.diff/2", data, &after.snapshot, origin)
 }
 
-fn watched<'a>(run: &'a Run<'_>) -> Watched<'a> {
-    Watched { file: run.file, time: &run.time, complete: run.snapshot.complete }
+fn watched<'a>(run: &'a DiffRun<'_>) -> DiffSide<'a> {
+    DiffSide { file: run.file, time: &run.time, complete: run.snapshot.complete }
 }
 
 #[derive(Serialize)]
-struct Data<'a> {
-    before: Watched<'a>,
-    after: Watched<'a>,
+struct DiffData<'a> {
+    before: DiffSide<'a>,
+    after: DiffSide<'a>,
     #[serde(flatten)]
     difference: &'a Difference,
-    layers: Vec<Layer<'a>>,
+    layers: Vec<DiffModule<'a>>,
 }
 
 #[derive(Serialize)]
-struct Watched<'a> {
+struct DiffSide<'a> {
     /// `null` for a session.
     file: Option<&'a Path>,
     time: &'a str,
@@ -47,16 +47,16 @@ struct Watched<'a> {
 
 /// A module by its names; the other fields of its view belong to one of the runs.
 #[derive(Serialize)]
-struct Layer<'a> {
+struct DiffModule<'a> {
     kind: &'a str,
     model: Option<&'a str>,
     name: Option<&'a str>,
     class: Option<&'a str>,
     #[serde(flatten)]
-    pair: Pair,
+    pair: RunSums,
 }
 
-fn layer(row: &Row<LayerView>) -> Layer<'_> {
+fn layer(row: &DiffRow<LayerView>) -> DiffModule<'_> {
     let LayerView { kind, model, name, class, .. } = &row.place;
-    Layer { kind, model: model.as_deref(), name: name.as_deref(), class: class.as_deref(), pair: row.pair }
+    DiffModule { kind, model: model.as_deref(), name: name.as_deref(), class: class.as_deref(), pair: row.pair }
 }

@@ -8,25 +8,25 @@ pub(crate) mod text;
 use std::io;
 use std::path::Path;
 
-use memwatch_core::features::diff::{Difference, Pair, Side, difference};
+use memwatch_core::features::diff::{Difference, RunSums, SumField, difference};
 use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
-use crate::options::{Common, Moment, Window};
+use crate::options::{CommonArgs, RecordingTime, TimeWindow};
 use crate::render::output::{style, unless_closed};
 use crate::watch::one_shot::{TakenAt, open};
-use crate::watch::past::Recording;
+use crate::watch::past::RecordedPeriod;
 use crate::watch::recorded;
-use crate::watch::signals::Signals;
+use crate::watch::signals::TerminationSignals;
 use args::{Diff, Growth};
 
 /// The same level as a recording, so that both sides can be compared.
 const REQUEST: TensorRequest = TensorRequest::of(TensorLevel::Layers);
 
 /// A run to compare.
-pub(crate) struct Run<'a> {
+pub(crate) struct DiffRun<'a> {
     /// Path of the recording; `None` for a session.
     pub(crate) file: Option<&'a Path>,
     /// Display name.
@@ -41,7 +41,7 @@ pub(crate) struct Run<'a> {
 ///
 /// # Errors
 /// A recording cannot be read, the processes cannot be traced, or the report cannot be written.
-pub(crate) async fn run(args: &Diff, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: &Diff, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let (earlier, _) = replayed(&args.before, args.from)?;
     let (later, taken_at) = match &args.after {
         _ if !args.tgids.is_empty() => watched(args, common).await?,
@@ -50,7 +50,9 @@ pub(crate) async fn run(args: &Diff, common: &Common) -> Result<Exit, Failure> {
     };
     if args.from.is_some() && later.snapshot.time_ns <= earlier.snapshot.time_ns {
         let sentence = format!("{} is not before {}", earlier.time, later.time);
-        return Err(Failure::new(Exit::Error, sentence).advise("--from names the earlier time, --until the later one."));
+        return Err(
+            ExitFailure::new(Exit::Error, sentence).advise("--from names the earlier time, --until the later one.")
+        );
     }
     let difference = difference(&earlier.snapshot, &later.snapshot, args.by.side(), args.by_function);
     let runs = [&earlier, &later];
@@ -65,35 +67,35 @@ pub(crate) async fn run(args: &Diff, common: &Common) -> Result<Exit, Failure> {
 }
 
 /// Reads a recording up to its end, or up to a time.
-fn replayed(path: &Path, until: Option<Moment>) -> Result<(Run<'_>, TakenAt), Failure> {
-    let window = Window { until, ..Window::default() };
-    let replay = recorded::play(&Recording { window, ..Recording::whole(path) }, |_| {})?;
+fn replayed(path: &Path, until: Option<RecordingTime>) -> Result<(DiffRun<'_>, TakenAt), ExitFailure> {
+    let window = TimeWindow { until, ..TimeWindow::default() };
+    let replay = recorded::play(&RecordedPeriod { window, ..RecordedPeriod::whole(path) }, |_| {})?;
     let (snapshot, taken_at) = (replay.snapshot(), TakenAt::of(&replay));
     let at = until.map_or_else(String::new, |_| format!(" at {}", taken_at.clock.time_of_day(snapshot.time_ns)));
     let (name, time) = (format!("{}{at}", path.display()), taken_at.clock.rfc3339(snapshot.time_ns));
-    Ok((Run { file: Some(path), name, time, snapshot }, taken_at))
+    Ok((DiffRun { file: Some(path), name, time, snapshot }, taken_at))
 }
 
 /// Traces processes from now on.
-async fn watched(args: &Diff, common: &Common) -> Result<(Run<'static>, TakenAt), Failure> {
+async fn watched(args: &Diff, common: &CommonArgs) -> Result<(DiffRun<'static>, TakenAt), ExitFailure> {
     let mut session = open(&args.tgids, REQUEST, common)?;
-    let mut signals = Signals::listen()?;
+    let mut signals = TerminationSignals::listen()?;
     let deadline = args.duration.map(|duration| Instant::now() + duration);
     recorded::follow(&mut session, &mut signals, deadline).await;
     let (snapshot, taken_at) = (session.snapshot(), TakenAt::here());
     let tgids: Vec<String> = args.tgids.iter().map(|tgid| tgid.0.to_string()).collect();
     let (name, time) = (format!("PID {}", tgids.join(", ")), taken_at.clock.rfc3339(snapshot.time_ns));
-    Ok((Run { file: None, name, time, snapshot }, taken_at))
+    Ok((DiffRun { file: None, name, time, snapshot }, taken_at))
 }
 
 /// Whether growth exceeds the limit. With a relative limit, any growth from zero does.
 fn has_grown(difference: &Difference, limit: Growth) -> bool {
-    let is_too_much = |pair: &Pair| match limit {
-        Growth::Bytes(bytes) => {
-            pair.known_change(Side::Peak).is_some_and(|change| u64::try_from(change).is_ok_and(|change| change > bytes))
-        }
+    let is_too_much = |pair: &RunSums| match limit {
+        Growth::Bytes(bytes) => pair
+            .known_change(SumField::Peak)
+            .is_some_and(|change| u64::try_from(change).is_ok_and(|change| change > bytes)),
         Growth::Part(part) => {
-            pair.growth(Side::Peak).map_or(pair.known_change(Side::Peak) > Some(0), |growth| growth > part)
+            pair.growth(SumField::Peak).map_or(pair.known_change(SumField::Peak) > Some(0), |growth| growth > part)
         }
     };
     is_too_much(&difference.driver) || is_too_much(&difference.tensors)

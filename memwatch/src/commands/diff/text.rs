@@ -2,15 +2,15 @@
 
 use std::io;
 
-use memwatch_core::features::diff::{Difference, Pair, Row, Side};
+use memwatch_core::features::diff::{DiffRow, Difference, RunSums, SumField};
 
-use crate::commands::diff::Run;
+use crate::commands::diff::DiffRun;
 use crate::render::Tone;
 use crate::render::format::{bytes, count, known, printable, signed_bytes};
 use crate::render::places;
 use crate::render::sentences::Sentence;
-use crate::render::text::grid::{Align, Grid};
-use crate::render::text::{Page, TableOptions};
+use crate::render::text::grid::{Align, TextGrid};
+use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 
 /// Writes both totals, and the `top` call sites of each list with the largest changes.
@@ -20,11 +20,11 @@ use crate::render::wall_clock::WallClock;
 pub(crate) fn write(
     out: &mut impl io::Write,
     (difference, top): (&Difference, usize),
-    runs: [&Run<'_>; 2],
+    runs: [&DiffRun<'_>; 2],
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     let [before, after] = runs.map(|run| printable(&run.name).into_owned());
     page.line(&Sentence::new(Tone::Heading, format!("{before} and then {after}")));
     for (name, pair) in [("driver", &difference.driver), ("PyTorch", &difference.tensors)] {
@@ -42,24 +42,24 @@ pub(crate) fn write(
     out.flush()
 }
 
-fn tone(pair: &Pair) -> Tone {
-    if pair.known_change(Side::Peak) > Some(0) { Tone::Warning } else { Tone::Plain }
+fn tone(pair: &RunSums) -> Tone {
+    if pair.known_change(SumField::Peak) > Some(0) { Tone::Warning } else { Tone::Plain }
 }
 
 /// Formats `peak 1.00 GiB, then 1.20 GiB: +204.8 MiB, +20.0 %; 1,234 allocations, then 1,300`.
-fn total(pair: &Pair) -> String {
-    let side = |side: Side| [pair.before, pair.after].map(|sum| sum.map(|sum| side.of(&sum)));
+fn total(pair: &RunSums) -> String {
+    let side = |side: SumField| [pair.before, pair.after].map(|sum| sum.map(|sum| side.of(&sum)));
     if pair.before.is_none() && pair.after.is_none() {
         return "in neither".to_owned();
     }
-    let [before, after] = side(Side::Peak).map(|value| known(value, bytes));
-    let [first, second] = side(Side::Count).map(|value| known(value, count));
-    let change = changed(pair, Side::Peak);
+    let [before, after] = side(SumField::Peak).map(|value| known(value, bytes));
+    let [first, second] = side(SumField::Count).map(|value| known(value, count));
+    let change = changed(pair, SumField::Peak);
     format!("peak {before}, then {after}: {change}{}; {first} allocations, then {second}", percent(pair))
 }
 
-fn percent(pair: &Pair) -> String {
-    pair.growth(Side::Peak).map_or_else(String::new, |growth| format!(", {}", part(growth)))
+fn percent(pair: &RunSums) -> String {
+    pair.growth(SumField::Peak).map_or_else(String::new, |growth| format!(", {}", part(growth)))
 }
 
 /// Formats `+12.3 %` for 0.123.
@@ -68,25 +68,25 @@ fn part(growth: f64) -> String {
 }
 
 /// Formats `+12.0 MiB`; a number of allocations has no unit.
-fn changed(pair: &Pair, side: Side) -> String {
+fn changed(pair: &RunSums, side: SumField) -> String {
     let Some(change) = pair.known_change(side) else { return "-".to_owned() };
     let sign = match change {
         0 => return "0".to_owned(),
         1.. => "+",
-        _ if side == Side::Count => "-",
+        _ if side == SumField::Count => "-",
         _ => "",
     };
-    if side == Side::Count {
+    if side == SumField::Count {
         format!("{sign}{}", count(change.unsigned_abs()))
     } else {
         format!("{sign}{}", signed_bytes(change))
     }
 }
 
-fn list<T>(page: &mut Page, (title, top): (&str, usize), rows: &[Row<T>], name: impl Fn(&T) -> String) {
+fn list<T>(page: &mut TextPage, (title, top): (&str, usize), rows: &[DiffRow<T>], name: impl Fn(&T) -> String) {
     let has_changed =
-        |row: &&Row<T>| row.pair.state() != "both" || Side::ALL.iter().any(|side| row.pair.change(*side) != 0);
-    let changes: Vec<&Row<T>> = rows.iter().filter(has_changed).collect();
+        |row: &&DiffRow<T>| row.pair.state() != "both" || SumField::ALL.iter().any(|side| row.pair.change(*side) != 0);
+    let changes: Vec<&DiffRow<T>> = rows.iter().filter(has_changed).collect();
     let same = rows.len() - changes.len();
     let columns = [
         ("", Align::Left),
@@ -99,7 +99,7 @@ fn list<T>(page: &mut Page, (title, top): (&str, usize), rows: &[Row<T>], name: 
         ("COUNT", Align::Right),
         (title, Align::Left),
     ];
-    let mut grid = Grid::new(&columns);
+    let mut grid = TextGrid::new(&columns);
     for row in changes.iter().take(top) {
         let peak = |sum: Option<memwatch_core::snapshot::SumView>| known(sum, |sum| bytes(sum.peak_bytes));
         let state = row.pair.state();
@@ -107,11 +107,11 @@ fn list<T>(page: &mut Page, (title, top): (&str, usize), rows: &[Row<T>], name: 
             if state == "both" { String::new() } else { state.to_owned() },
             peak(row.pair.before),
             peak(row.pair.after),
-            changed(&row.pair, Side::Peak),
-            known(row.pair.growth(Side::Peak), part),
-            changed(&row.pair, Side::Live),
-            changed(&row.pair, Side::Total),
-            changed(&row.pair, Side::Count),
+            changed(&row.pair, SumField::Peak),
+            known(row.pair.growth(SumField::Peak), part),
+            changed(&row.pair, SumField::Live),
+            changed(&row.pair, SumField::Total),
+            changed(&row.pair, SumField::Count),
             name(&row.place),
         ]);
     }

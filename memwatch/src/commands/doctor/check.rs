@@ -15,7 +15,7 @@ pub(crate) enum Barrier {
 
 /// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum CheckState {
     /// The requirement is met.
     Ok,
     /// Tracing works, with a limit that the fact names.
@@ -26,7 +26,7 @@ pub(crate) enum State {
     NotChecked,
 }
 
-impl State {
+impl CheckState {
     const fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -46,7 +46,7 @@ impl State {
 }
 
 /// Serialises the state's name and its barrier.
-impl Serialize for State {
+impl Serialize for CheckState {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut state = serializer.serialize_struct("State", 2)?;
         state.serialize_field("state", self.name())?;
@@ -100,7 +100,7 @@ pub(crate) struct Check {
     pub(crate) topic: Topic,
     /// Result.
     #[serde(flatten)]
-    pub(crate) state: State,
+    pub(crate) state: CheckState,
     /// What was found, in one sentence.
     pub(crate) fact: String,
     /// What to do: command lines, or sentences if there is no command. These are alternatives, the
@@ -113,7 +113,7 @@ pub(crate) struct Check {
 
 impl Check {
     /// Makes a check without a fix.
-    pub(crate) fn new(topic: Topic, id: &'static str, state: State, fact: impl Into<String>) -> Self {
+    pub(crate) fn new(topic: Topic, id: &'static str, state: CheckState, fact: impl Into<String>) -> Self {
         Self { id, topic, state, fact: fact.into(), fixes: Vec::new(), details: Vec::new() }
     }
 

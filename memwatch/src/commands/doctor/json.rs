@@ -19,7 +19,7 @@ use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 
 #[derive(Serialize)]
-struct Envelope<'a> {
+struct DoctorEnvelope<'a> {
     schema: &'static str,
     version: &'static str,
     host: String,
@@ -27,12 +27,12 @@ struct Envelope<'a> {
     time_ns: u64,
     complete: bool,
     losses: BTreeMap<&'static str, u64>,
-    coverage: Coverage<'a>,
-    data: Data<'a>,
+    coverage: DoctorCoverage<'a>,
+    data: DoctorData<'a>,
 }
 
 #[derive(Serialize)]
-struct Coverage<'a> {
+struct DoctorCoverage<'a> {
     libraries: Vec<&'a LibraryCoverage>,
     mechanism: Option<&'static str>,
     nvml: &'static str,
@@ -40,7 +40,7 @@ struct Coverage<'a> {
 }
 
 #[derive(Serialize)]
-struct Data<'a> {
+struct DoctorData<'a> {
     ready: bool,
     exit_code: u8,
     summary: String,
@@ -49,16 +49,16 @@ struct Data<'a> {
     checks: &'a [Check],
     libraries: &'a [LibraryReport],
     graphics_and_video: &'a [RequesterReport],
-    libraries_left_out: Vec<LeftOut<'a>>,
+    libraries_left_out: Vec<LeftOutLibrary<'a>>,
     processes_seen: usize,
     processes_denied: usize,
     nvml: Option<&'a NvmlReport>,
-    prices: Option<Prices<'a>>,
+    prices: Option<OverheadForecastData<'a>>,
 }
 
 /// Predicted overhead of tracing PyTorch, in nanoseconds of CPU time per second.
 #[derive(Serialize)]
-struct Prices<'a> {
+struct OverheadForecastData<'a> {
     /// `null` for no limit.
     #[serde(serialize_with = "json::budget_seconds_per_second")]
     budget_ns_per_second: Option<u64>,
@@ -66,11 +66,11 @@ struct Prices<'a> {
     probe_measured: bool,
     /// Why the probe was not measured.
     probe_reason: Option<&'a str>,
-    processes: Vec<Process<'a>>,
+    processes: Vec<DoctorProcess<'a>>,
 }
 
 #[derive(Serialize)]
-struct Process<'a> {
+struct DoctorProcess<'a> {
     #[serde(rename = "pid")]
     tgid: Tgid,
     name: &'a str,
@@ -82,7 +82,7 @@ struct Process<'a> {
 }
 
 #[derive(Serialize)]
-struct LeftOut<'a> {
+struct LeftOutLibrary<'a> {
     path: &'a str,
     reason: String,
     pids: &'a [u32],
@@ -91,7 +91,7 @@ struct LeftOut<'a> {
 /// Renders the report as one line.
 pub(crate) fn render(diagnosis: &Diagnosis) -> String {
     let clock = WallClock::utc(clock::boottime_to_unix_ns());
-    let envelope = Envelope {
+    let envelope = DoctorEnvelope {
         schema: "memwatch.doctor/1",
         version: env!("CARGO_PKG_VERSION"),
         host: host_name(),
@@ -110,9 +110,9 @@ pub(crate) fn render(diagnosis: &Diagnosis) -> String {
     String::from_utf8(line).expect("JSON is UTF-8")
 }
 
-fn coverage(diagnosis: &Diagnosis) -> Coverage<'_> {
+fn coverage(diagnosis: &Diagnosis) -> DoctorCoverage<'_> {
     let reason = diagnosis.nvml.as_ref().err().map(String::as_str);
-    Coverage {
+    DoctorCoverage {
         libraries: diagnosis.libraries.files.iter().map(|file| &file.coverage).collect(),
         mechanism: diagnosis.mechanism,
         nvml: if reason.is_some() { "unavailable" } else { "ok" },
@@ -120,13 +120,13 @@ fn coverage(diagnosis: &Diagnosis) -> Coverage<'_> {
     }
 }
 
-fn data(diagnosis: &Diagnosis) -> Data<'_> {
-    let left_out = diagnosis.libraries.left_out.iter().map(|left_out| LeftOut {
+fn data(diagnosis: &Diagnosis) -> DoctorData<'_> {
+    let left_out = diagnosis.libraries.left_out.iter().map(|left_out| LeftOutLibrary {
         path: &left_out.display,
         reason: left_out.reason.to_string(),
         pids: &left_out.mapped_by,
     });
-    Data {
+    DoctorData {
         ready: diagnosis.barrier().is_none(),
         exit_code: diagnosis.exit().number(),
         summary: diagnosis.summary(),
@@ -143,8 +143,8 @@ fn data(diagnosis: &Diagnosis) -> Data<'_> {
     }
 }
 
-fn prices(report: &PriceReport) -> Prices<'_> {
-    Prices {
+fn prices(report: &PriceReport) -> OverheadForecastData<'_> {
+    OverheadForecastData {
         budget_ns_per_second: report.budget.ns_per_second(),
         probe_ns: report.prices.trap_ns.get(),
         probe_measured: report.not_measured.is_none(),
@@ -153,9 +153,9 @@ fn prices(report: &PriceReport) -> Prices<'_> {
     }
 }
 
-fn process(process: &ProcessPrices) -> Process<'_> {
+fn process(process: &ProcessPrices) -> DoctorProcess<'_> {
     let predicted = process.prediction.as_ref();
-    Process {
+    DoctorProcess {
         tgid: process.tgid,
         name: &process.name,
         reason: predicted.err().map(String::as_str),

@@ -10,17 +10,17 @@ use memwatch_core::input::{KernelCalls, LibraryCoverage};
 use serde::Serialize;
 
 pub(crate) use self::requesters::RequesterReport;
-use super::check::{Barrier, Check, State, Topic, count};
+use super::check::{Barrier, Check, CheckState, Topic, count};
 use super::nvml::Traces;
 use super::permission::{security_module_line, ways};
 use super::privilege::{CHECKPOINT_RESTORE, DAC_READ_SEARCH, Privilege, SYS_PTRACE};
 use crate::backends::{backend, scan};
-use crate::sources::kernel::attach::{self, Plan, PlannedProbe, attach, plan};
-use crate::sources::kernel::exports::{Export, LeftOut as LeftOutExport};
+use crate::sources::kernel::attach::{self, AttachPlan, PlannedProbe, attach, plan};
+use crate::sources::kernel::exports::{ExportStatus, SkipReason as LeftOutExport};
 use crate::sources::kernel::load::chain;
-use crate::sources::kernel::load::{Kernel, Mechanism};
+use crate::sources::kernel::load::{KernelHalf, Mechanism};
 use crate::sources::kernel::site::{KernelVersion, SiteReason};
-use crate::sources::library::{Discovery, LeftOut, LeftOutReason, LibraryFile, LibraryScan};
+use crate::sources::library::{Discovery, LeftOutReason, LibraryFile, LibraryScan, SkippedLibrary};
 
 /// Cost of a single-stepped probe: the same pair of probes took 12.2 µs per call at a first `cmp
 /// [rip+x], imm` and 2.8 µs at the `je` after it (Linux 6.18, AMD EPYC, in a virtual machine).
@@ -34,7 +34,7 @@ pub(crate) struct Libraries {
     /// Files that can be probed, and files that failed to be probed.
     pub(crate) files: Vec<LibraryReport>,
     /// Files with a library's name that are not 64-bit libraries or cannot be read.
-    pub(crate) left_out: Vec<LeftOut>,
+    pub(crate) left_out: Vec<SkippedLibrary>,
     /// Other files of the driver that request memory from the kernel driver.
     pub(crate) requesters: Vec<RequesterReport>,
     /// Number of processes with readable mappings.
@@ -90,7 +90,7 @@ pub(crate) struct MissingFunction {
 }
 
 /// Scans the machine, plans the probes of every file, and attaches them briefly if that is fast.
-pub(crate) fn examine(named: &[PathBuf], kernel: Option<&mut Kernel>, version: Option<KernelVersion>) -> Libraries {
+pub(crate) fn examine(named: &[PathBuf], kernel: Option<&mut KernelHalf>, version: Option<KernelVersion>) -> Libraries {
     let scan = named.iter().fold(scan(), LibraryScan::with_named);
     let Discovery { files, left_out, processes, processes_denied, .. } = scan.scan_all();
     // A classic uprobe takes a tenth of a second to detach, which is too slow for a diagnosis.
@@ -101,7 +101,7 @@ pub(crate) fn examine(named: &[PathBuf], kernel: Option<&mut Kernel>, version: O
     Libraries { files, left_out, requesters: requesters::examine(scan, version), processes, processes_denied }
 }
 
-fn report(file: &LibraryFile, kernel: Option<&mut Kernel>, version: KernelVersion) -> LibraryReport {
+fn report(file: &LibraryFile, kernel: Option<&mut KernelHalf>, version: KernelVersion) -> LibraryReport {
     let mut report = LibraryReport {
         deleted: file.deleted,
         tgids: file.mapped_by.clone(),
@@ -113,7 +113,7 @@ fn report(file: &LibraryFile, kernel: Option<&mut Kernel>, version: KernelVersio
     };
     let planned = plan(file, version, (backend().probes(), When::Always));
     match &planned {
-        Ok(plan @ Plan { probes, missing, exports, build_id, stubs }) => {
+        Ok(plan @ AttachPlan { probes, missing, exports, build_id, stubs }) => {
             report.sort_exports(exports.clone());
             report.functions = probes.iter().map(function).collect();
             report.coverage.build_id.clone_from(build_id);
@@ -141,12 +141,12 @@ fn report(file: &LibraryFile, kernel: Option<&mut Kernel>, version: KernelVersio
 }
 
 impl LibraryReport {
-    fn sort_exports(&mut self, exports: Vec<(String, Export)>) {
+    fn sort_exports(&mut self, exports: Vec<(String, ExportStatus)>) {
         for (name, export) in exports {
             match export {
-                Export::Probed => {}
-                Export::LeftOut(reason) => *self.left_out_exports.entry(reason).or_default() += 1,
-                Export::Unknown => self.unknown_exports.push(name),
+                ExportStatus::Probed => {}
+                ExportStatus::LeftOut(reason) => *self.left_out_exports.entry(reason).or_default() += 1,
+                ExportStatus::Unknown => self.unknown_exports.push(name),
             }
         }
     }
@@ -181,7 +181,7 @@ impl Libraries {
     }
 
     /// Returns the files in use that cannot be opened from here.
-    fn closed(&self) -> impl Iterator<Item = &LeftOut> {
+    fn closed(&self) -> impl Iterator<Item = &SkippedLibrary> {
         self.left_out.iter().filter(|left_out| is_closed(left_out))
     }
 
@@ -205,20 +205,23 @@ impl Libraries {
             let mut tgids: Vec<u32> = self.files.iter().flat_map(|file| file.tgids.iter().copied()).collect();
             tgids.sort_unstable();
             tgids.dedup();
-            return check(State::Ok, format!("{}, in use by {}", count(usable, "file"), count(tgids.len(), "process")));
+            return check(
+                CheckState::Ok,
+                format!("{}, in use by {}", count(usable, "file"), count(tgids.len(), "process")),
+            );
         }
         if !self.files.is_empty() {
-            return check(State::Missing(Barrier::Machine), "found, but not one file can be probed".to_owned())
+            return check(CheckState::Missing(Barrier::Machine), "found, but not one file can be probed".to_owned())
                 .fix("name a driver library: memwatch doctor --libcuda /path/to/libcuda.so.1");
         }
         if let Some(closed) = self.closed().next() {
             return check(
-                State::Missing(Barrier::Permission),
+                CheckState::Missing(Barrier::Permission),
                 "in use, but not one file can be opened: see below".to_owned(),
             )
             .fixes(ways_to_file(closed, privilege));
         }
-        let state = if driver { State::Degraded } else { State::NotChecked };
+        let state = if driver { CheckState::Degraded } else { CheckState::NotChecked };
         check(state, "no libcuda found: nothing to watch yet".to_owned())
             .fix("start the job: a library inside a container is found through the processes that use it")
             .fix("name the file: memwatch doctor --libcuda /path/to/libcuda.so.1")
@@ -231,12 +234,12 @@ fn judge_file(file: &LibraryReport, verbose: bool) -> Check {
     let name = format!("{}{deleted}", file.coverage.path);
     let check = |state, fact| Check::new(Topic::Driver, "library", state, fact);
     if let Some(error) = &file.coverage.error {
-        return Check { details: vec![usage(file)], ..check(State::Degraded, format!("{name}: {error}")) };
+        return Check { details: vec![usage(file)], ..check(CheckState::Degraded, format!("{name}: {error}")) };
     }
     let tried = if file.coverage.probes_attached > 0 { "probed" } else { "found" };
     let stepped: Vec<&str> = single_stepped(file).collect();
     let odd = older_than_others(file);
-    let state = if stepped.is_empty() && odd.is_empty() { State::Ok } else { State::Degraded };
+    let state = if stepped.is_empty() && odd.is_empty() { CheckState::Ok } else { CheckState::Degraded };
     let mut check = check(state, format!("{name}: {} of {all} functions {tried}", file.functions.len()));
     check.details.push(usage(file));
     check.details.extend(file.coverage.kernel_calls.as_ref().map(kernel_calls));
@@ -270,7 +273,7 @@ fn judge_exports(file: &LibraryReport, verbose: bool) -> Option<Check> {
         listed(&file.unknown_exports, shown)
     );
     let fix = "use a newer memwatch, where there is one";
-    (unknown > 0).then(|| Check::new(Topic::Driver, "exports", State::Degraded, fact).fix(fix))
+    (unknown > 0).then(|| Check::new(Topic::Driver, "exports", CheckState::Degraded, fact).fix(fix))
 }
 
 /// Describes how many exports are not probed, and why.
@@ -350,10 +353,10 @@ fn every_site(file: &LibraryReport) -> Vec<String> {
 
 /// Judges a file that cannot be probed. Unless a process uses it or the user named it, the state is
 /// `NotChecked`.
-fn judge_left_out(left_out: &LeftOut, privilege: &Privilege) -> Check {
-    let LeftOut { display, reason, mapped_by, named: _ } = left_out;
+fn judge_left_out(left_out: &SkippedLibrary, privilege: &Privilege) -> Check {
+    let SkippedLibrary { display, reason, mapped_by, named: _ } = left_out;
     let concerns = !mapped_by.is_empty() || matches!(reason, LeftOutReason::Unreadable(_));
-    let state = if concerns { State::Degraded } else { State::NotChecked };
+    let state = if concerns { CheckState::Degraded } else { CheckState::NotChecked };
     let users = match mapped_by.len() {
         0 => String::new(),
         users => format!(", in use by {}", count(users, "process")),
@@ -371,13 +374,13 @@ fn judge_left_out(left_out: &LeftOut, privilege: &Privilege) -> Check {
     }
 }
 
-fn is_closed(left_out: &LeftOut) -> bool {
+fn is_closed(left_out: &SkippedLibrary) -> bool {
     !left_out.mapped_by.is_empty() && matches!(left_out.reason, LeftOutReason::Unreadable(_))
 }
 
 /// Returns ways to open a file that a process uses. Without permission, the kernel reports such a
 /// file as missing.
-fn ways_to_file(left_out: &LeftOut, privilege: &Privilege) -> Vec<String> {
+fn ways_to_file(left_out: &SkippedLibrary, privilege: &Privilege) -> Vec<String> {
     if !privilege.has(SYS_PTRACE) || !privilege.has(DAC_READ_SEARCH) {
         return ways(privilege);
     }
@@ -394,13 +397,14 @@ fn ways_to_file(left_out: &LeftOut, privilege: &Privilege) -> Vec<String> {
 fn judge_processes(seen: usize, denied: usize, privilege: &Privilege) -> Check {
     let check = |state, fact| Check::new(Topic::Driver, "processes", state, fact);
     if denied == 0 {
-        return check(State::Ok, format!("the libraries of every process are readable ({seen} now)"));
+        return check(CheckState::Ok, format!("the libraries of every process are readable ({seen} now)"));
     }
     let fact = format!("the libraries of {denied} of {} processes are not readable", seen + denied);
     if privilege.has(SYS_PTRACE) {
-        return check(State::Degraded, format!("{fact}, even with {}", SYS_PTRACE.name)).fix(security_module_line());
+        return check(CheckState::Degraded, format!("{fact}, even with {}", SYS_PTRACE.name))
+            .fix(security_module_line());
     }
-    check(State::Degraded, fact).fixes(ways(privilege))
+    check(CheckState::Degraded, fact).fixes(ways(privilege))
 }
 
 #[cfg(test)]

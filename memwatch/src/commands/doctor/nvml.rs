@@ -8,7 +8,7 @@ use memwatch_core::input::{DeviceReading, MigFacts, NvmlState, place};
 use memwatch_core::kernel_driver;
 use serde::Serialize;
 
-use super::check::{Barrier, Check, State, Topic, count};
+use super::check::{Barrier, Check, CheckState, Topic, count};
 use crate::backends::cuda::nvml::processes::{Lists, version};
 use crate::backends::cuda::nvml::{DRIVER_VERSION, open, read};
 use crate::render::format::bytes;
@@ -110,18 +110,18 @@ pub(crate) fn judge_driver(version: Option<&str>, traces: Traces) -> Check {
         (Some(text), _) => {
             let number = number(text);
             let mut check =
-                check(State::Ok, number.map_or_else(|| "loaded".to_owned(), |number| format!("{number} is loaded")));
+                check(CheckState::Ok, number.map_or_else(|| "loaded".to_owned(), |number| format!("{number} is loaded")));
             check.details.push(layouts(number));
             check
         }
         (None, Traces::Found) => {
-            check(State::Degraded, format!("no NVIDIA kernel driver is loaded: there is no {DRIVER_VERSION}"))
+            check(CheckState::Degraded, format!("no NVIDIA kernel driver is loaded: there is no {DRIVER_VERSION}"))
                 .fix("sudo modprobe nvidia")
         }
         (None, Traces::Unknown) => {
-            check(State::Degraded, "no NVIDIA driver in sight, but not every process could be looked at".to_owned())
+            check(CheckState::Degraded, "no NVIDIA driver in sight, but not every process could be looked at".to_owned())
         }
-        (None, Traces::None) => check(State::Missing(Barrier::Machine), "no NVIDIA driver here, and no libcuda".to_owned())
+        (None, Traces::None) => check(CheckState::Missing(Barrier::Machine), "no NVIDIA driver here, and no libcuda".to_owned())
             .fix("run memwatch on the machine that has the GPU, with NVIDIA's driver installed and loaded (nvidia-smi shows it)")
             .fix("name a driver library: memwatch doctor --libcuda /path/to/libcuda.so.1"),
     }
@@ -143,7 +143,7 @@ pub(crate) fn checks(answer: &Result<NvmlReport, String>, driver: Option<&str>) 
         Ok(report) => vec![judge_answer(report), judge_lists(report)],
         Err(reason) => vec![
             judge_silence(reason, driver.is_some()),
-            Check::new(Topic::Nvml, "nvml_processes", State::NotChecked, "needs NVML"),
+            Check::new(Topic::Nvml, "nvml_processes", CheckState::NotChecked, "needs NVML"),
         ],
     }
 }
@@ -153,7 +153,7 @@ pub(crate) fn checks(answer: &Result<NvmlReport, String>, driver: Option<&str>) 
 fn judge_silence(reason: &str, driver: bool) -> Check {
     let fact =
         format!("{reason}. Allocations are traced without it; used bytes of GPUs and pre-existing memory are unknown");
-    let check = Check::new(Topic::Nvml, "nvml", State::Degraded, fact);
+    let check = Check::new(Topic::Nvml, "nvml", CheckState::Degraded, fact);
     let check = if driver {
         check.fix("install the libnvidia-ml.so.1 that belongs to the driver (nvidia-smi works once it is there)")
     } else {
@@ -167,7 +167,7 @@ fn judge_answer(report: &NvmlReport) -> Check {
     let versions =
         versions.iter().filter_map(|(what, version)| version.as_ref().map(|version| format!("{what} {version}, ")));
     let fact = format!("{}{}", versions.collect::<String>(), count(report.gpus.len(), "GPU"));
-    let state = if report.gpus.is_empty() { State::Degraded } else { State::Ok };
+    let state = if report.gpus.is_empty() { CheckState::Degraded } else { CheckState::Ok };
     let mut check = Check::new(Topic::Nvml, "nvml", state, fact);
     check.details = report.gpus.iter().map(GpuReport::line).collect();
     check
@@ -178,18 +178,18 @@ fn judge_lists(report: &NvmlReport) -> Check {
     let without: Vec<String> =
         report.gpus.iter().filter(|gpu| gpu.processes.is_none()).map(GpuReport::number).collect();
     if report.gpus.is_empty() {
-        check(State::NotChecked, "no GPU to ask about".to_owned())
+        check(CheckState::NotChecked, "no GPU to ask about".to_owned())
     } else if !without.is_empty() {
         check(
-            State::Degraded,
+            CheckState::Degraded,
             format!("GPU {} gives no list of processes: used bytes are per GPU only", without.join(", ")),
         )
         .fix("nothing to change here: some virtual GPUs and WSL do not offer it")
     } else if Lists::of(report.driver_version.as_deref()) == Lists::Earlier {
         let fact = "used bytes per process on every GPU, by NVML's earlier call: this driver's present one is wrong";
-        check(State::Ok, fact.to_owned())
+        check(CheckState::Ok, fact.to_owned())
     } else {
-        check(State::Ok, "used bytes per process on every GPU".to_owned())
+        check(CheckState::Ok, "used bytes per process on every GPU".to_owned())
     }
 }
 
@@ -213,7 +213,7 @@ fn number(text: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Barrier, GpuReport, NvmlReport, State, Traces, checks, judge_driver, number};
+    use super::{Barrier, CheckState, GpuReport, NvmlReport, Traces, checks, judge_driver, number};
 
     fn report(driver: &str, processes: Option<usize>) -> NvmlReport {
         let gpu = GpuReport {
@@ -243,7 +243,7 @@ mod tests {
         {
             let check = judge_driver(Some(&text), Traces::None);
             let is_known = check.details.iter().any(|line| line.contains("requests are known"));
-            assert_eq!((check.state, is_known), (State::Ok, known), "{text}");
+            assert_eq!((check.state, is_known), (CheckState::Ok, known), "{text}");
         }
     }
 
@@ -253,28 +253,28 @@ mod tests {
 
     #[test]
     fn no_driver_is_only_missing_where_nothing_else_of_it_is_there() {
-        assert_eq!(judge_driver(None, Traces::None).state, State::Missing(Barrier::Machine));
-        assert_eq!(judge_driver(None, Traces::Found).state, State::Degraded);
-        assert_eq!(judge_driver(None, Traces::Unknown).state, State::Degraded);
+        assert_eq!(judge_driver(None, Traces::None).state, CheckState::Missing(Barrier::Machine));
+        assert_eq!(judge_driver(None, Traces::Found).state, CheckState::Degraded);
+        assert_eq!(judge_driver(None, Traces::Unknown).state, CheckState::Degraded);
     }
 
     #[test]
     fn without_nvml_watching_still_works() {
         let checks = checks(&Err("libnvidia-ml.so: not found".to_owned()), Some("595.45.04"));
-        assert_eq!((checks[0].state, checks[1].state), (State::Degraded, State::NotChecked));
+        assert_eq!((checks[0].state, checks[1].state), (CheckState::Degraded, CheckState::NotChecked));
         assert!(checks[0].fact.contains("Allocations are traced without it"));
     }
 
     #[test]
     fn process_lists_are_judged_by_what_the_driver_gives() {
         let state = |driver, processes| checks(&Ok(report(driver, processes)), None)[1].state;
-        assert_eq!(state("595.45.04", Some(0)), State::Ok);
-        assert_eq!(state("595.45.04", None), State::Degraded);
+        assert_eq!(state("595.45.04", Some(0)), CheckState::Ok);
+        assert_eq!(state("595.45.04", None), CheckState::Degraded);
         let fact = |driver| checks(&Ok(report(driver, Some(3))), None)[1].fact.clone();
         assert!(fact("535.86.10").contains("this driver's present one is wrong"));
         assert_eq!(fact("535.104.05"), "used bytes per process on every GPU");
         let none = NvmlReport { gpus: Vec::new(), ..report("595.45.04", None) };
-        assert_eq!(checks(&Ok(none), None)[1].state, State::NotChecked);
+        assert_eq!(checks(&Ok(none), None)[1].state, CheckState::NotChecked);
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use memwatch_core::snapshot::Viewer;
 
-use super::check::{Check, State, Topic, count};
-use crate::client::{Client, NoAgent};
+use super::check::{Check, CheckState, Topic, count};
+use crate::client::{AgentClient, NoAgent};
 use crate::options::DEFAULT_SOCKET;
 use crate::own_folder::Foreign;
 use crate::sources::containers::RuntimeSockets;
@@ -23,7 +23,7 @@ pub(crate) fn checks(sockets: &RuntimeSockets) -> Vec<Check> {
     let mut checks: Vec<Check> = found.collect();
     if checks.is_empty() {
         let fact = "no container runtime listens here: containers, if there are any, are shown by their ids";
-        checks.push(Check::new(Topic::Owners, "names", State::NotChecked, fact));
+        checks.push(Check::new(Topic::Owners, "names", CheckState::NotChecked, fact));
     }
     let met = meet();
     checks.push(judge_agent(Path::new(DEFAULT_SOCKET), &met.as_ref().map(|(viewer, _)| *viewer)));
@@ -36,7 +36,7 @@ pub(crate) fn checks(sockets: &RuntimeSockets) -> Vec<Check> {
 fn meet() -> Result<(Viewer, u64), NoAgent> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut client = Client::meet(Path::new(DEFAULT_SOCKET)).await?;
+        let mut client = AgentClient::meet(Path::new(DEFAULT_SOCKET)).await?;
         let contradictions = client.snapshot().await?.contradictions;
         Ok((client.viewer(), contradictions))
     })
@@ -47,13 +47,13 @@ fn judge_runtime(what: &str, path: &Path, answer: io::Result<()>) -> Option<Chec
     let check = |state, fact| Check::new(Topic::Owners, "names", state, fact);
     let path = path.display();
     match answer {
-        Ok(()) => Some(check(State::Ok, format!("{what} listens on {path}"))),
+        Ok(()) => Some(check(CheckState::Ok, format!("{what} listens on {path}"))),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             let fact = format!("{what} on {path} does not let this user in: its containers are shown by their ids");
-            Some(check(State::Degraded, fact).fix("sudo memwatch …, or ask the agent of this machine"))
+            Some(check(CheckState::Degraded, fact).fix("sudo memwatch …, or ask the agent of this machine"))
         }
-        Err(error) => Some(check(State::Degraded, format!("{what} on {path} does not answer: {error}"))),
+        Err(error) => Some(check(CheckState::Degraded, format!("{what} on {path} does not answer: {error}"))),
     }
 }
 
@@ -63,30 +63,30 @@ fn judge_survival(counted: &io::Result<Option<(usize, usize)>>) -> Check {
     let check = |state, fact: String| Check::new(Topic::Owners, "survival", state, fact);
     match *counted {
         Ok(None) => check(
-            State::NotChecked,
+            CheckState::NotChecked,
             format!("{BPFFS} is no bpf file system: the watch of an agent ends with the agent"),
         )
         .fix(format!("{MOUNT} {BPFFS}")),
-        Ok(Some((0, 0))) => check(State::Ok, format!("no agent has probes pinned in {BPFFS}")),
+        Ok(Some((0, 0))) => check(CheckState::Ok, format!("no agent has probes pinned in {BPFFS}")),
         Ok(Some((0, running))) => {
-            check(State::Ok, format!("the watch of {} outlives it", count(running, "running agent")))
+            check(CheckState::Ok, format!("the watch of {} outlives it", count(running, "running agent")))
         }
         Ok(Some((left, _))) => {
             let fact =
                 format!("{} that runs no more has left its probes in {BPFFS}, for the next one", count(left, "agent"));
-            check(State::Degraded, fact)
+            check(CheckState::Degraded, fact)
                 .fix("sudo memwatch agent, to go on with them")
                 .fix("sudo memwatch agent --uninstall, to take them out")
         }
         Err(ref error) if error.kind() == ErrorKind::PermissionDenied => {
-            check(State::NotChecked, format!("only root may look into {BPFFS}"))
+            check(CheckState::NotChecked, format!("only root may look into {BPFFS}"))
         }
         Err(ref error) if error.get_ref().is_some_and(<dyn Error + Send + Sync>::is::<Foreign>) => {
             let fact =
                 format!("{BPFFS}, or memwatch's folder in it, {error}: the watch of an agent ends with the agent");
-            check(State::Degraded, fact).fix(format!("{CLOSE} {BPFFS}"))
+            check(CheckState::Degraded, fact).fix(format!("{CLOSE} {BPFFS}"))
         }
-        Err(ref error) => check(State::Degraded, format!("{BPFFS} cannot be read: {error}")),
+        Err(ref error) => check(CheckState::Degraded, format!("{BPFFS} cannot be read: {error}")),
     }
 }
 
@@ -94,10 +94,10 @@ fn judge_survival(counted: &io::Result<Option<(usize, usize)>>) -> Check {
 fn judge_reports(contradictions: u64) -> Check {
     let check = |state, fact: String| Check::new(Topic::Owners, "reports", state, fact);
     match contradictions {
-        0 => check(State::Ok, "no report of the agent has contradicted itself".to_owned()),
+        0 => check(CheckState::Ok, "no report of the agent has contradicted itself".to_owned()),
         contradictions => {
             let times = if contradictions == 1 { "once".to_owned() } else { format!("{contradictions} times") };
-            check(State::Degraded, format!("reports of the agent have contradicted themselves {times}"))
+            check(CheckState::Degraded, format!("reports of the agent have contradicted themselves {times}"))
                 .fix("report it, with memwatch_agent_contradictions_total of its metrics: it is a fault of memwatch")
         }
     }
@@ -107,14 +107,14 @@ fn judge_agent(path: &Path, met: &Result<Viewer, &NoAgent>) -> Check {
     let check = |state, fact: String| Check::new(Topic::Owners, "agent", state, fact);
     let path = path.display();
     match met {
-        Ok(Viewer::Everything) => check(State::Ok, format!("one answers on {path}; it shows you all processes")),
-        Ok(Viewer::User(_)) => check(State::Ok, format!("one answers on {path}; it shows you your own processes")),
+        Ok(Viewer::Everything) => check(CheckState::Ok, format!("one answers on {path}; it shows you all processes")),
+        Ok(Viewer::User(_)) => check(CheckState::Ok, format!("one answers on {path}; it shows you your own processes")),
         Err(NoAgent::Absent) => {
             let fact = format!("none listens on {path}: memwatch watches by itself, from when it is started");
-            check(State::NotChecked, fact)
+            check(CheckState::NotChecked, fact)
                 .fix("sudo memwatch agent, for users without privilege and a view from boot on")
         }
-        Err(NoAgent::Unusable(why)) => check(State::Degraded, format!("the one on {path} cannot be used: {why}")),
+        Err(NoAgent::Unusable(why)) => check(CheckState::Degraded, format!("the one on {path} cannot be used: {why}")),
     }
 }
 
@@ -122,14 +122,14 @@ fn judge_agent(path: &Path, met: &Result<Viewer, &NoAgent>) -> Check {
 mod tests {
     use super::*;
 
-    fn runtime(answer: io::Result<()>) -> Option<(State, String)> {
+    fn runtime(answer: io::Result<()>) -> Option<(CheckState, String)> {
         let check = judge_runtime("Docker", Path::new("/run/docker.sock"), answer)?;
         Some((check.state, check.fact))
     }
 
     #[test]
     fn a_runtime_that_listens_is_named_and_an_absent_one_is_not() {
-        let listens = (State::Ok, "Docker listens on /run/docker.sock".to_owned());
+        let listens = (CheckState::Ok, "Docker listens on /run/docker.sock".to_owned());
         assert_eq!(runtime(Ok(())), Some(listens));
         assert_eq!(runtime(Err(ErrorKind::NotFound.into())), None);
     }
@@ -137,37 +137,43 @@ mod tests {
     #[test]
     fn a_runtime_that_refuses_costs_its_names() {
         let (state, fact) = runtime(Err(ErrorKind::PermissionDenied.into())).expect("it is there");
-        assert_eq!(state, State::Degraded);
+        assert_eq!(state, CheckState::Degraded);
         assert!(fact.contains("does not let this user in"), "{fact}");
-        assert_eq!(runtime(Err(ErrorKind::ConnectionRefused.into())).map(|(state, _)| state), Some(State::Degraded));
+        assert_eq!(
+            runtime(Err(ErrorKind::ConnectionRefused.into())).map(|(state, _)| state),
+            Some(CheckState::Degraded)
+        );
     }
 
     #[test]
     fn an_agent_is_no_requirement_and_says_what_it_shows() {
         let state = |no: NoAgent| judge_agent(Path::new("/s"), &Err(&no)).state;
-        assert_eq!(state(NoAgent::Absent), State::NotChecked);
-        assert_eq!(state(NoAgent::Unusable("it has hung up".to_owned())), State::Degraded);
+        assert_eq!(state(NoAgent::Absent), CheckState::NotChecked);
+        assert_eq!(state(NoAgent::Unusable("it has hung up".to_owned())), CheckState::Degraded);
         let own = judge_agent(Path::new("/s"), &Ok(Viewer::User(1000)));
-        assert_eq!((own.state, own.fact.as_str()), (State::Ok, "one answers on /s; it shows you your own processes"));
+        assert_eq!(
+            (own.state, own.fact.as_str()),
+            (CheckState::Ok, "one answers on /s; it shows you your own processes")
+        );
     }
 
     #[test]
     fn reports_that_contradict_themselves_are_counted() {
-        assert_eq!(judge_reports(0).state, State::Ok);
+        assert_eq!(judge_reports(0).state, CheckState::Ok);
         let judged = [1, 3].map(judge_reports);
-        assert!(judged.iter().all(|check| check.state == State::Degraded && check.fixes.len() == 1));
+        assert!(judged.iter().all(|check| check.state == CheckState::Degraded && check.fixes.len() == 1));
         assert!(judged[0].fact.ends_with(" once") && judged[1].fact.ends_with(" 3 times"), "{judged:?}");
     }
 
     #[test]
     fn probes_that_nobody_reads_are_named_with_both_ways_out() {
         let judged = |counted: io::Result<_>| judge_survival(&counted);
-        assert_eq!(judged(Ok(None)).state, State::NotChecked);
-        assert_eq!(judged(Err(ErrorKind::PermissionDenied.into())).state, State::NotChecked);
-        assert_eq!(judged(Ok(Some((0, 0)))).state, State::Ok);
+        assert_eq!(judged(Ok(None)).state, CheckState::NotChecked);
+        assert_eq!(judged(Err(ErrorKind::PermissionDenied.into())).state, CheckState::NotChecked);
+        assert_eq!(judged(Ok(Some((0, 0)))).state, CheckState::Ok);
         assert_eq!(judged(Ok(Some((0, 1)))).fact, "the watch of 1 running agent outlives it");
         let left = judged(Ok(Some((1, 1))));
-        assert_eq!((left.state, left.fixes.len()), (State::Degraded, 2));
+        assert_eq!((left.state, left.fixes.len()), (CheckState::Degraded, 2));
         let open = judged(Err(Foreign::Others.into()));
         assert!(open.fact.contains("can be changed by others") && open.fixes[0].contains("chmod 700"), "{}", open.fact);
     }

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use super::check::{Barrier, Check, State, Topic};
-use super::privilege::{BPF, Capability, DAC_READ_SEARCH, PERFMON, Place, Privilege, SYS_ADMIN, SYS_PTRACE, quoted};
+use super::check::{Barrier, Check, CheckState, Topic};
+use super::privilege::{
+    BPF, Capability, ContainerRuntime, DAC_READ_SEARCH, PERFMON, Privilege, SYS_ADMIN, SYS_PTRACE, quoted,
+};
 use super::system::UPROBE_MULTI;
 use crate::sources::kernel::site::KernelVersion;
 
@@ -44,22 +46,22 @@ pub(crate) fn ways(privilege: &Privilege) -> Vec<String> {
         ways.push(format!("sudo setcap {}+ep {program}", names.join(",")));
     }
     match privilege.place {
-        Place::Host if privilege.uid == 0 => ways.push(format!(
+        ContainerRuntime::Host if privilege.uid == 0 => ways.push(format!(
             "root was stripped of it: whoever starts memwatch must leave it {} (systemd: CapabilityBoundingSet=, AmbientCapabilities=)",
             names.join(", ")
         )),
-        Place::Host => {}
+        ContainerRuntime::Host => {}
         place => ways.push(container_way(place, &names)),
     }
     ways
 }
 
-fn way_to_the_hosts_users(place: Place) -> &'static str {
+fn way_to_the_hosts_users(place: ContainerRuntime) -> &'static str {
     match place {
-        Place::Kubernetes => "pod spec: hostUsers: true",
-        Place::Podman => "podman run: as root (sudo), without --userns",
-        Place::Docker => "docker run: add --userns=host, with a daemon that is not rootless",
-        Place::Host => "run memwatch outside of unshare, bubblewrap or rootless containers",
+        ContainerRuntime::Kubernetes => "pod spec: hostUsers: true",
+        ContainerRuntime::Podman => "podman run: as root (sudo), without --userns",
+        ContainerRuntime::Docker => "docker run: add --userns=host, with a daemon that is not rootless",
+        ContainerRuntime::Host => "run memwatch outside of unshare, bubblewrap or rootless containers",
     }
 }
 
@@ -69,17 +71,17 @@ pub(crate) fn security_module_line() -> String {
 }
 
 /// Returns what to add to the container's options.
-fn container_way(place: Place, names: &[&str]) -> String {
+fn container_way(place: ContainerRuntime, names: &[&str]) -> String {
     let names: Vec<String> = names.iter().map(|name| name.trim_start_matches("cap_").to_uppercase()).collect();
     match place {
-        Place::Kubernetes => {
+        ContainerRuntime::Kubernetes => {
             format!(
                 "pod spec: hostPID: true; container: securityContext: {{capabilities: {{add: [{}]}}}}",
                 names.join(", ")
             )
         }
-        Place::Host | Place::Docker | Place::Podman => {
-            let command = if place == Place::Podman { "podman" } else { "docker" };
+        ContainerRuntime::Host | ContainerRuntime::Docker | ContainerRuntime::Podman => {
+            let command = if place == ContainerRuntime::Podman { "podman" } else { "docker" };
             format!("{command} run: add --pid=host --cap-add={}", names.join(" --cap-add="))
         }
     }
@@ -96,20 +98,21 @@ fn judge_user(privilege: &Privilege) -> Check {
         0 => "root".to_owned(),
         uid => format!("uid {uid}"),
     };
-    Check::new(Topic::Permission, "user", State::Ok, fact)
+    Check::new(Topic::Permission, "user", CheckState::Ok, fact)
 }
 
 fn judge_capabilities(privilege: &Privilege) -> Vec<Check> {
     let admin = privilege.classic.then_some(SYS_ADMIN);
-    let needed = NEEDED.into_iter().chain(admin).map(|capability| (capability, State::Missing(Barrier::Permission)));
-    let wanted = WANTED.map(|capability| (capability, State::Degraded));
-    let judge = |(capability, without): (Capability, State)| {
+    let needed =
+        NEEDED.into_iter().chain(admin).map(|capability| (capability, CheckState::Missing(Barrier::Permission)));
+    let wanted = WANTED.map(|capability| (capability, CheckState::Degraded));
+    let judge = |(capability, without): (Capability, CheckState)| {
         if privilege.is_in_foreign_user_namespace() {
             let fact = format!("counts in the host's user namespace only: {}", capability.purpose);
-            return Check::new(Topic::Permission, capability.name, State::NotChecked, fact);
+            return Check::new(Topic::Permission, capability.name, CheckState::NotChecked, fact);
         }
         if privilege.has(capability) {
-            return Check::new(Topic::Permission, capability.name, State::Ok, capability.purpose);
+            return Check::new(Topic::Permission, capability.name, CheckState::Ok, capability.purpose);
         }
         Check::new(Topic::Permission, capability.name, without, format!("not granted: {}", capability.purpose))
             .fixes(ways(privilege))
@@ -121,24 +124,24 @@ fn judge_namespaces(privilege: &Privilege) -> Vec<Check> {
     let mut checks = Vec::new();
     if privilege.is_in_foreign_user_namespace() {
         let fact = "not the host's: the kernel grants eBPF in the host's user namespace only";
-        let missing = State::Missing(Barrier::Permission);
+        let missing = CheckState::Missing(Barrier::Permission);
         let check = Check::new(Topic::Permission, "user_namespace", missing, fact);
         checks.push(check.fix(way_to_the_hosts_users(privilege.place)));
     }
     let pids = |state, fact| Check::new(Topic::Permission, PID_NAMESPACE, state, fact);
     checks.push(match privilege.initial_pid_namespace {
-        Some(true) => pids(State::Ok, "the host's: every process can be named"),
+        Some(true) => pids(CheckState::Ok, "the host's: every process can be named"),
         Some(false) => pids(
-            State::Missing(Barrier::Permission),
+            CheckState::Missing(Barrier::Permission),
             "a container's: its process ids are not the ones that the kernel and NVML report",
         )
         .fix(match privilege.place {
-            Place::Kubernetes => "pod spec: hostPID: true".to_owned(),
-            Place::Podman => "podman run: add --pid=host".to_owned(),
-            Place::Docker => "docker run: add --pid=host".to_owned(),
-            Place::Host => format!("sudo nsenter --target 1 --pid --mount {} doctor", privilege.program()),
+            ContainerRuntime::Kubernetes => "pod spec: hostPID: true".to_owned(),
+            ContainerRuntime::Podman => "podman run: add --pid=host".to_owned(),
+            ContainerRuntime::Docker => "docker run: add --pid=host".to_owned(),
+            ContainerRuntime::Host => format!("sudo nsenter --target 1 --pid --mount {} doctor", privilege.program()),
         }),
-        None => pids(State::NotChecked, "/proc/self/ns/pid cannot be examined"),
+        None => pids(CheckState::NotChecked, "/proc/self/ns/pid cannot be examined"),
     });
     checks
 }
@@ -146,23 +149,23 @@ fn judge_namespaces(privilege: &Privilege) -> Vec<Check> {
 /// Checks for a container; `None` without signs of one.
 fn judge_place(privilege: &Privilege) -> Option<Check> {
     let fact = match (privilege.place, privilege.initial_pid_namespace) {
-        (Place::Host, _) => return None,
+        (ContainerRuntime::Host, _) => return None,
         (place, Some(true)) => format!("signs of {}, with the host's process ids", place.name()),
         (place, _) => format!("signs of {}", place.name()),
     };
-    Some(Check::new(Topic::Permission, "container", State::Ok, fact))
+    Some(Check::new(Topic::Permission, "container", CheckState::Ok, fact))
 }
 
 /// Checks that sudo finds the program; `None` if this user does not use sudo.
 fn judge_sudo(privilege: &Privilege) -> Option<Check> {
     let in_cargo = privilege.program.parent().is_some_and(|parent| parent.ends_with(".cargo/bin"));
     let is_concerned = privilege.uid != 0 || privilege.sudo || in_cargo;
-    if privilege.is_found_by_sudo() || !is_concerned || privilege.place != Place::Host {
+    if privilege.is_found_by_sudo() || !is_concerned || privilege.place != ContainerRuntime::Host {
         return None;
     }
     let directory = privilege.program.parent().unwrap_or(Path::new("/"));
     let fact = format!("does not look in {}: `sudo memwatch` is not found", quoted(directory));
-    let check = Check::new(Topic::Permission, "sudo", State::Degraded, fact)
+    let check = Check::new(Topic::Permission, "sudo", CheckState::Degraded, fact)
         .fix(format!("sudo {} doctor", privilege.program()));
     Some(check.fix(format!("sudo ln -s {} /usr/local/bin/memwatch", privilege.program())))
 }
@@ -171,7 +174,7 @@ fn judge_sudo(privilege: &Privilege) -> Option<Check> {
 mod tests {
     use std::path::PathBuf;
 
-    use super::{Barrier, Check, Place, Privilege, State, checks, is_classic, ways};
+    use super::{Barrier, Check, CheckState, ContainerRuntime, Privilege, checks, is_classic, ways};
     use crate::commands::doctor::privilege::tests::{root, user};
 
     /// CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH.
@@ -182,8 +185,8 @@ mod tests {
         Privilege { classic: true, ..privilege }
     }
 
-    fn failing(checks: &[Check]) -> Vec<(&'static str, State)> {
-        checks.iter().filter(|check| check.state != State::Ok).map(|check| (check.id, check.state)).collect()
+    fn failing(checks: &[Check]) -> Vec<(&'static str, CheckState)> {
+        checks.iter().filter(|check| check.state != CheckState::Ok).map(|check| (check.id, check.state)).collect()
     }
 
     #[test]
@@ -202,18 +205,18 @@ mod tests {
     fn four_capabilities_suffice_with_uprobe_multi_and_not_without() {
         let four = Privilege { effective: FOUR, ..user() };
         assert_eq!(failing(&checks(&four)), []);
-        assert_eq!(failing(&checks(&old(four))), [("cap_sys_admin", State::Missing(Barrier::Permission))]);
+        assert_eq!(failing(&checks(&old(four))), [("cap_sys_admin", CheckState::Missing(Barrier::Permission))]);
     }
 
     #[test]
     fn an_ordinary_user_is_reported_both_command_lines() {
         let checks = checks(&user());
-        let missing = State::Missing(Barrier::Permission);
+        let missing = CheckState::Missing(Barrier::Permission);
         let expected = [
             ("cap_bpf", missing),
             ("cap_perfmon", missing),
-            ("cap_sys_ptrace", State::Degraded),
-            ("cap_dac_read_search", State::Degraded),
+            ("cap_sys_ptrace", CheckState::Degraded),
+            ("cap_dac_read_search", CheckState::Degraded),
         ];
         assert_eq!(failing(&checks), expected);
         let fixes = &checks.iter().find(|check| check.id == "cap_bpf").expect("the check").fixes;
@@ -227,10 +230,10 @@ mod tests {
         let stripped = |place| ways(&Privilege { effective: 0, place, ..root() }).join("\n");
         let docker =
             "docker run: add --pid=host --cap-add=BPF --cap-add=PERFMON --cap-add=SYS_PTRACE --cap-add=DAC_READ_SEARCH";
-        assert_eq!(stripped(Place::Docker), docker);
-        assert!(stripped(Place::Podman).starts_with("podman run: add --pid=host"));
-        assert!(stripped(Place::Kubernetes).contains("add: [BPF, PERFMON, SYS_PTRACE, DAC_READ_SEARCH]"));
-        assert!(stripped(Place::Host).contains("CapabilityBoundingSet"));
+        assert_eq!(stripped(ContainerRuntime::Docker), docker);
+        assert!(stripped(ContainerRuntime::Podman).starts_with("podman run: add --pid=host"));
+        assert!(stripped(ContainerRuntime::Kubernetes).contains("add: [BPF, PERFMON, SYS_PTRACE, DAC_READ_SEARCH]"));
+        assert!(stripped(ContainerRuntime::Host).contains("CapabilityBoundingSet"));
     }
 
     #[test]
@@ -238,7 +241,7 @@ mod tests {
         let inside = Privilege {
             initial_user_namespace: Some(false),
             initial_pid_namespace: Some(false),
-            place: Place::Docker,
+            place: ContainerRuntime::Docker,
             ..root()
         };
         let all = checks(&inside);
@@ -246,7 +249,7 @@ mod tests {
             all.iter().filter(|check| check.state.barrier().is_some()).map(|check| check.id).collect();
         assert_eq!(missing, ["user_namespace", "pid_namespace"]);
         let capability = all.iter().find(|check| check.id == "cap_bpf").expect("the check");
-        assert_eq!(capability.state, State::NotChecked);
+        assert_eq!(capability.state, CheckState::NotChecked);
         assert_eq!(ways(&inside), ["docker run: add --userns=host, with a daemon that is not rootless"]);
     }
 
@@ -255,7 +258,7 @@ mod tests {
         let program = PathBuf::from("/home/ann/.cargo/bin/memwatch");
         let ids = |privilege: &Privilege| failing(&checks(privilege));
         let at_home = Privilege { program: program.clone(), effective: u64::MAX, ..user() };
-        assert_eq!(ids(&at_home), [("sudo", State::Degraded)]);
+        assert_eq!(ids(&at_home), [("sudo", CheckState::Degraded)]);
         assert_eq!(ids(&Privilege { program: PathBuf::from("/opt/memwatch/memwatch"), ..root() }), []);
         let through_sudo = Privilege { program, sudo: true, ..root() };
         let all = checks(&through_sudo);

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU64;
 
-use memwatch_core::attribution::price::{Asked, Budget, Prices};
+use memwatch_core::attribution::price::{Budget, ProbeCost, TracingRequest};
 use memwatch_core::input::TensorLevel;
 use memwatch_core::words::{Tgid, json};
 use serde::Serialize;
@@ -12,7 +12,7 @@ use super::permission::ways;
 use super::privilege::{Privilege, SYS_PTRACE};
 use crate::frameworks::probes::measure_trap;
 use crate::frameworks::pytorch::{BooksError, rates};
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 use crate::watch::source::comm;
 
 /// Levels that a budget selects from, the cheapest first, with what each adds to the previous one.
@@ -29,7 +29,7 @@ pub(crate) struct PriceReport {
     /// Budget per process.
     pub(crate) budget: Budget,
     /// Cost of a probe.
-    pub(crate) prices: Prices,
+    pub(crate) prices: ProbeCost,
     /// Why the probe was not measured here; its cost is then that of the slowest measured machine.
     pub(crate) not_measured: Option<String>,
     /// The processes, in the order of the command line.
@@ -79,7 +79,7 @@ pub(crate) struct LevelPrice {
 /// Measures a probe if the kernel half is loaded, and counts the tensor events of these processes.
 pub(super) fn predict(
     (tgids, budget): (&[Tgid], Budget),
-    kernel: Option<&mut Kernel>,
+    kernel: Option<&mut KernelHalf>,
     privilege: &Privilege,
 ) -> PriceReport {
     let measured = kernel.map_or_else(|| Err("the trial run did not work".to_owned()), measure_trap);
@@ -94,9 +94,10 @@ pub(super) fn report(
     measured: Result<NonZeroU64, String>,
     counted: impl Iterator<Item = (Tgid, String, Result<u64, String>)>,
 ) -> PriceReport {
-    let prices = measured.as_ref().map_or_else(|_| Prices::default(), |trap_ns| Prices { trap_ns: *trap_ns });
+    let prices = measured.as_ref().map_or_else(|_| ProbeCost::default(), |trap_ns| ProbeCost { trap_ns: *trap_ns });
     // Windows do not affect which level is chosen.
-    let asked = Asked { level: TensorLevel::Layers, by_default: true, budget, prices, ..Asked::default() };
+    let asked =
+        TracingRequest { level: TensorLevel::Layers, by_default: true, budget, prices, ..TracingRequest::default() };
     let of_process = |(tgid, name, rate): (Tgid, String, Result<u64, String>)| {
         let prediction = rate.map(|rate| predicted(asked, tgid, rate));
         ProcessPrices { tgid, name, prediction }
@@ -104,7 +105,7 @@ pub(super) fn report(
     PriceReport { budget, prices, not_measured: measured.err(), processes: counted.map(of_process).collect() }
 }
 
-fn predicted(asked: Asked, tgid: Tgid, events_per_second: u64) -> Prediction {
+fn predicted(asked: TracingRequest, tgid: Tgid, events_per_second: u64) -> Prediction {
     let levels = LEVELS.map(|(level, shows)| LevelPrice {
         level,
         shows,

@@ -43,7 +43,7 @@ const SECCOMP_FILTER: u64 = 2;
 
 /// Runtime of memwatch's container, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ContainerRuntime {
     /// No sign of a container.
     Host,
     /// `/.dockerenv` exists.
@@ -54,7 +54,7 @@ pub(crate) enum Place {
     Kubernetes,
 }
 
-impl Place {
+impl ContainerRuntime {
     /// Returns the name on screen.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -82,7 +82,7 @@ pub(crate) struct Privilege {
     /// if `/proc` does not say.
     pub(crate) initial_pid_namespace: Option<bool>,
     /// Container runtime.
-    pub(crate) place: Place,
+    pub(crate) place: ContainerRuntime,
     /// Path of this program.
     pub(crate) program: PathBuf,
     /// Whether the process was started through `sudo`.
@@ -153,15 +153,15 @@ fn status_field(status: &str, name: &str, radix: u32) -> Option<u64> {
 
 /// Detects the container runtime. Checks for Kubernetes first, because a pod also has the marks of
 /// its runtime.
-fn place(exists: impl Fn(&str) -> bool, has_variable: impl Fn(&str) -> bool) -> Place {
+fn place(exists: impl Fn(&str) -> bool, has_variable: impl Fn(&str) -> bool) -> ContainerRuntime {
     if has_variable("KUBERNETES_SERVICE_HOST") {
-        Place::Kubernetes
+        ContainerRuntime::Kubernetes
     } else if exists("/run/.containerenv") {
-        Place::Podman
+        ContainerRuntime::Podman
     } else if exists("/.dockerenv") {
-        Place::Docker
+        ContainerRuntime::Docker
     } else {
-        Place::Host
+        ContainerRuntime::Host
     }
 }
 
@@ -169,7 +169,7 @@ fn place(exists: impl Fn(&str) -> bool, has_variable: impl Fn(&str) -> bool) -> 
 pub(crate) mod tests {
     use std::path::{Path, PathBuf};
 
-    use super::{BPF, PERFMON, Place, Privilege, SYS_ADMIN, SYS_PTRACE, place, quoted, status_field};
+    use super::{BPF, ContainerRuntime, PERFMON, Privilege, SYS_ADMIN, SYS_PTRACE, place, quoted, status_field};
 
     /// Root on a host, with all capabilities.
     pub(crate) fn root() -> Privilege {
@@ -179,7 +179,7 @@ pub(crate) mod tests {
             seccomp_filter: false,
             initial_user_namespace: Some(true),
             initial_pid_namespace: Some(true),
-            place: Place::Host,
+            place: ContainerRuntime::Host,
             program: PathBuf::from("/usr/bin/memwatch"),
             sudo: false,
             classic: false,
@@ -212,10 +212,10 @@ pub(crate) mod tests {
 
     #[test]
     fn a_pod_is_distinguished_from_the_runtime_below_it() {
-        assert_eq!(place(|path| path == "/run/.containerenv", |_| true), Place::Kubernetes);
-        assert_eq!(place(|path| path == "/run/.containerenv", |_| false), Place::Podman);
-        assert_eq!(place(|path| path == "/.dockerenv", |_| false), Place::Docker);
-        assert_eq!(place(|_| false, |_| false), Place::Host);
+        assert_eq!(place(|path| path == "/run/.containerenv", |_| true), ContainerRuntime::Kubernetes);
+        assert_eq!(place(|path| path == "/run/.containerenv", |_| false), ContainerRuntime::Podman);
+        assert_eq!(place(|path| path == "/.dockerenv", |_| false), ContainerRuntime::Docker);
+        assert_eq!(place(|_| false, |_| false), ContainerRuntime::Host);
     }
 
     #[test]

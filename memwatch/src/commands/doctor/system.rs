@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 
-use super::check::{Barrier, Check, State, Topic};
+use super::check::{Barrier, Check, CheckState, Topic};
 use crate::sources::kernel::btf::{Btf, BtfError};
 use crate::sources::kernel::load::KERNEL_BTF;
 use crate::sources::kernel::site::KernelVersion;
@@ -37,32 +37,37 @@ pub(crate) fn release() -> String {
 fn judge_release(release: &str) -> Check {
     let check = |state, fact| Check::new(Topic::Kernel, "kernel", state, fact);
     match KernelVersion::from_release(release) {
-        None => check(State::NotChecked, format!("release {release:?} is not understood; the trial run decides")),
+        None => check(CheckState::NotChecked, format!("release {release:?} is not understood; the trial run decides")),
         Some(version) if version < OLDEST => {
-            check(State::Missing(Barrier::Machine), format!("Linux {release} is older than 5.15"))
+            check(CheckState::Missing(Barrier::Machine), format!("Linux {release} is older than 5.15"))
                 .fix("install and boot a kernel of version 5.15 or later; 6.6 or later is best")
         }
         Some(version) if version < UPROBE_MULTI => check(
-            State::Degraded,
+            CheckState::Degraded,
             format!("Linux {release}: without uprobe_multi (6.6) each function takes a probe of its own, and detaching is slow"),
         )
         .fix("boot a kernel of version 6.6 or later when there is one; until then watching works"),
-        Some(_) => check(State::Ok, format!("Linux {release}")),
+        Some(_) => check(CheckState::Ok, format!("Linux {release}")),
     }
 }
 
 fn judge_architecture(architecture: &str) -> Check {
     let check = |state, fact: &str| Check::new(Topic::Kernel, "architecture", state, format!("{architecture}{fact}"));
     match architecture {
-        "x86_64" => check(State::Ok, ""),
-        "aarch64" => check(State::Degraded, ": probes stay on the first instruction, which may cost more per call"),
-        _ => check(State::Missing(Barrier::Machine), ": memwatch knows the calling conventions of x86_64 and aarch64"),
+        "x86_64" => check(CheckState::Ok, ""),
+        "aarch64" => {
+            check(CheckState::Degraded, ": probes stay on the first instruction, which may cost more per call")
+        }
+        _ => check(
+            CheckState::Missing(Barrier::Machine),
+            ": memwatch knows the calling conventions of x86_64 and aarch64",
+        ),
     }
 }
 
 fn judge_btf(bytes: Result<&[u8], &io::Error>) -> Check {
     let missing = |fact| {
-        Check::new(Topic::Kernel, "btf", State::Missing(Barrier::Machine), fact)
+        Check::new(Topic::Kernel, "btf", CheckState::Missing(Barrier::Machine), fact)
             .fix("boot a kernel built with CONFIG_DEBUG_INFO_BTF=y (every current distribution's is)")
             .fix("in a container: mount the host's /sys/kernel/btf into it, read-only")
     };
@@ -72,7 +77,7 @@ fn judge_btf(bytes: Result<&[u8], &io::Error>) -> Check {
         Err(error) => return missing(format!("{KERNEL_BTF} cannot be read: {error}")),
     };
     match find_members(bytes) {
-        Ok(()) => Check::new(Topic::Kernel, "btf", State::Ok, format!("{KERNEL_BTF} has every member needed")),
+        Ok(()) => Check::new(Topic::Kernel, "btf", CheckState::Ok, format!("{KERNEL_BTF} has every member needed")),
         Err(error) => missing(error.to_string()),
     }
 }
@@ -88,19 +93,20 @@ fn judge_lockdown(text: Result<&str, &io::Error>) -> Check {
     let text = match text {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return check(State::Ok, "none: this kernel shows no lockdown".to_owned());
+            return check(CheckState::Ok, "none: this kernel shows no lockdown".to_owned());
         }
-        Err(error) => return check(State::NotChecked, format!("{LOCKDOWN}: {error}; the trial run decides")),
+        Err(error) => return check(CheckState::NotChecked, format!("{LOCKDOWN}: {error}; the trial run decides")),
     };
     let active = text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(mode, _)| mode);
     match active {
-        Some("none") => check(State::Ok, "none".to_owned()),
-        Some("integrity") => check(State::Ok, "integrity: does not stop memwatch, which only reads".to_owned()),
-        Some("confidentiality") => {
-            check(State::Missing(Barrier::Machine), "confidentiality: eBPF programs may not read memory".to_owned())
-                .fix("take lockdown=confidentiality off the kernel command line and reboot")
-        }
-        _ => check(State::NotChecked, format!("{:?} is not understood; the trial run decides", text.trim())),
+        Some("none") => check(CheckState::Ok, "none".to_owned()),
+        Some("integrity") => check(CheckState::Ok, "integrity: does not stop memwatch, which only reads".to_owned()),
+        Some("confidentiality") => check(
+            CheckState::Missing(Barrier::Machine),
+            "confidentiality: eBPF programs may not read memory".to_owned(),
+        )
+        .fix("take lockdown=confidentiality off the kernel command line and reboot"),
+        _ => check(CheckState::NotChecked, format!("{:?} is not understood; the trial run decides", text.trim())),
     }
 }
 
@@ -108,30 +114,30 @@ fn judge_lockdown(text: Result<&str, &io::Error>) -> Check {
 mod tests {
     use std::io;
 
-    use super::{Barrier, State, judge_architecture, judge_btf, judge_lockdown, judge_release};
+    use super::{Barrier, CheckState, judge_architecture, judge_btf, judge_lockdown, judge_release};
 
     #[test]
     fn kernels_are_judged_by_what_they_can_attach() {
         let state = |release| judge_release(release).state;
-        assert_eq!(state("6.18.44-generic"), State::Ok);
-        assert_eq!(state("6.6.0"), State::Ok);
-        assert_eq!(state("6.5.13"), State::Degraded);
-        assert_eq!(state("5.15.0-100-generic"), State::Degraded);
-        assert_eq!(state("5.14.0-503.el9.x86_64"), State::Missing(Barrier::Machine));
-        assert_eq!(state("4.19.0"), State::Missing(Barrier::Machine));
-        assert_eq!(state("gvisor"), State::NotChecked);
-        assert_eq!(state(""), State::NotChecked);
+        assert_eq!(state("6.18.44-generic"), CheckState::Ok);
+        assert_eq!(state("6.6.0"), CheckState::Ok);
+        assert_eq!(state("6.5.13"), CheckState::Degraded);
+        assert_eq!(state("5.15.0-100-generic"), CheckState::Degraded);
+        assert_eq!(state("5.14.0-503.el9.x86_64"), CheckState::Missing(Barrier::Machine));
+        assert_eq!(state("4.19.0"), CheckState::Missing(Barrier::Machine));
+        assert_eq!(state("gvisor"), CheckState::NotChecked);
+        assert_eq!(state(""), CheckState::NotChecked);
     }
 
     #[test]
     fn only_confidentiality_locks_memwatch_out() {
         let state = |text| judge_lockdown(Ok(text)).state;
-        assert_eq!(state("[none] integrity confidentiality\n"), State::Ok);
-        assert_eq!(state("none [integrity] confidentiality\n"), State::Ok);
-        assert_eq!(state("none integrity [confidentiality]\n"), State::Missing(Barrier::Machine));
-        assert_eq!(state("]["), State::NotChecked);
-        assert_eq!(judge_lockdown(Err(&io::ErrorKind::NotFound.into())).state, State::Ok);
-        assert_eq!(judge_lockdown(Err(&io::ErrorKind::PermissionDenied.into())).state, State::NotChecked);
+        assert_eq!(state("[none] integrity confidentiality\n"), CheckState::Ok);
+        assert_eq!(state("none [integrity] confidentiality\n"), CheckState::Ok);
+        assert_eq!(state("none integrity [confidentiality]\n"), CheckState::Missing(Barrier::Machine));
+        assert_eq!(state("]["), CheckState::NotChecked);
+        assert_eq!(judge_lockdown(Err(&io::ErrorKind::NotFound.into())).state, CheckState::Ok);
+        assert_eq!(judge_lockdown(Err(&io::ErrorKind::PermissionDenied.into())).state, CheckState::NotChecked);
     }
 
     #[test]
@@ -139,15 +145,15 @@ mod tests {
         let absent = io::Error::from(io::ErrorKind::NotFound);
         for bytes in [Err(&absent), Ok(&[][..]), Ok(&b"garbage"[..]), Ok(&[0x9f, 0xeb, 1, 0, 24, 0, 0, 0][..])] {
             let check = judge_btf(bytes);
-            assert_eq!(check.state, State::Missing(Barrier::Machine), "{bytes:?}");
+            assert_eq!(check.state, CheckState::Missing(Barrier::Machine), "{bytes:?}");
             assert!(check.fixes[0].contains("CONFIG_DEBUG_INFO_BTF"), "{bytes:?}");
         }
     }
 
     #[test]
     fn architectures_without_a_kernel_half_are_missing() {
-        assert_eq!(judge_architecture("x86_64").state, State::Ok);
-        assert_eq!(judge_architecture("aarch64").state, State::Degraded);
-        assert_eq!(judge_architecture("riscv64").state, State::Missing(Barrier::Machine));
+        assert_eq!(judge_architecture("x86_64").state, CheckState::Ok);
+        assert_eq!(judge_architecture("aarch64").state, CheckState::Degraded);
+        assert_eq!(judge_architecture("riscv64").state, CheckState::Missing(Barrier::Machine));
     }
 }

@@ -7,10 +7,10 @@ use super::library::{FunctionReport, LibraryReport, MissingFunction};
 use super::nvml::GpuReport;
 use super::privilege::tests::{root, user};
 use super::{
-    Barrier, Budget, Check, Diagnosis, DoctorOptions, Exit, Libraries, NvmlReport, State, Tgid, Topic, Traces,
+    Barrier, Budget, Check, CheckState, Diagnosis, DoctorOptions, Exit, Libraries, NvmlReport, Tgid, Topic, Traces,
     believe_trial, examine, nvml, permission, prices,
 };
-use crate::sources::kernel::exports::LeftOut;
+use crate::sources::kernel::exports::SkipReason;
 
 const RELEASE: &str = "6.18.0";
 
@@ -44,7 +44,7 @@ pub(crate) fn library() -> LibraryReport {
         functions: vec![function("cuMemAlloc_v2", 10), function("cuMemFree_v2", 10)],
         missing: vec![MissingFunction { symbol: "cuCtxCreate_v4", since: "12.5" }],
         unknown_exports: Vec::new(),
-        left_out_exports: BTreeMap::from([(LeftOut::Reads, 7), (LeftOut::Legacy, 2)]),
+        left_out_exports: BTreeMap::from([(SkipReason::Reads, 7), (SkipReason::Legacy, 2)]),
     }
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn healthy() -> Diagnosis {
     };
     let nvml = Ok(NvmlReport { driver_version: Some("595.45".to_owned()), nvml_version: None, gpus: vec![gpu] });
     let libraries = Libraries { files: vec![library()], processes: 50, ..Libraries::default() };
-    let mut checks = vec![Check::new(Topic::Kernel, "kernel", State::Ok, "Linux 6.18.0")];
+    let mut checks = vec![Check::new(Topic::Kernel, "kernel", CheckState::Ok, "Linux 6.18.0")];
     checks.extend(permission::checks(&root()));
     checks.extend([nvml::judge_driver(Some("NVIDIA 595.45.04"), Traces::Found), libraries.judge(true, &root())]);
     checks.extend(libraries.checks(&root(), false));
@@ -109,10 +109,10 @@ fn a_driver_without_a_job_is_ready_with_nothing_to_watch() {
 
 #[test]
 fn what_the_trial_has_done_is_possible() {
-    let missing = State::Missing(Barrier::Machine);
+    let missing = CheckState::Missing(Barrier::Machine);
     let mut old = Check::new(Topic::Kernel, "kernel", missing, "Linux 5.14.0-503.el9 is older than 5.15");
     believe_trial(&mut old);
-    assert_eq!(old.state, State::Degraded);
+    assert_eq!(old.state, CheckState::Degraded);
     assert!(old.fact.ends_with("; yet the trial run worked"));
     let mut foreign = Check::new(Topic::Permission, permission::PID_NAMESPACE, missing, "a container's");
     believe_trial(&mut foreign);

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use super::check::{Check, State, Topic};
+use super::check::{Check, CheckState, Topic};
 use super::prices::{Prediction, PriceReport};
 use super::{Barrier, Diagnosis};
 use crate::printable::printable;
@@ -15,12 +15,12 @@ use crate::render::sentences::level::percent_of;
 const COLUMNS: usize = 110;
 
 /// Returns the mark of a state, two columns wide, and its SGR colour.
-const fn look(state: State) -> (&'static str, &'static str) {
+const fn look(state: CheckState) -> (&'static str, &'static str) {
     match state {
-        State::Ok => ("ok", "32"),
-        State::Degraded => ("! ", "33"),
-        State::Missing(_) => ("!!", "1;31"),
-        State::NotChecked => ("--", "2"),
+        CheckState::Ok => ("ok", "32"),
+        CheckState::Degraded => ("! ", "33"),
+        CheckState::Missing(_) => ("!!", "1;31"),
+        CheckState::NotChecked => ("--", "2"),
     }
 }
 
@@ -48,8 +48,8 @@ pub(crate) fn render(diagnosis: &Diagnosis, color: bool) -> String {
         write_prices(&mut text, report, paint);
     }
     let color = match diagnosis.barrier() {
-        None => look(State::Ok).1,
-        Some(Barrier::Permission | Barrier::Machine) => look(State::Missing(Barrier::Machine)).1,
+        None => look(CheckState::Ok).1,
+        Some(Barrier::Permission | Barrier::Machine) => look(CheckState::Missing(Barrier::Machine)).1,
     };
     let _ = writeln!(text, "{}", paint.with(color, &diagnosis.summary()));
     text

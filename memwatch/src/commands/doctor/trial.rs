@@ -10,14 +10,14 @@ use std::io;
 use aya::maps::{MapData, RingBuf};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
 use memwatch_common::plan::CapturePlan;
-use memwatch_common::record::{CallRecord, Record};
+use memwatch_common::record::{CallRecord, RingRecord};
 
-use super::check::{Barrier, Check, State, Topic};
+use super::check::{Barrier, Check, CheckState, Topic};
 use super::permission::{security_module_line, ways};
 use super::privilege::{BPF, PERFMON, Privilege, SYS_ADMIN};
 use crate::frameworks::probes::load_all;
 use crate::sources::kernel::load::chain;
-use crate::sources::kernel::load::{Kernel, LoadError, LoadOptions, Mechanism, uprobe};
+use crate::sources::kernel::load::{KernelHalf, LoadError, LoadOptions, Mechanism, uprobe};
 use crate::sources::mappings::MappingRecords;
 
 /// Ring size for the test's one record and concurrent events, on any page size, in bytes.
@@ -31,15 +31,15 @@ const TEST_ARGUMENT: u64 = 0x006D_656D_7761_7463;
 const ANSWER_CHARACTERS: usize = 300;
 
 /// Result of the trial run.
-pub(crate) struct Trial {
+pub(crate) struct TrialRun {
     /// Checks of the trial run.
     pub(crate) checks: Vec<Check>,
     /// The loaded kernel half, if the trial run succeeded: it can attach to libraries.
-    pub(crate) kernel: Option<Kernel>,
+    pub(crate) kernel: Option<KernelHalf>,
 }
 
 /// Loads and tries the kernel half.
-pub(crate) fn run(privilege: &Privilege) -> Trial {
+pub(crate) fn run(privilege: &Privilege) -> TrialRun {
     let options = LoadOptions {
         // In another pid namespace, this process does not know its id in the kernel half's
         // namespace.
@@ -48,17 +48,17 @@ pub(crate) fn run(privilege: &Privilege) -> Trial {
         classic_uprobes: false,
         diagnostics: false,
     };
-    let mut kernel = match Kernel::load(options) {
+    let mut kernel = match KernelHalf::load(options) {
         Ok(kernel) => kernel,
         Err(error) => {
             let rest =
                 ["uprobe_multi", "test_call", "framework_programs"].map(|id| not_checked(id, "needs the kernel half"));
             let checks = [judge_load_error(&error, privilege)].into_iter().chain(rest);
             let checks = checks.chain([judge_mapping_records(MappingRecords::open())]).collect();
-            return Trial { checks, kernel: None };
+            return TrialRun { checks, kernel: None };
         }
     };
-    let loaded = Check::new(Topic::Trial, "kernel_half", State::Ok, "loaded: maps, probes and process events");
+    let loaded = Check::new(Topic::Trial, "kernel_half", CheckState::Ok, "loaded: maps, probes and process events");
     let mechanism = kernel.mechanism;
     let call = try_call(&mut kernel);
     let worked = call.is_ok();
@@ -67,22 +67,22 @@ pub(crate) fn run(privilege: &Privilege) -> Trial {
     let mapping = judge_mapping_records(MappingRecords::open());
     let checks =
         vec![loaded, judge_mechanism(mechanism), judge_call(call, mechanism, privilege), frameworks, mapping, moves];
-    Trial { checks, kernel: worked.then_some(kernel) }
+    TrialRun { checks, kernel: worked.then_some(kernel) }
 }
 
 fn not_checked(id: &'static str, fact: &str) -> Check {
-    Check::new(Topic::Trial, id, State::NotChecked, fact)
+    Check::new(Topic::Trial, id, CheckState::NotChecked, fact)
 }
 
 fn judge_mechanism(mechanism: Mechanism) -> Check {
     match mechanism {
         Mechanism::UprobeMulti => {
-            Check::new(Topic::Trial, "uprobe_multi", State::Ok, "supported: one link for all probes of a library")
+            Check::new(Topic::Trial, "uprobe_multi", CheckState::Ok, "supported: one link for all probes of a library")
         }
         Mechanism::Classic => Check::new(
             Topic::Trial,
             "uprobe_multi",
-            State::Degraded,
+            CheckState::Degraded,
             "not supported: classic uprobes instead, which need cap_sys_admin and take seconds to detach",
         )
         .fix("boot a kernel of version 6.6 or later when there is one; until then watching works"),
@@ -93,11 +93,11 @@ fn judge_mechanism(mechanism: Mechanism) -> Check {
 fn judge_frameworks(loaded: Result<(), LoadError>, privilege: &Privilege) -> Check {
     let check = |state, fact| Check::new(Topic::Trial, "framework_programs", state, fact);
     match loaded {
-        Ok(()) => check(State::Ok, "loaded: tensors of PyTorch and of other frameworks can be traced".to_owned()),
+        Ok(()) => check(CheckState::Ok, "loaded: tensors of PyTorch and of other frameworks can be traced".to_owned()),
         Err(error) => {
             let fact = shortened(&chain(&error));
             check(
-                State::Degraded,
+                CheckState::Degraded,
                 format!("{fact}: what frameworks hold is read from their memory, tensors are not traced"),
             )
             .fix(report_line(privilege))
@@ -109,10 +109,10 @@ fn judge_frameworks(loaded: Result<(), LoadError>, privilege: &Privilege) -> Che
 fn judge_moves(reported: bool) -> Check {
     let check = |state, fact| Check::new(Topic::Trial, "group_moves", state, fact);
     if reported {
-        check(State::Ok, "a process that is put into another control group is noticed within about 20 ms")
+        check(CheckState::Ok, "a process that is put into another control group is noticed within about 20 ms")
     } else {
         check(
-            State::Degraded,
+            CheckState::Degraded,
             "this kernel does not report moves: control groups are read again with each reading of NVML",
         )
         .fix("boot a kernel with control groups (CONFIG_CGROUPS=y), if jobs and containers matter")
@@ -123,9 +123,9 @@ fn judge_moves(reported: bool) -> Check {
 fn judge_mapping_records(records: io::Result<MappingRecords>) -> Check {
     let check = |state, fact| Check::new(Topic::Trial, "mapping_records", state, fact);
     match records {
-        Ok(_) => check(State::Ok, "a library that appears later is noticed within about 20 ms".to_owned()),
+        Ok(_) => check(CheckState::Ok, "a library that appears later is noticed within about 20 ms".to_owned()),
         Err(error) => check(
-            State::Degraded,
+            CheckState::Degraded,
             format!("refused ({error}): a library that appears later is noticed within about 2 s"),
         )
         .fix(format!("grant {}, and let a seccomp filter pass perf_event_open", PERFMON.name)),
@@ -134,10 +134,10 @@ fn judge_mapping_records(records: io::Result<MappingRecords>) -> Check {
 
 fn judge_load_error(error: &LoadError, privilege: &Privilege) -> Check {
     let fact = shortened(&chain(error));
-    let check = |barrier| Check::new(Topic::Trial, "kernel_half", State::Missing(barrier), fact.clone());
+    let check = |barrier| Check::new(Topic::Trial, "kernel_half", CheckState::Missing(barrier), fact.clone());
     match error {
         LoadError::NoBtf(_) | LoadError::Btf(_) => {
-            Check::new(Topic::Trial, "kernel_half", State::NotChecked, "needs BTF: see above")
+            Check::new(Topic::Trial, "kernel_half", CheckState::NotChecked, "needs BTF: see above")
         }
         // The kernel fails with EACCES if its verifier rejects the program, and with EPERM if the
         // caller lacks permission.
@@ -152,14 +152,14 @@ fn judge_load_error(error: &LoadError, privilege: &Privilege) -> Check {
 fn judge_call(call: Result<(), CallFailure>, mechanism: Mechanism, privilege: &Privilege) -> Check {
     let check = |state, fact: String| Check::new(Topic::Trial, "test_call", state, fact);
     let Err(failure) = call else {
-        return check(State::Ok, "a probe on memwatch itself fired and its record arrived".to_owned());
+        return check(CheckState::Ok, "a probe on memwatch itself fired and its record arrived".to_owned());
     };
     let fact = shortened(&failure.fact);
     if failure.permission {
         let refused = Privilege { classic: mechanism == Mechanism::Classic, ..privilege.clone() };
-        check(State::Missing(Barrier::Permission), fact).fixes(refusal_ways(&refused))
+        check(CheckState::Missing(Barrier::Permission), fact).fixes(refusal_ways(&refused))
     } else {
-        check(State::Missing(Barrier::Machine), fact).fix(report_line(privilege))
+        check(CheckState::Missing(Barrier::Machine), fact).fix(report_line(privilege))
     }
 }
 
@@ -230,7 +230,7 @@ extern "C" fn probed(argument: u64) -> u64 {
     black_box(argument)
 }
 
-fn try_call(kernel: &mut Kernel) -> Result<(), CallFailure> {
+fn try_call(kernel: &mut KernelHalf) -> Result<(), CallFailure> {
     let function: extern "C" fn(u64) -> u64 = black_box(probed);
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let offset = file_offset(&maps, function as usize as u64)
@@ -262,7 +262,7 @@ fn try_call(kernel: &mut Kernel) -> Result<(), CallFailure> {
 
 fn test_record(ring: &mut RingBuf<&mut MapData>) -> Option<CallRecord> {
     while let Some(bytes) = ring.next() {
-        if let Ok(Record::Call(call)) = Record::from_bytes(&bytes)
+        if let Ok(RingRecord::Call(call)) = RingRecord::from_bytes(&bytes)
             && call.probe == TEST_ROW
         {
             return Some(call);
@@ -286,7 +286,7 @@ fn file_offset(maps: &str, address: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::{
-        ANSWER_CHARACTERS, Barrier, CallFailure, LoadError, Mechanism, Privilege, State, file_offset, judge_call,
+        ANSWER_CHARACTERS, Barrier, CallFailure, CheckState, LoadError, Mechanism, Privilege, file_offset, judge_call,
         judge_load_error, refusal_ways, shortened,
     };
     use crate::commands::doctor::privilege::tests::{root, user};
@@ -318,17 +318,17 @@ garbage
     fn a_call_that_was_not_permitted_is_distinguished_from_one_that_left_no_trace() {
         let refused = CallFailure::from(std::io::Error::from_raw_os_error(libc::EACCES));
         let state = |failure| judge_call(Err(failure), Mechanism::UprobeMulti, &root()).state;
-        assert_eq!(state(refused), State::Missing(Barrier::Permission));
-        assert_eq!(state(CallFailure::new("no record")), State::Missing(Barrier::Machine));
-        assert_eq!(judge_call(Ok(()), Mechanism::Classic, &root()).state, State::Ok);
+        assert_eq!(state(refused), CheckState::Missing(Barrier::Permission));
+        assert_eq!(state(CallFailure::new("no record")), CheckState::Missing(Barrier::Machine));
+        assert_eq!(judge_call(Ok(()), Mechanism::Classic, &root()).state, CheckState::Ok);
     }
 
     #[test]
     fn without_btf_the_kernel_half_is_not_to_blame() {
         let error = LoadError::NoBtf(std::io::ErrorKind::NotFound.into());
-        assert_eq!(judge_load_error(&error, &root()).state, State::NotChecked);
+        assert_eq!(judge_load_error(&error, &root()).state, CheckState::NotChecked);
         let broken = LoadError::Missing("RECORDS");
-        assert_eq!(judge_load_error(&broken, &root()).state, State::Missing(Barrier::Machine));
+        assert_eq!(judge_load_error(&broken, &root()).state, CheckState::Missing(Barrier::Machine));
     }
 
     #[test]

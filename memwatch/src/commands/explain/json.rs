@@ -2,24 +2,24 @@
 
 use std::io;
 
-use memwatch_core::kernel_driver::trust::{Reason, Trust};
+use memwatch_core::kernel_driver::trust::{LedgerTrust, Reason};
 use memwatch_core::snapshot::{
     Explained, ExplainedHost, ExplainedUse, GpuView, LeftBehindView, ProcessView, RefusedView, Snapshot,
 };
 use memwatch_core::words::{GpuUuid, Tgid, json};
 use serde::Serialize;
 
-use crate::render::json::{Origin, write_report};
+use crate::render::json::{ReportOrigin, write_report};
 
 #[derive(Serialize)]
-struct Report<'a> {
-    gpus: Vec<Gpu<'a>>,
-    processes: Vec<Process<'a>>,
+struct ExplainReport<'a> {
+    gpus: Vec<ExplainGpu<'a>>,
+    processes: Vec<ExplainProcess<'a>>,
 }
 
 /// A GPU. `uncharged_bytes` are in use and charged to no process.
 #[derive(Serialize)]
-struct Gpu<'a> {
+struct ExplainGpu<'a> {
     uuid: &'a GpuUuid,
     used_bytes: Option<u64>,
     uncharged_bytes: Option<i64>,
@@ -27,7 +27,7 @@ struct Gpu<'a> {
 }
 
 #[derive(Serialize)]
-struct Process<'a> {
+struct ExplainProcess<'a> {
     #[serde(rename = "pid")]
     tgid: Tgid,
     command: &'a str,
@@ -35,7 +35,7 @@ struct Process<'a> {
     #[serde(serialize_with = "json::date")]
     ended_ns: Option<u64>,
     kernel_driver: Option<&'a str>,
-    gpus: Vec<Use<'a>>,
+    gpus: Vec<ExplainUse<'a>>,
     host: Option<ExplainedHost>,
     imported: Option<u64>,
     left_behind: Option<&'a LeftBehindView>,
@@ -46,7 +46,7 @@ struct Process<'a> {
 /// `trust` is `trusted`, `settling`, `unknown` or `refused`, with `reason`. If `trusted`,
 /// `used_bytes` = parts + `older_bytes` + `unexplained_bytes` - `since_reading_bytes`.
 #[derive(Serialize)]
-struct Use<'a> {
+struct ExplainUse<'a> {
     #[serde(flatten)]
     view: &'a ExplainedUse,
     trust: &'static str,
@@ -58,14 +58,14 @@ struct Use<'a> {
 ///
 /// # Errors
 /// The error of `out`.
-pub(super) fn write(out: &mut impl io::Write, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
+pub(super) fn write(out: &mut impl io::Write, snapshot: &Snapshot, origin: ReportOrigin) -> io::Result<()> {
     let processes = snapshot.processes.iter().map(process).collect();
-    let report = Report { gpus: snapshot.gpus.iter().map(gpu).collect(), processes };
+    let report = ExplainReport { gpus: snapshot.gpus.iter().map(gpu).collect(), processes };
     write_report(out, "memwatch.explain/1", report, snapshot, origin)
 }
 
-fn gpu(gpu: &GpuView) -> Gpu<'_> {
-    Gpu {
+fn gpu(gpu: &GpuView) -> ExplainGpu<'_> {
+    ExplainGpu {
         uuid: &gpu.uuid,
         used_bytes: gpu.used_bytes,
         uncharged_bytes: gpu.remainder.map(|remainder| remainder.bytes),
@@ -73,9 +73,9 @@ fn gpu(gpu: &GpuView) -> Gpu<'_> {
     }
 }
 
-fn process(process: &ProcessView) -> Process<'_> {
+fn process(process: &ProcessView) -> ExplainProcess<'_> {
     let explained: Option<&Explained> = process.explained.as_deref();
-    Process {
+    ExplainProcess {
         tgid: process.tgid,
         command: &process.command,
         from_start: process.from_start,
@@ -90,12 +90,12 @@ fn process(process: &ProcessView) -> Process<'_> {
     }
 }
 
-fn used(view: &ExplainedUse) -> Use<'_> {
+fn used(view: &ExplainedUse) -> ExplainUse<'_> {
     let (trust, reason) = match view.trust {
-        Trust::Trusted => ("trusted", None),
-        Trust::Settling => ("settling", None),
-        Trust::Unknown => ("unknown", None),
-        Trust::Refused(reason) => ("refused", Some(reason)),
+        LedgerTrust::Trusted => ("trusted", None),
+        LedgerTrust::Settling => ("settling", None),
+        LedgerTrust::Unknown => ("unknown", None),
+        LedgerTrust::Refused(reason) => ("refused", Some(reason)),
     };
-    Use { view, trust, reason, since_reading_bytes: view.since_reading_bytes() }
+    ExplainUse { view, trust, reason, since_reading_bytes: view.since_reading_bytes() }
 }

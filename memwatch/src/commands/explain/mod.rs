@@ -8,18 +8,18 @@ mod words;
 use std::io;
 use std::time::Duration;
 
-use memwatch_core::kernel_driver::trust::Trust;
+use memwatch_core::kernel_driver::trust::LedgerTrust;
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 use tokio::time::{Instant, timeout_at};
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::TensorRequest;
-use crate::options::{Common, Targets};
+use crate::options::{CommonArgs, TargetArgs};
 use crate::render::output::{style, unless_closed};
 use crate::sources::procfs::ProcReader;
 use crate::watch::one_shot::{TIMEOUT, TakenAt, recorded_snapshot};
-use crate::watch::past::{Needs, Recording};
-use crate::watch::source::{Rhythm, Source};
+use crate::watch::past::{Needs, RecordedPeriod};
+use crate::watch::source::{ReportSource, Rhythm};
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
 use args::Explain;
 
@@ -30,15 +30,15 @@ const LOOK: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// The processes cannot be traced, or none exists.
-pub(crate) async fn run(args: &Explain, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: &Explain, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let selected = &args.subject.selected;
-    if let Some(recording) = Recording::named(&args.subject.past, Needs::Calls, common).await? {
+    if let Some(recording) = RecordedPeriod::named(&args.subject.past, Needs::Calls, common).await? {
         let (snapshot, taken_at) = recorded_snapshot(&recording, selected, |_| {})?;
         return write(&snapshot, &taken_at, common).map(|()| Exit::Ok);
     }
-    let targets = Targets::of(selected);
+    let targets = TargetArgs::of(selected);
     let options = session_options(&targets, TensorRequest::default(), common);
-    let mut source = Source::open(&options, &targets, common).await?;
+    let mut source = ReportSource::open(&options, &targets, common).await?;
     let deadline = Instant::now() + args.duration.unwrap_or(TIMEOUT);
     let mut seen = source.settled(deadline).await?;
     let mut rhythm = Rhythm::new(LOOK);
@@ -53,7 +53,7 @@ pub(crate) async fn run(args: &Explain, common: &Common) -> Result<Exit, Failure
     learn_resident(&mut snapshot);
     write(&snapshot, &TakenAt::here(), common)?;
     match &source.idle_targets()[..] {
-        [idle, ..] => Err(Failure::new(Exit::NoTarget, idle)),
+        [idle, ..] => Err(ExitFailure::new(Exit::NoTarget, idle)),
         [] => found_any(&snapshot, &filter),
     }
 }
@@ -73,12 +73,12 @@ fn learn_resident(snapshot: &mut Snapshot) {
 fn is_judged(snapshot: &Snapshot) -> bool {
     let is_judged = |process: &ProcessView| {
         let Some(explained) = &process.explained else { return process.gpus.is_empty() };
-        explained.gpus.iter().all(|own| own.trust != Trust::Settling)
+        explained.gpus.iter().all(|own| own.trust != LedgerTrust::Settling)
     };
     snapshot.processes.iter().any(|process| process.explained.is_some()) && snapshot.processes.iter().all(is_judged)
 }
 
-fn write(snapshot: &Snapshot, taken_at: &TakenAt, common: &Common) -> Result<(), Failure> {
+fn write(snapshot: &Snapshot, taken_at: &TakenAt, common: &CommonArgs) -> Result<(), ExitFailure> {
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
         json::write(&mut out, snapshot, taken_at.origin())

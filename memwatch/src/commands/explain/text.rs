@@ -10,8 +10,8 @@ use crate::render::Tone;
 use crate::render::explained::{called, refused};
 use crate::render::format::{UNKNOWN, bytes, count, known, percent, plural, printable};
 use crate::render::sentences::{self, Sentence};
-use crate::render::text::grid::{Align, Grid};
-use crate::render::text::{Page, TableOptions};
+use crate::render::text::grid::{Align, TextGrid};
+use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 
 /// Maximum number of refused requests listed.
@@ -35,7 +35,7 @@ pub(super) fn write(
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     let plain = |text: &str| Sentence::new(Tone::Plain, text);
     let explained = snapshot.processes.iter().filter_map(|process| Some((process, process.explained.as_deref()?)));
     for (process, explained) in explained {
@@ -60,7 +60,7 @@ pub(super) fn write(
 }
 
 fn write_process(
-    page: &mut Page,
+    page: &mut TextPage,
     (snapshot, clock): (&Snapshot, &WallClock),
     process: &ProcessView,
     explained: &Explained,
@@ -93,7 +93,7 @@ fn write_process(
 }
 
 /// Writes memory that a process left behind after its exit.
-fn write_left_behind(page: &mut Page, snapshot: &Snapshot, process: &ProcessView) {
+fn write_left_behind(page: &mut TextPage, snapshot: &Snapshot, process: &ProcessView) {
     for text in sentences::left_behind::remarks(snapshot, process) {
         page.line(&Sentence::new(Tone::Warning, text));
     }
@@ -113,7 +113,7 @@ fn columns(own: &ExplainedUse) -> String {
     parts.map(|(amount, name)| format!("{name} {}", bytes(amount))).collect::<Vec<_>>().join(" · ")
 }
 
-fn write_use(page: &mut Page, (process, explained): (&ProcessView, &Explained), own: &ExplainedUse, place: &str) {
+fn write_use(page: &mut TextPage, (process, explained): (&ProcessView, &Explained), own: &ExplainedUse, place: &str) {
     let doubt = words::doubt(own, process.from_start, explained.version.as_deref());
     if let Some(doubt) = doubt {
         let used = known(own.used_bytes, bytes);
@@ -122,7 +122,7 @@ fn write_use(page: &mut Page, (process, explained): (&ProcessView, &Explained), 
     }
     let sum = words::sum(own).unwrap_or_default();
     page.line(&Sentence::new(Tone::Plain, format!("GPU {place}  {sum}")));
-    let mut grid = Grid::new(&COLUMNS);
+    let mut grid = TextGrid::new(&COLUMNS);
     for part in &own.parts {
         grid.push(vec![
             bytes(part.bytes),
@@ -142,7 +142,7 @@ fn write_use(page: &mut Page, (process, explained): (&ProcessView, &Explained), 
     }
 }
 
-fn write_refused(page: &mut Page, (snapshot, clock): (&Snapshot, &WallClock), explained: &Explained) {
+fn write_refused(page: &mut TextPage, (snapshot, clock): (&Snapshot, &WallClock), explained: &Explained) {
     let line = |one: &RefusedView| {
         let (asked, called) = refused(one);
         let gpu = one.uuid.as_ref().filter(|_| one.lies == Lies::Video);
@@ -159,7 +159,7 @@ fn write_refused(page: &mut Page, (snapshot, clock): (&Snapshot, &WallClock), ex
     }
 }
 
-fn write_gpu(page: &mut Page, gpu: &GpuView) {
+fn write_gpu(page: &mut TextPage, gpu: &GpuView) {
     let Some(remainder) = gpu.remainder.filter(|remainder| remainder.bytes != 0) else { return };
     let text = format!(
         "GPU {} in all: used {}; {}",

@@ -1,7 +1,7 @@
 //! Sentences on parts of used memory, and advice on saving it.
 
-use memwatch_core::kernel_driver::labels::{Label, Sure};
-use memwatch_core::kernel_driver::trust::Trust;
+use memwatch_core::kernel_driver::labels::{MemoryPurpose, Sure};
+use memwatch_core::kernel_driver::trust::LedgerTrust;
 use memwatch_core::snapshot::{ExplainedUse, PartView, ProcessView, RemainderView, Snapshot, Summand};
 use memwatch_core::words::GpuUuid;
 
@@ -65,15 +65,15 @@ pub(super) fn unseen(snapshot: &Snapshot, process: &ProcessView) -> Vec<String> 
 /// Describes why the requests do not explain the used memory, or not yet; `None` if they do.
 pub(super) fn doubt(own: &ExplainedUse, from_start: bool, version: Option<&str>) -> Option<String> {
     let Some(refused) = (match own.trust {
-        Trust::Trusted => return None,
-        Trust::Refused(reason) => Some(reason.sentence().to_owned()),
-        Trust::Unknown => Some(match version {
+        LedgerTrust::Trusted => return None,
+        LedgerTrust::Refused(reason) => Some(reason.sentence().to_owned()),
+        LedgerTrust::Unknown => Some(match version {
             Some(version) => {
                 format!("its requests to the kernel driver {} have layouts not known here", printable(version))
             }
             None => "the kernel driver's version cannot be read: /sys/module/nvidia/version".to_owned(),
         }),
-        Trust::Settling => None,
+        LedgerTrust::Settling => None,
     }) else {
         return Some(settling(own, from_start));
     };
@@ -106,37 +106,40 @@ pub(super) fn uncharged(remainder: &RemainderView) -> String {
 }
 
 /// Advice on saving memory of a part.
-struct Advice {
+struct PartAdvice {
     /// Label of the part, and its owner if it matters.
-    of: (Label, Option<&'static str>),
+    of: (MemoryPurpose, Option<&'static str>),
     /// The advice.
     text: &'static str,
 }
 
-const ADVICE: [Advice; 7] = [
-    Advice {
-        of: (Label::LocalMemory, None),
+const ADVICE: [PartAdvice; 7] = [
+    PartAdvice {
+        of: (MemoryPurpose::LocalMemory, None),
         text: "a kernel needs that much stack per thread, or cudaDeviceSetLimit(cudaLimitStackSize) set it; it stays until the context ends: a smaller limit, or a kernel that spills less, saves it",
     },
-    Advice {
-        of: (Label::Stream, None),
+    PartAdvice {
+        of: (MemoryPurpose::Stream, None),
         text: "the first torch.cuda.Stream makes a pool of 32 streams: a program that needs none saves it",
     },
-    Advice { of: (Label::Code, None), text: "CUDA_MODULE_LOADING=LAZY loads a kernel's code when it is first used" },
-    Advice {
-        of: (Label::Requested, Some("cuBLAS")),
+    PartAdvice {
+        of: (MemoryPurpose::Code, None),
+        text: "CUDA_MODULE_LOADING=LAZY loads a kernel's code when it is first used",
+    },
+    PartAdvice {
+        of: (MemoryPurpose::Requested, Some("cuBLAS")),
         text: "CUBLAS_WORKSPACE_CONFIG sets the workspace of each handle, such as :4096:8 for 32 MiB",
     },
-    Advice {
-        of: (Label::Requested, Some("NCCL")),
+    PartAdvice {
+        of: (MemoryPurpose::Requested, Some("NCCL")),
         text: "NCCL_BUFFSIZE and NCCL_MAX_NCHANNELS make NCCL's buffers smaller",
     },
-    Advice {
-        of: (Label::Inherited, None),
+    PartAdvice {
+        of: (MemoryPurpose::Inherited, None),
         text: "another process made it, and freed it or ended while this one had it imported: NVML charges it here until this one closes it",
     },
-    Advice {
-        of: (Label::Pool, None),
+    PartAdvice {
+        of: (MemoryPurpose::Pool, None),
         text: "cudaMemPoolTrimTo gives back what a pool keeps; its release threshold says how much that is",
     },
 ];
@@ -145,7 +148,7 @@ const ADVICE: [Advice; 7] = [
 pub(super) fn advice(own: &ExplainedUse) -> Vec<String> {
     let large = own.summands().into_iter().filter(|summand| summand.bytes >= WORTH_ADVICE_BYTES);
     let advised = |summand: Summand<'_>| {
-        let fits = |advice: &&Advice| {
+        let fits = |advice: &&PartAdvice| {
             advice.of.0 == summand.label && advice.of.1.is_none_or(|owner| summand.owner == Some(owner))
         };
         let advice = ADVICE.iter().find(fits)?;
@@ -165,7 +168,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn of(label: Label, owner: Option<&str>, mib: u64) -> PartView {
+    fn of(label: MemoryPurpose, owner: Option<&str>, mib: u64) -> PartView {
         let (owner, bytes) = (owner.map(str::to_owned), mib * MIB);
         PartView {
             label,
@@ -183,7 +186,7 @@ mod tests {
         let live_bytes = parts.iter().map(|part| part.bytes).sum();
         ExplainedUse {
             uuid: None,
-            trust: Trust::Trusted,
+            trust: LedgerTrust::Trusted,
             used_bytes: Some(used_mib * MIB),
             live_bytes,
             older_bytes: Some(0),
@@ -196,7 +199,7 @@ mod tests {
 
     #[test]
     fn summands_add_up_to_what_nvml_charges_whatever_came_since() {
-        let parts = || vec![of(Label::Context, None, 518), of(Label::Requested, Some("PyTorch"), 64)];
+        let parts = || vec![of(MemoryPurpose::Context, None, 518), of(MemoryPurpose::Requested, Some("PyTorch"), 64)];
         assert_eq!(sum(&own(parts(), 582)).as_deref(), Some("used 582.0 MiB = context 518.0 MiB + PyTorch 64.0 MiB"));
         let late =
             ExplainedUse { older_bytes: Some(100 * MIB), difference_bytes: Some(-(2 << 20)), ..own(parts(), 680) };
@@ -210,28 +213,31 @@ mod tests {
     #[test]
     fn what_is_not_believed_has_its_reason() {
         let with = |trust| doubt(&ExplainedUse { trust, ..own(Vec::new(), 0) }, true, Some("600.1"));
-        assert_eq!(with(Trust::Trusted), None);
-        let layout = with(Trust::Refused(Reason::Layout)).expect("a reason");
+        assert_eq!(with(LedgerTrust::Trusted), None);
+        let layout = with(LedgerTrust::Refused(Reason::Layout)).expect("a reason");
         assert!(layout.contains("a size that no known version"), "{layout}");
-        assert!(with(Trust::Unknown).is_some_and(|text| text.contains("600.1")));
-        assert!(with(Trust::Settling).is_some_and(|text| text.contains("twice")));
-        let late = doubt(&ExplainedUse { trust: Trust::Settling, ..own(Vec::new(), 5) }, false, None);
+        assert!(with(LedgerTrust::Unknown).is_some_and(|text| text.contains("600.1")));
+        assert!(with(LedgerTrust::Settling).is_some_and(|text| text.contains("twice")));
+        let late = doubt(&ExplainedUse { trust: LedgerTrust::Settling, ..own(Vec::new(), 5) }, false, None);
         assert!(late.is_some_and(|text| text.contains("started before memwatch")));
     }
 
     #[test]
     fn local_memory_names_the_bytes_of_a_thread_where_they_are_known_and_what_is_inherited_who_had_it() {
-        let inherited = PartView { left_by: Some(Tgid(419)), ..of(Label::Inherited, None, 256) };
+        let inherited = PartView { left_by: Some(Tgid(419)), ..of(MemoryPurpose::Inherited, None, 256) };
         assert_eq!(part(&inherited), "inherited from PID 419");
-        let local = of(Label::LocalMemory, None, 504);
+        let local = of(MemoryPurpose::LocalMemory, None, 504);
         assert_eq!(part(&local), "local memory");
         assert_eq!(part(&PartView { bytes_per_thread: Some(1952), ..local }), "local memory, 1,952 bytes per thread");
     }
 
     #[test]
     fn only_large_parts_have_advice() {
-        let some = own(vec![of(Label::Stream, None, 70), of(Label::Requested, Some("NCCL"), 102)], 172);
+        let some = own(vec![of(MemoryPurpose::Stream, None, 70), of(MemoryPurpose::Requested, Some("NCCL"), 102)], 172);
         assert_eq!(advice(&some).len(), 2);
-        assert_eq!(advice(&own(vec![of(Label::Stream, None, 4), of(Label::Context, None, 518)], 522)).len(), 0);
+        assert_eq!(
+            advice(&own(vec![of(MemoryPurpose::Stream, None, 4), of(MemoryPurpose::Context, None, 518)], 522)).len(),
+            0
+        );
     }
 }

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use crate::commands::snapshot::args::Pickle;
 use crate::commands::timeline::args::{Timeline, TimelineFormat};
-use crate::export::{Format, Weight};
+use crate::export::{ProfileFormat, ProfileWeight};
 use crate::options::moment::PAST;
-use crate::options::{Checked, Looks, Subject, Targets, values};
+use crate::options::{Checked, Looks, ReportSubject, TargetArgs, values};
 use crate::output_file;
 
 /// Kind of an output file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Written {
+pub(crate) enum ExportKind {
     /// A profile of stacks.
-    Profile(Format),
+    Profile(ProfileFormat),
     /// The output of `memwatch snapshot`.
     Snapshot,
     /// The output of `memwatch timeline` for TensorBoard.
@@ -24,24 +24,24 @@ pub(crate) enum Written {
 }
 
 /// Formats by name, with their file name endings; if two endings match, the first counts.
-const FORMATS: [(&str, Written, &[&str]); 10] = [
-    ("folded", Written::Profile(Format::Folded), &[".folded", ".txt"]),
-    ("speedscope", Written::Profile(Format::Speedscope), &[".speedscope.json", ".json"]),
-    ("pprof", Written::Profile(Format::Pprof), &[".pb.gz", ".pprof"]),
-    ("csv", Written::Profile(Format::Csv), &[".csv"]),
-    ("parquet", Written::Profile(Format::Parquet), &[".parquet"]),
-    ("svg", Written::Profile(Format::Svg), &[".svg"]),
-    ("html", Written::Profile(Format::Html), &[".html", ".htm"]),
-    ("memory-viz", Written::Snapshot, &[".pickle"]),
-    ("tensorboard", Written::TensorBoard, &[".tfevents"]),
-    ("openmetrics", Written::Metrics, &[".openmetrics"]),
+const FORMATS: [(&str, ExportKind, &[&str]); 10] = [
+    ("folded", ExportKind::Profile(ProfileFormat::Folded), &[".folded", ".txt"]),
+    ("speedscope", ExportKind::Profile(ProfileFormat::Speedscope), &[".speedscope.json", ".json"]),
+    ("pprof", ExportKind::Profile(ProfileFormat::Pprof), &[".pb.gz", ".pprof"]),
+    ("csv", ExportKind::Profile(ProfileFormat::Csv), &[".csv"]),
+    ("parquet", ExportKind::Profile(ProfileFormat::Parquet), &[".parquet"]),
+    ("svg", ExportKind::Profile(ProfileFormat::Svg), &[".svg"]),
+    ("html", ExportKind::Profile(ProfileFormat::Html), &[".html", ".htm"]),
+    ("memory-viz", ExportKind::Snapshot, &[".pickle"]),
+    ("tensorboard", ExportKind::TensorBoard, &[".tfevents"]),
+    ("openmetrics", ExportKind::Metrics, &[".openmetrics"]),
 ];
 
 /// Whose memory, and where it goes.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
-pub(crate) struct Held {
+pub(crate) struct ExportSource {
     #[command(flatten)]
-    pub(crate) subject: Subject,
+    pub(crate) subject: ReportSubject,
     /// Only these GPUs: index, UUID (or its beginning) or PCI bus id; may be repeated
     #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
     pub(crate) gpus: Vec<String>,
@@ -52,7 +52,7 @@ pub(crate) struct Held {
     /// (all bytes allocated), count (allocations) or leak (inuse of lines that keep growing).
     /// Default: inuse; peak for a program that has ended
     #[arg(short, long, value_name = "WHAT", value_parser = weight)]
-    pub(crate) weight: Option<Weight>,
+    pub(crate) weight: Option<ProfileWeight>,
     /// Replace an existing file
     #[arg(long)]
     pub(crate) force: bool,
@@ -64,26 +64,26 @@ pub(crate) struct Held {
 
 /// `memwatch export`.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
-pub(crate) struct Export {
+pub(crate) struct ExportArgs {
     #[command(flatten)]
-    pub(crate) held: Held,
+    pub(crate) held: ExportSource,
     /// Format: folded, speedscope, pprof, csv, parquet, svg, html, memory-viz, tensorboard or
     /// openmetrics (default: by the file name)
     #[arg(short, long, value_name = "FORMAT", value_parser = format)]
-    pub(crate) format: Option<Written>,
+    pub(crate) format: Option<ExportKind>,
 }
 
 /// `memwatch flamegraph`.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Flamegraph {
     #[command(flatten)]
-    pub(crate) held: Held,
+    pub(crate) held: ExportSource,
     /// Format: svg or html (default: by the file name; svg for standard output)
     #[arg(short, long, value_name = "FORMAT", value_parser = drawing)]
-    pub(crate) format: Option<Written>,
+    pub(crate) format: Option<ExportKind>,
 }
 
-impl Held {
+impl ExportSource {
     /// Whether the output goes to standard output.
     pub(crate) fn is_for_stdout(&self) -> bool {
         output_file::is_stdout(&self.output)
@@ -93,7 +93,9 @@ impl Held {
     /// A time window is given, but the weight is not of a window.
     fn check_window(&self) -> Result<(), String> {
         self.subject.check()?;
-        if self.subject.past.window.since.is_none() || matches!(self.weight, None | Some(Weight::Peak | Weight::Leak)) {
+        if self.subject.past.window.since.is_none()
+            || matches!(self.weight, None | Some(ProfileWeight::Peak | ProfileWeight::Leak))
+        {
             return Ok(());
         }
         Err("--since goes with --weight peak or leak: what is live is of one moment (--until), and sums are of the whole recording".to_owned())
@@ -112,18 +114,18 @@ impl Held {
 
     /// Makes the corresponding arguments of `memwatch timeline`.
     pub(crate) fn timeline(&self) -> Timeline {
-        let targets = Targets { selected: self.subject.selected.clone(), gpus: self.gpus.clone() };
+        let targets = TargetArgs { selected: self.subject.selected.clone(), gpus: self.gpus.clone() };
         let looks = Looks { targets, past: self.subject.past.clone(), duration: Some(self.duration) };
         Timeline { force: self.force, ..Timeline::of(looks, TimelineFormat::TensorBoard, self.output.clone()) }
     }
 }
 
-impl Export {
+impl ExportArgs {
     /// Returns the format.
     ///
     /// # Errors
     /// The format is unknown, or conflicts with other arguments.
-    pub(crate) fn written(&self) -> Result<Written, String> {
+    pub(crate) fn written(&self) -> Result<ExportKind, String> {
         let written = match self.format {
             Some(format) => format,
             None if self.held.is_for_stdout() => {
@@ -133,8 +135,8 @@ impl Export {
                 .ok_or_else(|| format!("the name of the file has no known format: -f {}", names(|_| true)))?,
         };
         self.held.subject.check()?;
-        if written == Written::Snapshot {
-            let Held { subject, gpus, .. } = &self.held;
+        if written == ExportKind::Snapshot {
+            let ExportSource { subject, gpus, .. } = &self.held;
             let refusal = if self.held.is_for_stdout() {
                 Some("memory-viz goes into a file: -o snapshot.pickle")
             } else if subject.selected.tgids.len() > 1 || !gpus.is_empty() {
@@ -148,7 +150,7 @@ impl Export {
     }
 }
 
-impl Checked for Export {
+impl Checked for ExportArgs {
     fn check(&self) -> Result<(), String> {
         self.written().map(drop)
     }
@@ -165,56 +167,56 @@ impl Flamegraph {
     ///
     /// # Errors
     /// The format is unknown.
-    pub(crate) fn written(&self) -> Result<Written, String> {
+    pub(crate) fn written(&self) -> Result<ExportKind, String> {
         let refusal =
             || format!("a flame graph is an .svg or an .html: name the file so, or say -f {}", names(is_drawn));
         self.held.check_window()?;
         match self.format {
             Some(format) => Ok(format),
-            None if self.held.is_for_stdout() => Ok(Written::Profile(Format::Svg)),
+            None if self.held.is_for_stdout() => Ok(ExportKind::Profile(ProfileFormat::Svg)),
             None => by_name(&self.held).filter(|format| is_drawn(*format)).ok_or_else(refusal),
         }
     }
 }
 
-const fn is_drawn(written: Written) -> bool {
-    matches!(written, Written::Profile(Format::Svg | Format::Html))
+const fn is_drawn(written: ExportKind) -> bool {
+    matches!(written, ExportKind::Profile(ProfileFormat::Svg | ProfileFormat::Html))
 }
 
-fn by_name(held: &Held) -> Option<Written> {
+fn by_name(held: &ExportSource) -> Option<ExportKind> {
     let name = held.output.file_name()?.to_string_lossy().to_ascii_lowercase();
     let fits = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
     FORMATS.iter().find(|(_, _, ends)| fits(ends)).map(|(_, written, _)| *written)
 }
 
 /// Formats `svg or html`.
-fn names(is_meant: impl Fn(Written) -> bool) -> String {
+fn names(is_meant: impl Fn(ExportKind) -> bool) -> String {
     let mut names: Vec<&str> =
         FORMATS.iter().filter(|(_, written, _)| is_meant(*written)).map(|(name, ..)| *name).collect();
     let last = names.pop().unwrap_or_default();
     format!("{} or {last}", names.join(", "))
 }
 
-fn format(text: &str) -> Result<Written, String> {
+fn format(text: &str) -> Result<ExportKind, String> {
     named(text, |_| true)
 }
 
-fn drawing(text: &str) -> Result<Written, String> {
+fn drawing(text: &str) -> Result<ExportKind, String> {
     named(text, is_drawn)
 }
 
-fn named(text: &str, is_meant: impl Fn(Written) -> bool) -> Result<Written, String> {
+fn named(text: &str, is_meant: impl Fn(ExportKind) -> bool) -> Result<ExportKind, String> {
     let found = FORMATS.iter().find(|(name, written, _)| *name == text && is_meant(*written));
     found.map(|(_, written, _)| *written).ok_or_else(|| names(is_meant))
 }
 
-fn weight(text: &str) -> Result<Weight, String> {
+fn weight(text: &str) -> Result<ProfileWeight, String> {
     match text {
-        "inuse" => Ok(Weight::InUse),
-        "peak" => Ok(Weight::Peak),
-        "alloc" => Ok(Weight::Allocated),
-        "count" => Ok(Weight::Count),
-        "leak" => Ok(Weight::Leak),
+        "inuse" => Ok(ProfileWeight::InUse),
+        "peak" => Ok(ProfileWeight::Peak),
+        "alloc" => Ok(ProfileWeight::Allocated),
+        "count" => Ok(ProfileWeight::Count),
+        "leak" => Ok(ProfileWeight::Leak),
         _ => Err("inuse, peak, alloc, count or leak".to_owned()),
     }
 }
@@ -222,10 +224,10 @@ fn weight(text: &str) -> Result<Weight, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Args, Command};
+    use crate::cli::{Command, MemwatchArgs};
 
-    fn parsed(line: &str) -> Result<Written, String> {
-        match Args::from_words(line.split(' ')).map_err(|error| error.to_string())?.command {
+    fn parsed(line: &str) -> Result<ExportKind, String> {
+        match MemwatchArgs::from_words(line.split(' ')).map_err(|error| error.to_string())?.command {
             Some(Command::Export(export)) => export.written(),
             Some(Command::Flamegraph(flamegraph)) => flamegraph.written(),
             other => panic!("{other:?}"),
@@ -235,29 +237,29 @@ mod tests {
     #[test]
     fn the_name_of_the_file_reports_the_format_unless_one_is_named() {
         for (file, format) in [
-            ("a.folded", Format::Folded),
-            ("a.txt", Format::Folded),
-            ("a.speedscope.json", Format::Speedscope),
-            ("A.JSON", Format::Speedscope),
-            ("a.pb.gz", Format::Pprof),
-            ("a.pprof", Format::Pprof),
-            ("a.csv", Format::Csv),
-            ("a.parquet", Format::Parquet),
-            ("a.svg", Format::Svg),
-            ("a.html", Format::Html),
+            ("a.folded", ProfileFormat::Folded),
+            ("a.txt", ProfileFormat::Folded),
+            ("a.speedscope.json", ProfileFormat::Speedscope),
+            ("A.JSON", ProfileFormat::Speedscope),
+            ("a.pb.gz", ProfileFormat::Pprof),
+            ("a.pprof", ProfileFormat::Pprof),
+            ("a.csv", ProfileFormat::Csv),
+            ("a.parquet", ProfileFormat::Parquet),
+            ("a.svg", ProfileFormat::Svg),
+            ("a.html", ProfileFormat::Html),
         ] {
             assert_eq!(
                 parsed(&format!("memwatch export --in j.mwr -o {file}")),
-                Ok(Written::Profile(format)),
+                Ok(ExportKind::Profile(format)),
                 "{file}"
             );
         }
-        assert_eq!(parsed("memwatch export -p 1 -o a.pickle"), Ok(Written::Snapshot));
-        assert_eq!(parsed("memwatch export -p 1 -o - -f openmetrics"), Ok(Written::Metrics));
-        assert_eq!(parsed("memwatch export -p 1 -o runs/a.tfevents"), Ok(Written::TensorBoard));
-        assert_eq!(parsed("memwatch export -p 1 -o - -f csv"), Ok(Written::Profile(Format::Csv)));
-        assert_eq!(parsed("memwatch flamegraph -p 1 -o -"), Ok(Written::Profile(Format::Svg)));
-        assert_eq!(parsed("memwatch flamegraph -p 1 -o a.txt -f html"), Ok(Written::Profile(Format::Html)));
+        assert_eq!(parsed("memwatch export -p 1 -o a.pickle"), Ok(ExportKind::Snapshot));
+        assert_eq!(parsed("memwatch export -p 1 -o - -f openmetrics"), Ok(ExportKind::Metrics));
+        assert_eq!(parsed("memwatch export -p 1 -o runs/a.tfevents"), Ok(ExportKind::TensorBoard));
+        assert_eq!(parsed("memwatch export -p 1 -o - -f csv"), Ok(ExportKind::Profile(ProfileFormat::Csv)));
+        assert_eq!(parsed("memwatch flamegraph -p 1 -o -"), Ok(ExportKind::Profile(ProfileFormat::Svg)));
+        assert_eq!(parsed("memwatch flamegraph -p 1 -o a.txt -f html"), Ok(ExportKind::Profile(ProfileFormat::Html)));
     }
 
     #[test]

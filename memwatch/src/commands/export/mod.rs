@@ -10,11 +10,11 @@ use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
 use crate::agent::metrics::own_use::OwnUse;
-use crate::agent::metrics::{Facts, Metrics};
-use crate::exit::{Exit, Failure};
-use crate::export::{Format, Profile, Weight, leaking};
+use crate::agent::metrics::{Metrics, MetricsInput};
+use crate::exit::{Exit, ExitFailure};
+use crate::export::{CallPathProfile, ProfileFormat, ProfileWeight, leaking};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
-use crate::options::Common;
+use crate::options::CommonArgs;
 use crate::output_file;
 use crate::render::format::signed_bytes;
 use crate::render::output::unless_closed;
@@ -23,10 +23,10 @@ use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::filter::{GpuFilter, UnknownGpu};
 use crate::watch::one_shot::{finish, open_named, watch_until};
-use crate::watch::past::{Needs, Recording};
+use crate::watch::past::{Needs, RecordedPeriod};
 use crate::watch::recorded;
-use crate::watch::signals::Signals;
-use args::{Export, Flamegraph, Held, Written};
+use crate::watch::signals::TerminationSignals;
+use args::{ExportArgs, ExportKind, ExportSource, Flamegraph};
 
 /// Maximum number of pairs of process and GPU with series of their own in a metrics file.
 const OWN_SERIES: usize = 1000;
@@ -38,7 +38,7 @@ const REQUEST: TensorRequest = TensorRequest::of_reports(TensorLevel::Layers);
 ///
 /// # Errors
 /// The processes cannot be traced, do not use PyTorch, or the file cannot be written.
-pub(crate) async fn export(args: &Export, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn export(args: &ExportArgs, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     write_held(&args.held, args.written(), common).await
 }
 
@@ -46,7 +46,7 @@ pub(crate) async fn export(args: &Export, common: &Common) -> Result<Exit, Failu
 ///
 /// # Errors
 /// Those of [`export`].
-pub(crate) async fn flamegraph(args: &Flamegraph, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn flamegraph(args: &Flamegraph, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     write_held(&args.held, args.written(), common).await
 }
 
@@ -54,23 +54,27 @@ pub(crate) async fn flamegraph(args: &Flamegraph, common: &Common) -> Result<Exi
 ///
 /// # Errors
 /// The processes cannot be traced, do not use PyTorch, or the file cannot be written.
-async fn write_held(held: &Held, written: Result<Written, String>, common: &Common) -> Result<Exit, Failure> {
-    let format = match written.map_err(|sentence| Failure::new(Exit::Error, sentence))? {
-        Written::Profile(format) => format,
-        Written::Snapshot => return crate::commands::snapshot::snapshot(&held.pickle(), common).await,
-        Written::TensorBoard => return crate::commands::timeline::run(&held.timeline(), common).await,
-        Written::Metrics => return metrics(held, common).await,
+async fn write_held(
+    held: &ExportSource,
+    written: Result<ExportKind, String>,
+    common: &CommonArgs,
+) -> Result<Exit, ExitFailure> {
+    let format = match written.map_err(|sentence| ExitFailure::new(Exit::Error, sentence))? {
+        ExportKind::Profile(format) => format,
+        ExportKind::Snapshot => return crate::commands::snapshot::snapshot(&held.pickle(), common).await,
+        ExportKind::TensorBoard => return crate::commands::timeline::run(&held.timeline(), common).await,
+        ExportKind::Metrics => return metrics(held, common).await,
     };
     check_absent(held)?;
     let selected = &held.subject.selected;
     let gpus = GpuFilter::new(&held.gpus);
     let watch = |pipeline: &mut Pipeline| {
-        if held.weight == Some(Weight::Leak) {
+        if held.weight == Some(ProfileWeight::Leak) {
             pipeline.watch_leaks();
         }
     };
-    let unknown = |error: UnknownGpu| Failure::new(Exit::NoTarget, error);
-    let past = Recording::named(&held.subject.past, Needs::Tensors, common).await?;
+    let unknown = |error: UnknownGpu| ExitFailure::new(Exit::NoTarget, error);
+    let past = RecordedPeriod::named(&held.subject.past, Needs::Tensors, common).await?;
     let (snapshot, (weight, profile)) = if let Some(recording) = past {
         let replay = recorded::play(&recording, watch)?;
         let mut snapshot = recorded::chosen(&replay, &recording.path, selected)?;
@@ -81,7 +85,7 @@ async fn write_held(held: &Held, written: Result<Written, String>, common: &Comm
     } else {
         let mut session = open_named(selected, REQUEST, common).await?;
         watch(session.pipeline_mut());
-        let mut signals = Signals::listen()?;
+        let mut signals = TerminationSignals::listen()?;
         let deadline = Instant::now() + held.duration;
         let (mut snapshot, _) = watch_until(&mut session, &mut signals, deadline, None, &mut false).await;
         gpus.apply(&mut snapshot).map_err(unknown)?;
@@ -93,7 +97,7 @@ async fn write_held(held: &Held, written: Result<Written, String>, common: &Comm
         return finish(Ok(()), &snapshot, selected);
     }
     let bytes = profile.write(format, weight).map_err(|error| {
-        Failure::new(Exit::Error, error).advise("Count something else: --weight inuse, peak, alloc or count.")
+        ExitFailure::new(Exit::Error, error).advise("Count something else: --weight inuse, peak, alloc or count.")
     })?;
     write(held, &bytes)?;
     report_written(held, (format, weight), &profile);
@@ -101,27 +105,27 @@ async fn write_held(held: &Held, written: Result<Written, String>, common: &Comm
 }
 
 /// Checks the output file before the session starts.
-fn check_absent(held: &Held) -> Result<(), Failure> {
-    output_file::check_free(&held.output, held.force).map_err(|error| Failure::cannot_make(&held.output, &error))
+fn check_absent(held: &ExportSource) -> Result<(), ExitFailure> {
+    output_file::check_free(&held.output, held.force).map_err(|error| ExitFailure::cannot_make(&held.output, &error))
 }
 
 /// Writes the agent's metrics at one time, from a session or a recording.
-async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
+async fn metrics(held: &ExportSource, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let selected = &held.subject.selected;
     check_absent(held)?;
-    let past = Recording::named(&held.subject.past, Needs::Calls, common).await?;
+    let past = RecordedPeriod::named(&held.subject.past, Needs::Calls, common).await?;
     let (mut snapshot, boottime_to_unix_ns) = if let Some(recording) = past {
         let replay = recorded::play(&recording, |_| {})?;
         (recorded::chosen(&replay, &recording.path, selected)?, replay.boottime_to_unix_ns)
     } else {
         let mut session = open_named(selected, TensorRequest::default(), common).await?;
-        let mut signals = Signals::listen()?;
+        let mut signals = TerminationSignals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + held.duration)).await;
         (session.snapshot(), clock::boottime_to_unix_ns())
     };
-    GpuFilter::new(&held.gpus).apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
+    GpuFilter::new(&held.gpus).apply(&mut snapshot).map_err(|error| ExitFailure::new(Exit::NoTarget, error))?;
     let (own, collect_ns, history) = (OwnUse::default(), None, None);
-    let facts = Facts {
+    let facts = MetricsInput {
         snapshot: &snapshot,
         boottime_to_unix_ns,
         collect_ns,
@@ -143,37 +147,38 @@ async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
 /// Returns the weight and the profile. Without an explicit weight, a program that has exited is
 /// shown at its peak.
 fn weighed(
-    (held, format): (&Held, Format),
+    (held, format): (&ExportSource, ProfileFormat),
     snapshot: &Snapshot,
     pipeline: &Pipeline,
     clock: &WallClock,
-) -> (Weight, Profile) {
-    let of_its_peak = (held.subject.past.window.since.is_some() || all_ended(snapshot)) && format != Format::Pprof;
-    let weight = held.weight.unwrap_or(if of_its_peak { Weight::Peak } else { Weight::InUse });
+) -> (ProfileWeight, CallPathProfile) {
+    let of_its_peak =
+        (held.subject.past.window.since.is_some() || all_ended(snapshot)) && format != ProfileFormat::Pprof;
+    let weight = held.weight.unwrap_or(if of_its_peak { ProfileWeight::Peak } else { ProfileWeight::InUse });
     (weight, profile(snapshot, pipeline, weight, clock))
 }
 
 /// Returns all stacks, or those of growing lines.
-fn profile(snapshot: &Snapshot, pipeline: &Pipeline, weight: Weight, clock: &WallClock) -> Profile {
-    if weight != Weight::Leak {
-        return Profile::new(snapshot, |process| pipeline.call_paths(process), clock);
+fn profile(snapshot: &Snapshot, pipeline: &Pipeline, weight: ProfileWeight, clock: &WallClock) -> CallPathProfile {
+    if weight != ProfileWeight::Leak {
+        return CallPathProfile::new(snapshot, |process| pipeline.call_paths(process), clock);
     }
     // Includes any growth, without a threshold: this is for inspection, not an alarm.
     let leaks = pipeline.leaks(0.0);
-    Profile::new(snapshot, |process| leaking(pipeline.call_paths(process), process, &leaks), clock)
+    CallPathProfile::new(snapshot, |process| leaking(pipeline.call_paths(process), process, &leaks), clock)
 }
 
-fn write(held: &Held, bytes: &[u8]) -> Result<(), Failure> {
+fn write(held: &ExportSource, bytes: &[u8]) -> Result<(), ExitFailure> {
     if held.is_for_stdout() {
         let mut out = io::stdout().lock();
         return unless_closed(out.write_all(bytes).and_then(|()| out.flush()));
     }
     let written = output_file::create(&held.output, held.force).and_then(|mut file| file.write_all(bytes));
-    written.map_err(|error| Failure::cannot_make(&held.output, &error))
+    written.map_err(|error| ExitFailure::cannot_make(&held.output, &error))
 }
 
 /// Prints what was written, which program opens it, and what is missing in it.
-fn report_written(held: &Held, (format, weight): (Format, Weight), profile: &Profile) {
+fn report_written(held: &ExportSource, (format, weight): (ProfileFormat, ProfileWeight), profile: &CallPathProfile) {
     let path = held.output.display();
     if !held.is_for_stdout() {
         let stacks: usize = profile.parts.iter().map(|part| part.samples.len()).sum();
@@ -181,7 +186,7 @@ fn report_written(held: &Held, (format, weight): (Format, Weight), profile: &Pro
         eprintln!("memwatch: {path} is written: {amount}, {stacks} stacks; {}", opened_by(format));
     }
     if profile.total(weight) == 0 {
-        let other = if weight == Weight::Peak { "alloc" } else { "peak" };
+        let other = if weight == ProfileWeight::Peak { "alloc" } else { "peak" };
         eprintln!("memwatch: there was nothing {}; try --weight {other}", weight.name());
     }
     for part in profile.parts.iter().filter(|part| part.unplaced_bytes != 0) {
@@ -189,13 +194,13 @@ fn report_written(held: &Held, (format, weight): (Format, Weight), profile: &Pro
     }
 }
 
-const fn opened_by(format: Format) -> &'static str {
+const fn opened_by(format: ProfileFormat) -> &'static str {
     match format {
-        Format::Folded => "speedscope.app and flamegraph.pl read it",
-        Format::Speedscope => "drop it onto speedscope.app",
-        Format::Pprof => "go tool pprof -http=: FILE shows it",
-        Format::Csv => "any spreadsheet opens it",
-        Format::Parquet => "pandas.read_parquet opens it, and so do DuckDB and Polars",
-        Format::Svg | Format::Html => "open it in a browser",
+        ProfileFormat::Folded => "speedscope.app and flamegraph.pl read it",
+        ProfileFormat::Speedscope => "drop it onto speedscope.app",
+        ProfileFormat::Pprof => "go tool pprof -http=: FILE shows it",
+        ProfileFormat::Csv => "any spreadsheet opens it",
+        ProfileFormat::Parquet => "pandas.read_parquet opens it, and so do DuckDB and Polars",
+        ProfileFormat::Svg | ProfileFormat::Html => "open it in a browser",
     }
 }

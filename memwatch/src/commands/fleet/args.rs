@@ -7,20 +7,20 @@ use hyper::header::{HeaderName, HeaderValue};
 
 use super::select::{Matcher, Matchers};
 use crate::options::{Checked, headers, values};
-use crate::sources::prometheus::{Authorities, Manner, Server};
+use crate::sources::prometheus::{Authorities, Manner, PrometheusServer};
 
 /// Many machines, by what their agents have reported to a Prometheus: a screen on a terminal, else a table.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Fleet {
+pub(crate) struct FleetArgs {
     /// The Prometheus that scrapes the agents, or VictoriaMetrics, Thanos or Mimir: http://HOST:PORT, or https://
-    #[arg(long, value_name = "URL", value_parser = Server::parse)]
-    pub(crate) prometheus: Server,
+    #[arg(long, value_name = "URL", value_parser = PrometheusServer::parse)]
+    pub(crate) prometheus: PrometheusServer,
     /// Rows: workload, node, gpu, or holder, which is a workload's part of a GPU
     #[arg(long, value_name = "WHAT", default_value = "workload", hide_possible_values = true)]
-    pub(crate) by: By,
+    pub(crate) by: FleetRowKind,
     /// Largest first: used, driver, cached, unattributed, imbalance, idle, growth, full or ooms, where rows have it
     #[arg(long, value_name = "COLUMN", default_value = "used", hide_possible_values = true)]
-    pub(crate) sort: Sort,
+    pub(crate) sort: FleetSort,
     /// Maximum number of rows; 20 without a screen, 200 on it
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) top: Option<u32>,
@@ -49,7 +49,7 @@ pub(crate) struct Fleet {
 
 /// What a row is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
-pub(crate) enum By {
+pub(crate) enum FleetRowKind {
     /// A pod's container, a Slurm job, a container, a systemd unit: on all its GPUs.
     Workload,
     /// A machine, by the address at which its agent is scraped.
@@ -62,7 +62,7 @@ pub(crate) enum By {
 
 /// What rows are in the order of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Sort {
+pub(crate) enum FleetSort {
     /// What NVML charges.
     Used,
     /// What driver calls have allocated.
@@ -83,7 +83,7 @@ pub(crate) enum Sort {
     Ooms,
 }
 
-impl Sort {
+impl FleetSort {
     /// All columns.
     pub(crate) const ALL: [Self; 9] = [
         Self::Used,
@@ -113,12 +113,12 @@ impl Sort {
     }
 
     /// Returns the columns that rows of this kind can be sorted by.
-    pub(crate) fn of(by: By) -> Vec<Self> {
+    pub(crate) fn of(by: FleetRowKind) -> Vec<Self> {
         Self::ALL.into_iter().filter(|sort| sort.fact(by).is_some()).collect()
     }
 }
 
-impl Fleet {
+impl FleetArgs {
     /// Returns how to send requests to the server.
     ///
     /// # Errors
@@ -139,7 +139,7 @@ impl Fleet {
     }
 }
 
-impl Checked for Fleet {}
+impl Checked for FleetArgs {}
 
 #[cfg(test)]
 mod tests {
@@ -147,10 +147,10 @@ mod tests {
 
     #[test]
     fn every_kind_of_row_has_columns_to_sort_by() {
-        let words = |by| Sort::of(by).into_iter().map(Sort::word).collect::<Vec<_>>().join(" ");
-        assert_eq!(words(By::Workload), "used driver cached imbalance idle growth ooms");
-        assert_eq!(words(By::Node), "used cached unattributed idle full ooms");
-        assert_eq!(words(By::Gpu), "used cached unattributed idle full");
-        assert_eq!(words(By::Holder), "used driver cached growth ooms");
+        let words = |by| FleetSort::of(by).into_iter().map(FleetSort::word).collect::<Vec<_>>().join(" ");
+        assert_eq!(words(FleetRowKind::Workload), "used driver cached imbalance idle growth ooms");
+        assert_eq!(words(FleetRowKind::Node), "used cached unattributed idle full ooms");
+        assert_eq!(words(FleetRowKind::Gpu), "used cached unattributed idle full");
+        assert_eq!(words(FleetRowKind::Holder), "used driver cached growth ooms");
     }
 }

@@ -5,33 +5,36 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::args::{By, Sort};
+use super::args::{FleetRowKind, FleetSort};
 use super::facts::{self as of, Fact};
-use super::model::{Gpu, Holder, Key, Name, Node, Table, Totals, Values, Workload, whole};
+use super::model::{
+    FleetGpu, FleetHolder, FleetNode, FleetRowKey, FleetTotals, FleetWorkload, JoinedAnswers, RowValues, WorkloadName,
+    whole,
+};
 use super::select::{Matcher, Matchers, WORKLOAD};
-use crate::sources::prometheus::{Answer, Client, Trouble, Wanted};
+use crate::sources::prometheus::{AnswerRequest, PrometheusAnswer, PrometheusClient, Trouble};
 
 /// Maximum number of agents that are named as not responding.
 const NAMED_AGENTS: usize = 100;
 
 /// A report.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct FleetReport {
     /// URL of the server.
     pub(crate) prometheus: String,
     /// Whether the shipped recording rules were used.
-    pub(crate) rules: Rules,
-    pub(crate) totals: Totals,
+    pub(crate) rules: RuleUse,
+    pub(crate) totals: FleetTotals,
     #[serde(flatten)]
-    pub(crate) rows: Rows,
+    pub(crate) rows: FleetRows,
     /// Queries that were sent, with the cost of each answer.
-    pub(crate) queries: Vec<Asked>,
+    pub(crate) queries: Vec<QueryCost>,
 }
 
 /// Kind of series that were queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Rules {
+pub(crate) enum RuleUse {
     /// Recorded series.
     Used,
     /// Recorded series, or raw ones if the recorded one lacks a label of `--match`.
@@ -44,7 +47,7 @@ pub(crate) enum Rules {
 
 /// A query, and the cost of its answer.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Asked {
+pub(crate) struct QueryCost {
     pub(crate) expression: String,
     pub(crate) series: usize,
     pub(crate) answer_bytes: usize,
@@ -54,18 +57,18 @@ pub(crate) struct Asked {
 /// Rows of a report, sorted.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Rows {
-    Workloads(Vec<Workload>),
-    Nodes(Vec<Node>),
-    Gpus(Vec<Gpu>),
-    Holders(Vec<Holder>),
+pub(crate) enum FleetRows {
+    Workloads(Vec<FleetWorkload>),
+    Nodes(Vec<FleetNode>),
+    Gpus(Vec<FleetGpu>),
+    Holders(Vec<FleetHolder>),
 }
 
 /// What to query.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Question {
-    pub(crate) by: By,
-    pub(crate) sort: Sort,
+pub(crate) struct FleetQuestion {
+    pub(crate) by: FleetRowKind,
+    pub(crate) sort: FleetSort,
     /// Maximum number of rows.
     pub(crate) top: usize,
     /// Conditions of `--match`.
@@ -75,41 +78,45 @@ pub(crate) struct Question {
 }
 
 /// Queries of one report.
-pub(crate) struct Asking<'a> {
-    client: &'a mut Client,
+pub(crate) struct ReportQueries<'a> {
+    client: &'a mut PrometheusClient,
     /// Whether the shipped rules are loaded on the server.
     is_recorded: bool,
     /// Number of recordable facts queried from recorded series, and from raw ones.
     by_record: [u64; 2],
-    queries: Vec<Asked>,
+    queries: Vec<QueryCost>,
 }
 
 /// Queries one report.
 ///
 /// # Errors
 /// The server does not answer.
-pub(crate) async fn report(client: &mut Client, prometheus: String, question: &Question) -> Result<Report, Trouble> {
-    let mut asking = Asking { client, is_recorded: false, by_record: [0; 2], queries: Vec::new() };
+pub(crate) async fn report(
+    client: &mut PrometheusClient,
+    prometheus: String,
+    question: &FleetQuestion,
+) -> Result<FleetReport, Trouble> {
+    let mut asking = ReportQueries { client, is_recorded: false, by_record: [0; 2], queries: Vec::new() };
     let loaded = asking.number(of::RULES_RECORD.to_owned()).await?;
     asking.is_recorded = loaded.is_some_and(|version| version.to_bits() == of::RULES.to_bits());
     let totals = asking.totals(&question.matchers).await?;
     let rows = match question.by {
-        By::Workload => Rows::Workloads(asking.rows(question, &WORKLOAD, &WORKLOADS, workload).await?),
-        By::Node => Rows::Nodes(asking.rows(question, &of::NODE, &NODES, node).await?),
-        By::Gpu => {
+        FleetRowKind::Workload => FleetRows::Workloads(asking.rows(question, &WORKLOAD, &WORKLOADS, workload).await?),
+        FleetRowKind::Node => FleetRows::Nodes(asking.rows(question, &of::NODE, &NODES, node).await?),
+        FleetRowKind::Gpu => {
             let mut gpus = asking.rows(question, &of::GPU, &GPUS, gpu).await?;
             asking.largest_holders(question, &mut gpus).await?;
-            Rows::Gpus(gpus)
+            FleetRows::Gpus(gpus)
         }
-        By::Holder => Rows::Holders(asking.rows(question, &of::HOLDER, &HOLDERS, holder).await?),
+        FleetRowKind::Holder => FleetRows::Holders(asking.rows(question, &of::HOLDER, &HOLDERS, holder).await?),
     };
     let rules = match (asking.is_recorded, loaded, asking.by_record) {
-        (false, None, _) => Rules::Absent,
-        (false, Some(_), _) => Rules::OtherVersion,
-        (true, _, [_, 0]) => Rules::Used,
-        (true, ..) => Rules::PartlyUsed,
+        (false, None, _) => RuleUse::Absent,
+        (false, Some(_), _) => RuleUse::OtherVersion,
+        (true, _, [_, 0]) => RuleUse::Used,
+        (true, ..) => RuleUse::PartlyUsed,
     };
-    Ok(Report { prometheus, rules, totals, rows: sorted(rows, question.sort), queries: asking.queries })
+    Ok(FleetReport { prometheus, rules, totals, rows: sorted(rows, question.sort), queries: asking.queries })
 }
 
 const WORKLOADS: [Fact; 11] = [
@@ -126,9 +133,9 @@ const WORKLOADS: [Fact; 11] = [
     of::WORKLOAD_LAST_OOM,
 ];
 
-fn workload(key: &Key, values: &Values) -> Workload {
-    Workload {
-        name: Name::of(key),
+fn workload(key: &FleetRowKey, values: &RowValues) -> FleetWorkload {
+    FleetWorkload {
+        name: WorkloadName::of(key),
         used_bytes: values.whole(0),
         driver_allocated_bytes: values.whole(1),
         framework_cached_bytes: values.whole(2),
@@ -155,8 +162,8 @@ const NODES: [Fact; 9] = [
     of::NODE_LAST_OOM,
 ];
 
-fn node(key: &Key, values: &Values) -> Node {
-    Node {
+fn node(key: &FleetRowKey, values: &RowValues) -> FleetNode {
+    FleetNode {
         instance: key.concat(),
         gpus: values.whole(0),
         limit_bytes: values.whole(1),
@@ -181,9 +188,9 @@ const GPUS: [Fact; 8] = [
     of::GPU_HOLDERS,
 ];
 
-fn gpu(key: &Key, values: &Values) -> Gpu {
+fn gpu(key: &FleetRowKey, values: &RowValues) -> FleetGpu {
     let [instance, gpu, uuid] = place(key);
-    Gpu {
+    FleetGpu {
         instance,
         gpu,
         uuid,
@@ -210,13 +217,13 @@ const HOLDERS: [Fact; 7] = [
     of::HOLDER_LAST_OOM,
 ];
 
-fn holder(key: &Key, values: &Values) -> Holder {
+fn holder(key: &FleetRowKey, values: &RowValues) -> FleetHolder {
     let [instance, gpu, uuid] = place(key);
-    Holder {
+    FleetHolder {
         instance,
         gpu,
         uuid,
-        name: Name::of(key.get(3..).unwrap_or_default()),
+        name: WorkloadName::of(key.get(3..).unwrap_or_default()),
         used_bytes: values.whole(0),
         driver_allocated_bytes: values.whole(1),
         framework_cached_bytes: values.whole(2),
@@ -228,15 +235,15 @@ fn holder(key: &Key, values: &Values) -> Holder {
 }
 
 /// Returns the first values of a key.
-fn place<const N: usize>(key: &Key) -> [String; N] {
+fn place<const N: usize>(key: &FleetRowKey) -> [String; N] {
     std::array::from_fn(|place| key.get(place).cloned().unwrap_or_default())
 }
 
-impl Asking<'_> {
-    async fn ask(&mut self, expression: String, wanted: Wanted<'_>) -> Result<Answer, Trouble> {
+impl ReportQueries<'_> {
+    async fn ask(&mut self, expression: String, wanted: AnswerRequest<'_>) -> Result<PrometheusAnswer, Trouble> {
         let begin = Instant::now();
         let (answer, length) = self.client.query(&expression, wanted).await?;
-        self.queries.push(Asked {
+        self.queries.push(QueryCost {
             expression,
             series: answer.series.len(),
             answer_bytes: length.bytes,
@@ -247,7 +254,7 @@ impl Asking<'_> {
 
     /// Queries an expression with a single value.
     async fn number(&mut self, expression: String) -> Result<Option<f64>, Trouble> {
-        let answer = self.ask(expression, Wanted { labels: &[], most: 1 }).await?;
+        let answer = self.ask(expression, AnswerRequest { labels: &[], most: 1 }).await?;
         Ok(answer.series.first().map(|one| one.value))
     }
 
@@ -265,16 +272,16 @@ impl Asking<'_> {
         Ok(self.number(expression).await?.and_then(whole))
     }
 
-    async fn totals(&mut self, matchers: &Matchers) -> Result<Totals, Trouble> {
+    async fn totals(&mut self, matchers: &Matchers) -> Result<FleetTotals, Trouble> {
         let down = self.expression(of::DOWN, matchers);
-        let named = Wanted { labels: &of::NODE, most: NAMED_AGENTS };
+        let named = AnswerRequest { labels: &of::NODE, most: NAMED_AGENTS };
         let named = self.ask(format!("topk({NAMED_AGENTS}, {down})"), named).await?;
         let mut agents_down: Vec<String> = named.series.into_iter().map(|one| one.key.concat()).collect();
         agents_down.sort_unstable();
         let knows_utilization = self.sum("count", of::GPU_UTILIZATION, matchers).await?.is_some();
         let idle_gpus =
             if knows_utilization { self.sum("sum", of::NODE_IDLE, matchers).await?.or(Some(0)) } else { None };
-        Ok(Totals {
+        Ok(FleetTotals {
             nodes: self.sum("count", of::NODE_GPUS, matchers).await?.unwrap_or(0),
             gpus: self.sum("sum", of::NODE_GPUS, matchers).await?.unwrap_or(0),
             workloads: self.sum("count", of::WORKLOAD_USED, matchers).await?.unwrap_or(0),
@@ -291,126 +298,128 @@ impl Asking<'_> {
     /// Queries the first rows in sort order, with one column per fact.
     async fn rows<T>(
         &mut self,
-        question: &Question,
+        question: &FleetQuestion,
         labels: &[&str],
         facts: &[Fact],
-        make: fn(&Key, &Values) -> T,
+        make: fn(&FleetRowKey, &RowValues) -> T,
     ) -> Result<Vec<T>, Trouble> {
         let (first, matchers) = self.first(question, labels);
         // Several scrape jobs may have the same GPU.
-        let wanted = Wanted { labels, most: question.top.saturating_mul(4) };
+        let wanted = AnswerRequest { labels, most: question.top.saturating_mul(4) };
         let mut answers = Vec::with_capacity(facts.len());
         for fact in facts {
             let expression = self.expression(*fact, &matchers);
             answers.push(self.ask(format!("({expression}) and on ({}) {first}", labels.join(", ")), wanted).await?);
         }
-        Ok(Table::of(answers, question.top).each(|key, values| make(&key, values)))
+        Ok(JoinedAnswers::of(answers, question.top).each(|key, values| make(&key, values)))
     }
 
     /// Returns the expression of the first rows in sort order, and the conditions on them.
-    fn first(&mut self, question: &Question, labels: &[&str]) -> (String, Matchers) {
+    fn first(&mut self, question: &FleetQuestion, labels: &[&str]) -> (String, Matchers) {
         let matchers = Matchers([question.matchers.0.clone(), question.opened.clone()].concat());
         let rank = self.rank(question, labels, &matchers);
         // The GPU that is full soonest comes first.
-        let how = if question.sort == Sort::Full { "bottomk" } else { "topk" };
+        let how = if question.sort == FleetSort::Full { "bottomk" } else { "topk" };
         (format!("{how}({}, {rank})", question.top), matchers)
     }
 
     /// Returns the expression to sort by.
-    fn rank(&mut self, question: &Question, labels: &[&str], matchers: &Matchers) -> String {
+    fn rank(&mut self, question: &FleetQuestion, labels: &[&str], matchers: &Matchers) -> String {
         let labels = labels.join(", ");
         let mut of = |fact: Fact| format!("({})", self.expression(fact, matchers));
         match (question.by, question.sort) {
             // If no NVML reports the use, the driver allocations are all that is known.
-            (By::Workload, Sort::Used) => of(of::WORKLOAD_HELD),
-            (By::Holder, Sort::Used) => format!("{} or on ({labels}) {}", of(of::HOLDER_USED), of(of::HOLDER_DRIVER)),
+            (FleetRowKind::Workload, FleetSort::Used) => of(of::WORKLOAD_HELD),
+            (FleetRowKind::Holder, FleetSort::Used) => {
+                format!("{} or on ({labels}) {}", of(of::HOLDER_USED), of(of::HOLDER_DRIVER))
+            }
             (by, sort) => of(sort.fact(by).unwrap_or(of::NODE_USED)),
         }
     }
 
-    async fn largest_holders(&mut self, question: &Question, gpus: &mut [Gpu]) -> Result<(), Trouble> {
+    async fn largest_holders(&mut self, question: &FleetQuestion, gpus: &mut [FleetGpu]) -> Result<(), Trouble> {
         let (first, matchers) = self.first(question, &of::GPU);
         let expression = self.expression(of::GPU_LARGEST, &matchers);
         let text = format!("({expression}) and on ({}) {first}", of::GPU.join(", "));
-        let wanted = Wanted { labels: &of::HOLDER, most: question.top.saturating_mul(4) };
+        let wanted = AnswerRequest { labels: &of::HOLDER, most: question.top.saturating_mul(4) };
         let answer = self.ask(text, wanted).await?;
-        let by_place = |gpu: &Gpu| [gpu.instance.clone(), gpu.gpu.clone(), gpu.uuid.clone()];
+        let by_place = |gpu: &FleetGpu| [gpu.instance.clone(), gpu.gpu.clone(), gpu.uuid.clone()];
         let places: BTreeMap<_, _> = gpus.iter().map(by_place).zip(0..).collect();
         for one in answer.series {
             let Some(gpu) = places.get(&place(&one.key)).and_then(|index: &usize| gpus.get_mut(*index)) else {
                 continue;
             };
-            gpu.largest_holder = Some(Name::of(one.key.get(3..).unwrap_or_default()));
+            gpu.largest_holder = Some(WorkloadName::of(one.key.get(3..).unwrap_or_default()));
             gpu.largest_holder_used_bytes = whole(one.value);
         }
         Ok(())
     }
 }
 
-impl Sort {
+impl FleetSort {
     /// Returns the fact that rows of this kind are sorted by; `None` if they lack this column.
-    pub(crate) const fn fact(self, by: By) -> Option<Fact> {
+    pub(crate) const fn fact(self, by: FleetRowKind) -> Option<Fact> {
         Some(match (by, self) {
-            (By::Workload, Self::Used) => of::WORKLOAD_USED,
-            (By::Workload, Self::Driver) => of::WORKLOAD_DRIVER,
-            (By::Workload, Self::Cached) => of::WORKLOAD_CACHED,
-            (By::Workload, Self::Imbalance) => of::WORKLOAD_IMBALANCE,
-            (By::Workload, Self::Idle) => of::WORKLOAD_IDLE,
-            (By::Workload, Self::Growth) => of::WORKLOAD_GROWTH,
-            (By::Workload, Self::Ooms) => of::WORKLOAD_OOMS,
-            (By::Node, Self::Used) => of::NODE_USED,
-            (By::Node, Self::Unattributed) => of::NODE_UNATTRIBUTED,
-            (By::Node, Self::Cached) => of::NODE_CACHED,
-            (By::Node, Self::Idle) => of::NODE_IDLE,
-            (By::Node, Self::Full) => of::NODE_FULL,
-            (By::Node, Self::Ooms) => of::NODE_OOMS,
-            (By::Gpu, Self::Used) => of::GPU_USED,
-            (By::Gpu, Self::Unattributed) => of::GPU_UNATTRIBUTED,
-            (By::Gpu, Self::Cached) => of::GPU_CACHED,
-            (By::Gpu, Self::Idle) => of::GPU_IDLE,
-            (By::Gpu, Self::Full) => of::GPU_FULL,
-            (By::Holder, Self::Used) => of::HOLDER_USED,
-            (By::Holder, Self::Driver) => of::HOLDER_DRIVER,
-            (By::Holder, Self::Cached) => of::HOLDER_CACHED,
-            (By::Holder, Self::Growth) => of::HOLDER_GROWTH,
-            (By::Holder, Self::Ooms) => of::HOLDER_OOMS,
+            (FleetRowKind::Workload, Self::Used) => of::WORKLOAD_USED,
+            (FleetRowKind::Workload, Self::Driver) => of::WORKLOAD_DRIVER,
+            (FleetRowKind::Workload, Self::Cached) => of::WORKLOAD_CACHED,
+            (FleetRowKind::Workload, Self::Imbalance) => of::WORKLOAD_IMBALANCE,
+            (FleetRowKind::Workload, Self::Idle) => of::WORKLOAD_IDLE,
+            (FleetRowKind::Workload, Self::Growth) => of::WORKLOAD_GROWTH,
+            (FleetRowKind::Workload, Self::Ooms) => of::WORKLOAD_OOMS,
+            (FleetRowKind::Node, Self::Used) => of::NODE_USED,
+            (FleetRowKind::Node, Self::Unattributed) => of::NODE_UNATTRIBUTED,
+            (FleetRowKind::Node, Self::Cached) => of::NODE_CACHED,
+            (FleetRowKind::Node, Self::Idle) => of::NODE_IDLE,
+            (FleetRowKind::Node, Self::Full) => of::NODE_FULL,
+            (FleetRowKind::Node, Self::Ooms) => of::NODE_OOMS,
+            (FleetRowKind::Gpu, Self::Used) => of::GPU_USED,
+            (FleetRowKind::Gpu, Self::Unattributed) => of::GPU_UNATTRIBUTED,
+            (FleetRowKind::Gpu, Self::Cached) => of::GPU_CACHED,
+            (FleetRowKind::Gpu, Self::Idle) => of::GPU_IDLE,
+            (FleetRowKind::Gpu, Self::Full) => of::GPU_FULL,
+            (FleetRowKind::Holder, Self::Used) => of::HOLDER_USED,
+            (FleetRowKind::Holder, Self::Driver) => of::HOLDER_DRIVER,
+            (FleetRowKind::Holder, Self::Cached) => of::HOLDER_CACHED,
+            (FleetRowKind::Holder, Self::Growth) => of::HOLDER_GROWTH,
+            (FleetRowKind::Holder, Self::Ooms) => of::HOLDER_OOMS,
             _ => return None,
         })
     }
 }
 
 /// Sorts rows; unknown values come last.
-fn sorted(mut rows: Rows, sort: Sort) -> Rows {
+fn sorted(mut rows: FleetRows, sort: FleetSort) -> FleetRows {
     match &mut rows {
-        Rows::Workloads(rows) => order(rows, |row| match sort {
-            Sort::Driver => real(row.driver_allocated_bytes),
-            Sort::Cached => real(row.framework_cached_bytes),
-            Sort::Imbalance => row.imbalance(),
-            Sort::Idle => real(row.idle_gpus),
-            Sort::Growth => row.growth_bytes_per_second,
-            Sort::Ooms => real(row.ooms_1d),
+        FleetRows::Workloads(rows) => order(rows, |row| match sort {
+            FleetSort::Driver => real(row.driver_allocated_bytes),
+            FleetSort::Cached => real(row.framework_cached_bytes),
+            FleetSort::Imbalance => row.imbalance(),
+            FleetSort::Idle => real(row.idle_gpus),
+            FleetSort::Growth => row.growth_bytes_per_second,
+            FleetSort::Ooms => real(row.ooms_1d),
             _ => real(row.used_bytes.or(row.driver_allocated_bytes)),
         }),
-        Rows::Nodes(rows) => order(rows, |row| match sort {
-            Sort::Unattributed => row.unattributed_bytes.map(signed),
-            Sort::Cached => real(row.framework_cached_bytes),
-            Sort::Idle => real(row.idle_gpus),
-            Sort::Full => row.seconds_to_full.map(|seconds| -seconds),
-            Sort::Ooms => real(row.ooms_1d),
+        FleetRows::Nodes(rows) => order(rows, |row| match sort {
+            FleetSort::Unattributed => row.unattributed_bytes.map(signed),
+            FleetSort::Cached => real(row.framework_cached_bytes),
+            FleetSort::Idle => real(row.idle_gpus),
+            FleetSort::Full => row.seconds_to_full.map(|seconds| -seconds),
+            FleetSort::Ooms => real(row.ooms_1d),
             _ => real(row.used_bytes),
         }),
-        Rows::Gpus(rows) => order(rows, |row| match sort {
-            Sort::Unattributed => row.unattributed_bytes.map(signed),
-            Sort::Cached => real(row.framework_cached_bytes),
-            Sort::Idle => real(row.idle_bytes),
-            Sort::Full => row.seconds_to_full.map(|seconds| -seconds),
+        FleetRows::Gpus(rows) => order(rows, |row| match sort {
+            FleetSort::Unattributed => row.unattributed_bytes.map(signed),
+            FleetSort::Cached => real(row.framework_cached_bytes),
+            FleetSort::Idle => real(row.idle_bytes),
+            FleetSort::Full => row.seconds_to_full.map(|seconds| -seconds),
             _ => real(row.used_bytes),
         }),
-        Rows::Holders(rows) => order(rows, |row| match sort {
-            Sort::Driver => real(row.driver_allocated_bytes),
-            Sort::Cached => real(row.framework_cached_bytes),
-            Sort::Growth => row.growth_bytes_per_second,
-            Sort::Ooms => real(row.ooms_1d),
+        FleetRows::Holders(rows) => order(rows, |row| match sort {
+            FleetSort::Driver => real(row.driver_allocated_bytes),
+            FleetSort::Cached => real(row.framework_cached_bytes),
+            FleetSort::Growth => row.growth_bytes_per_second,
+            FleetSort::Ooms => real(row.ooms_1d),
             _ => real(row.used_bytes.or(row.driver_allocated_bytes)),
         }),
     }

@@ -1,8 +1,8 @@
 //! Columns of a report, on the screen and in the table: one per fact.
 
-use super::args::Sort;
-use super::ask::{Report, Rows, Rules};
-use super::model::{Gpu, Holder, Node, Totals, Workload};
+use super::args::FleetSort;
+use super::ask::{FleetReport, FleetRows, RuleUse};
+use super::model::{FleetGpu, FleetHolder, FleetNode, FleetTotals, FleetWorkload};
 use crate::render::Tone;
 use crate::render::format::{
     self, UNKNOWN, bytes, count, known, percent, percent_of_one, plural, printable, signed_bytes,
@@ -16,19 +16,19 @@ const MINUTE: f64 = 60.0;
 const UNEVEN: f64 = 0.2;
 
 /// A column, and its cell for a row at a time in seconds since 1970.
-struct Column<T> {
-    head: Head,
-    cell: fn(&T, f64) -> Cell,
+struct FleetColumn<T> {
+    head: ColumnHead,
+    cell: fn(&T, f64) -> FleetCell,
 }
 
 /// Title and layout of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Head {
+pub(crate) struct ColumnHead {
     pub(crate) title: &'static str,
     /// Width on the screen; 0 for the remaining width.
     pub(crate) width: u16,
     /// Sort order of the column, if rows can be sorted by it.
-    pub(crate) sort: Option<Sort>,
+    pub(crate) sort: Option<FleetSort>,
     /// Whether the column is shown on wide screens only.
     pub(crate) wide: bool,
     /// Whether the cells are text, which is left-aligned.
@@ -37,141 +37,149 @@ pub(crate) struct Head {
 
 /// A cell of a table.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Cell {
+pub(crate) struct FleetCell {
     /// Text, safe for a terminal.
     pub(crate) text: String,
     pub(crate) tone: Tone,
 }
 
 /// A table without the type of its rows.
-pub(crate) struct Shown {
-    pub(crate) columns: Vec<Head>,
-    pub(crate) rows: Vec<Vec<Cell>>,
+pub(crate) struct FleetTable {
+    pub(crate) columns: Vec<ColumnHead>,
+    pub(crate) rows: Vec<Vec<FleetCell>>,
 }
 
 /// Returns the first rows of a report as cells.
-pub(crate) fn shown(rows: &Rows, (top, now): (usize, f64)) -> Shown {
+pub(crate) fn shown(rows: &FleetRows, (top, now): (usize, f64)) -> FleetTable {
     match rows {
-        Rows::Workloads(rows) => of(&WORKLOADS, rows, (top, now)),
-        Rows::Nodes(rows) => of(&NODES, rows, (top, now)),
-        Rows::Gpus(rows) => of(&GPUS, rows, (top, now)),
-        Rows::Holders(rows) => of(&HOLDERS, rows, (top, now)),
+        FleetRows::Workloads(rows) => of(&WORKLOADS, rows, (top, now)),
+        FleetRows::Nodes(rows) => of(&NODES, rows, (top, now)),
+        FleetRows::Gpus(rows) => of(&GPUS, rows, (top, now)),
+        FleetRows::Holders(rows) => of(&HOLDERS, rows, (top, now)),
     }
 }
 
-fn of<T>(columns: &[Column<T>], rows: &[T], (top, now): (usize, f64)) -> Shown {
-    Shown {
+fn of<T>(columns: &[FleetColumn<T>], rows: &[T], (top, now): (usize, f64)) -> FleetTable {
+    FleetTable {
         columns: columns.iter().map(|column| column.head).collect(),
         rows: rows.iter().take(top).map(|row| columns.iter().map(|column| (column.cell)(row, now)).collect()).collect(),
     }
 }
 
-const fn column<T>(title: &'static str, width: u16, cell: fn(&T, f64) -> Cell) -> Column<T> {
-    Column { head: Head { title, width, sort: None, wide: false, words: false }, cell }
+const fn column<T>(title: &'static str, width: u16, cell: fn(&T, f64) -> FleetCell) -> FleetColumn<T> {
+    FleetColumn { head: ColumnHead { title, width, sort: None, wide: false, words: false }, cell }
 }
 
-const fn sorted<T>((title, width): (&'static str, u16), sort: Sort, cell: fn(&T, f64) -> Cell) -> Column<T> {
-    Column { head: Head { title, width, sort: Some(sort), wide: false, words: false }, cell }
+const fn sorted<T>(
+    (title, width): (&'static str, u16),
+    sort: FleetSort,
+    cell: fn(&T, f64) -> FleetCell,
+) -> FleetColumn<T> {
+    FleetColumn { head: ColumnHead { title, width, sort: Some(sort), wide: false, words: false }, cell }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "tables are made of it")]
-const fn wide<T>(column: Column<T>) -> Column<T> {
-    Column { head: Head { wide: true, ..column.head }, ..column }
+const fn wide<T>(column: FleetColumn<T>) -> FleetColumn<T> {
+    FleetColumn { head: ColumnHead { wide: true, ..column.head }, ..column }
 }
 
-const fn words<T>(title: &'static str, width: u16, cell: fn(&T, f64) -> Cell) -> Column<T> {
-    Column { head: Head { title, width, sort: None, wide: false, words: true }, cell }
+const fn words<T>(title: &'static str, width: u16, cell: fn(&T, f64) -> FleetCell) -> FleetColumn<T> {
+    FleetColumn { head: ColumnHead { title, width, sort: None, wide: false, words: true }, cell }
 }
 
-const WORKLOADS: [Column<Workload>; 11] = [
-    sorted(("USED", 10), Sort::Used, |row, _| plain(known(row.used_bytes, bytes))),
-    wide(sorted(("DRIVER", 10), Sort::Driver, |row, _| plain(known(row.driver_allocated_bytes, bytes)))),
-    sorted(("CACHED", 10), Sort::Cached, |row, _| cached(row.framework_cached_bytes, row.driver_allocated_bytes)),
+const WORKLOADS: [FleetColumn<FleetWorkload>; 11] = [
+    sorted(("USED", 10), FleetSort::Used, |row, _| plain(known(row.used_bytes, bytes))),
+    wide(sorted(("DRIVER", 10), FleetSort::Driver, |row, _| plain(known(row.driver_allocated_bytes, bytes)))),
+    sorted(("CACHED", 10), FleetSort::Cached, |row, _| cached(row.framework_cached_bytes, row.driver_allocated_bytes)),
     column("GPUS", 5, |row, _| plain(known(row.gpus, count))),
     wide(column("NODES", 5, |row, _| plain(known(row.nodes, count)))),
-    sorted(("UNEVEN", 7), Sort::Imbalance, |row, _| {
+    sorted(("UNEVEN", 7), FleetSort::Imbalance, |row, _| {
         let tone = if row.imbalance().is_some_and(|part| part >= UNEVEN) { Tone::Warning } else { Tone::Plain };
-        Cell { text: known(row.imbalance(), percent_of_one), tone }
+        FleetCell { text: known(row.imbalance(), percent_of_one), tone }
     }),
-    sorted(("IDLE", 5), Sort::Idle, |row, _| idle(row.idle_gpus)),
-    sorted(("GROWTH", 14), Sort::Growth, |row, _| growth(row.growth_bytes_per_second)),
-    sorted(("OOMS", 5), Sort::Ooms, |row, _| ooms(row.ooms_1d)),
+    sorted(("IDLE", 5), FleetSort::Idle, |row, _| idle(row.idle_gpus)),
+    sorted(("GROWTH", 14), FleetSort::Growth, |row, _| growth(row.growth_bytes_per_second)),
+    sorted(("OOMS", 5), FleetSort::Ooms, |row, _| ooms(row.ooms_1d)),
     wide(column("LAST OOM", 15, |row, now| plain(ago(row.last_oom_unix_seconds, now)))),
     words("WORKLOAD", 0, |row, _| plain(printable(&row.name.text()))),
 ];
-const NODES: [Column<Node>; 11] = [
-    sorted(("USED", 10), Sort::Used, |row, _| plain(known(row.used_bytes, bytes))),
+const NODES: [FleetColumn<FleetNode>; 11] = [
+    sorted(("USED", 10), FleetSort::Used, |row, _| plain(known(row.used_bytes, bytes))),
     wide(column("OF", 10, |row, _| plain(known(row.limit_bytes, bytes)))),
     column("%", 7, |row, _| part(row.used_bytes, row.limit_bytes)),
-    sorted(("CACHED", 10), Sort::Cached, |row, _| cached(row.framework_cached_bytes, row.used_bytes)),
-    wide(sorted(("UNATTRIBUTED", 12), Sort::Unattributed, |row, _| plain(known(row.unattributed_bytes, signed_bytes)))),
+    sorted(("CACHED", 10), FleetSort::Cached, |row, _| cached(row.framework_cached_bytes, row.used_bytes)),
+    wide(sorted(("UNATTRIBUTED", 12), FleetSort::Unattributed, |row, _| {
+        plain(known(row.unattributed_bytes, signed_bytes))
+    })),
     column("GPUS", 5, |row, _| plain(known(row.gpus, count))),
-    sorted(("IDLE", 5), Sort::Idle, |row, _| idle(row.idle_gpus)),
-    sorted(("FULL IN", 12), Sort::Full, |row, _| plain(known(row.seconds_to_full, seconds))),
-    sorted(("OOMS", 5), Sort::Ooms, |row, _| ooms(row.ooms_1d)),
+    sorted(("IDLE", 5), FleetSort::Idle, |row, _| idle(row.idle_gpus)),
+    sorted(("FULL IN", 12), FleetSort::Full, |row, _| plain(known(row.seconds_to_full, seconds))),
+    sorted(("OOMS", 5), FleetSort::Ooms, |row, _| ooms(row.ooms_1d)),
     wide(column("LAST OOM", 15, |row, now| plain(ago(row.last_oom_unix_seconds, now)))),
     words("NODE", 0, |row, _| plain(printable(&row.instance))),
 ];
-const GPUS: [Column<Gpu>; 10] = [
-    sorted(("USED", 10), Sort::Used, |row, _| plain(known(row.used_bytes, bytes))),
+const GPUS: [FleetColumn<FleetGpu>; 10] = [
+    sorted(("USED", 10), FleetSort::Used, |row, _| plain(known(row.used_bytes, bytes))),
     column("%", 7, |row, _| part(row.used_bytes, row.limit_bytes)),
-    wide(sorted(("CACHED", 10), Sort::Cached, |row, _| cached(row.framework_cached_bytes, row.used_bytes))),
-    wide(sorted(("UNATTRIBUTED", 12), Sort::Unattributed, |row, _| plain(known(row.unattributed_bytes, signed_bytes)))),
+    wide(sorted(("CACHED", 10), FleetSort::Cached, |row, _| cached(row.framework_cached_bytes, row.used_bytes))),
+    wide(sorted(("UNATTRIBUTED", 12), FleetSort::Unattributed, |row, _| {
+        plain(known(row.unattributed_bytes, signed_bytes))
+    })),
     wide(column("UTIL", 5, |row, _| plain(known(row.utilization, |part| format!("{:.0} %", part * 100.0))))),
-    sorted(("IDLE", 10), Sort::Idle, |row, _| {
+    sorted(("IDLE", 10), FleetSort::Idle, |row, _| {
         let tone = if row.idle_bytes.is_some() { Tone::Warning } else { Tone::Plain };
-        Cell { text: known(row.idle_bytes, bytes), tone }
+        FleetCell { text: known(row.idle_bytes, bytes), tone }
     }),
-    wide(sorted(("FULL IN", 12), Sort::Full, |row, _| plain(known(row.seconds_to_full, seconds)))),
+    wide(sorted(("FULL IN", 12), FleetSort::Full, |row, _| plain(known(row.seconds_to_full, seconds)))),
     column("GPU", 5, |row, _| plain(printable(&row.gpu))),
     words("NODE", 21, |row, _| plain(printable(&row.instance))),
     words("HELD BY", 0, |row, _| plain(held_by(row))),
 ];
-const HOLDERS: [Column<Holder>; 10] = [
-    sorted(("USED", 10), Sort::Used, |row, _| plain(known(row.used_bytes, bytes))),
-    wide(sorted(("DRIVER", 10), Sort::Driver, |row, _| plain(known(row.driver_allocated_bytes, bytes)))),
-    sorted(("CACHED", 10), Sort::Cached, |row, _| cached(row.framework_cached_bytes, row.driver_allocated_bytes)),
+const HOLDERS: [FleetColumn<FleetHolder>; 10] = [
+    sorted(("USED", 10), FleetSort::Used, |row, _| plain(known(row.used_bytes, bytes))),
+    wide(sorted(("DRIVER", 10), FleetSort::Driver, |row, _| plain(known(row.driver_allocated_bytes, bytes)))),
+    sorted(("CACHED", 10), FleetSort::Cached, |row, _| cached(row.framework_cached_bytes, row.driver_allocated_bytes)),
     wide(column("PROCESSES", 9, |row, _| plain(known(row.processes, count)))),
-    wide(sorted(("GROWTH", 14), Sort::Growth, |row, _| growth(row.growth_bytes_per_second))),
-    sorted(("OOMS", 5), Sort::Ooms, |row, _| ooms(row.ooms_1d)),
+    wide(sorted(("GROWTH", 14), FleetSort::Growth, |row, _| growth(row.growth_bytes_per_second))),
+    sorted(("OOMS", 5), FleetSort::Ooms, |row, _| ooms(row.ooms_1d)),
     wide(column("LAST OOM", 15, |row, now| plain(ago(row.last_oom_unix_seconds, now)))),
     column("GPU", 5, |row, _| plain(printable(&row.gpu))),
     words("NODE", 21, |row, _| plain(printable(&row.instance))),
     words("WORKLOAD", 0, |row, _| plain(printable(&row.name.text()))),
 ];
 
-fn plain(text: impl Into<String>) -> Cell {
-    Cell { text: text.into(), tone: Tone::Plain }
+fn plain(text: impl Into<String>) -> FleetCell {
+    FleetCell { text: text.into(), tone: Tone::Plain }
 }
 
 /// Highlights a cache of at least half the memory.
-fn cached(cached: Option<u64>, of: Option<u64>) -> Cell {
+fn cached(cached: Option<u64>, of: Option<u64>) -> FleetCell {
     let is_much = cached.zip(of).is_some_and(|(cached, of)| of > 0 && cached >= of / 2);
-    Cell { text: known(cached, bytes), tone: if is_much { Tone::Warning } else { Tone::Plain } }
+    FleetCell { text: known(cached, bytes), tone: if is_much { Tone::Warning } else { Tone::Plain } }
 }
 
-fn idle(gpus: Option<u64>) -> Cell {
+fn idle(gpus: Option<u64>) -> FleetCell {
     let tone = if gpus.is_some_and(|gpus| gpus > 0) { Tone::Warning } else { Tone::Plain };
-    Cell { text: known(gpus, count), tone }
+    FleetCell { text: known(gpus, count), tone }
 }
 
-fn growth(bytes_per_second: Option<f64>) -> Cell {
+fn growth(bytes_per_second: Option<f64>) -> FleetCell {
     plain(known(bytes_per_second, |growth| format::rate_per_minute(growth * MINUTE)))
 }
 
-fn ooms(number: Option<u64>) -> Cell {
+fn ooms(number: Option<u64>) -> FleetCell {
     let tone = if number.is_some_and(|number| number > 0) { Tone::Bad } else { Tone::Plain };
-    Cell { text: known(number, count), tone }
+    FleetCell { text: known(number, count), tone }
 }
 
-fn part(used: Option<u64>, limit: Option<u64>) -> Cell {
+fn part(used: Option<u64>, limit: Option<u64>) -> FleetCell {
     let is_full = used.zip(limit).is_some_and(|(used, limit)| used >= limit / 100 * 95);
     let text = known(used.zip(limit), |(used, limit)| percent(used, limit));
-    Cell { text, tone: if is_full { Tone::Bad } else { Tone::Plain } }
+    FleetCell { text, tone: if is_full { Tone::Bad } else { Tone::Plain } }
 }
 
 /// Formats `pod ml/a-0 and 3 more`.
-fn held_by(gpu: &Gpu) -> String {
+fn held_by(gpu: &FleetGpu) -> String {
     let Some(name) = &gpu.largest_holder else { return UNKNOWN.to_owned() };
     let name = name.text();
     match gpu.holders.unwrap_or(1).saturating_sub(1) {
@@ -191,8 +199,8 @@ fn ago(time: Option<f64>, now: f64) -> String {
 }
 
 /// Formats `2 nodes, 16 GPUs, 7 workloads  used 1.0 TiB of 1.2 TiB (81.3 %)`.
-pub(crate) fn totals_line(totals: &Totals) -> String {
-    let Totals { nodes, gpus, workloads, limit_bytes, used_bytes, .. } = totals;
+pub(crate) fn totals_line(totals: &FleetTotals) -> String {
+    let FleetTotals { nodes, gpus, workloads, limit_bytes, used_bytes, .. } = totals;
     format!(
         "{}, {}, {}  used {} of {} ({})",
         plural(*nodes, "node", "nodes"),
@@ -205,7 +213,7 @@ pub(crate) fn totals_line(totals: &Totals) -> String {
 }
 
 /// Returns warnings about the totals; values of zero are left out.
-pub(crate) fn warnings(totals: &Totals) -> Vec<(Tone, String)> {
+pub(crate) fn warnings(totals: &FleetTotals) -> Vec<(Tone, String)> {
     let positive = |number: Option<u64>| number.filter(|number| *number > 0);
     let mut parts = Vec::new();
     if let Some(cached) = positive(totals.framework_cached_bytes) {
@@ -221,7 +229,7 @@ pub(crate) fn warnings(totals: &Totals) -> Vec<(Tone, String)> {
     parts
 }
 
-fn down(totals: &Totals) -> Option<String> {
+fn down(totals: &FleetTotals) -> Option<String> {
     let named = totals.agents_down.iter().take(NAMED).map(|name| printable(name)).collect::<Vec<_>>();
     let number = totals.agents_down_count;
     let more = number.saturating_sub(u64::try_from(named.len()).unwrap_or(u64::MAX));
@@ -231,12 +239,12 @@ fn down(totals: &Totals) -> Option<String> {
 }
 
 /// Describes the source of the numbers, and whether recording rules were used.
-pub(crate) fn origin(report: &Report) -> String {
+pub(crate) fn origin(report: &FleetReport) -> String {
     let rules = match report.rules {
-        Rules::Used => "by its recording rules",
-        Rules::PartlyUsed => "in part from raw series: the recorded ones lack a label of --match",
-        Rules::Absent => "from raw series: deploy/prometheus/rules.yaml, loaded there, makes this cheap",
-        Rules::OtherVersion => "from raw series: its recording rules are those of another memwatch",
+        RuleUse::Used => "by its recording rules",
+        RuleUse::PartlyUsed => "in part from raw series: the recorded ones lack a label of --match",
+        RuleUse::Absent => "from raw series: deploy/prometheus/rules.yaml, loaded there, makes this cheap",
+        RuleUse::OtherVersion => "from raw series: its recording rules are those of another memwatch",
     };
     let seconds = report.queries.iter().fold(0.0, |sum, asked| sum + asked.seconds);
     let queries = plural(u64::try_from(report.queries.len()).unwrap_or(u64::MAX), "query", "queries");
@@ -244,12 +252,12 @@ pub(crate) fn origin(report: &Report) -> String {
 }
 
 /// Returns the number of rows that the report leaves out; 0 if unknown.
-pub(crate) fn beyond(report: &Report) -> u64 {
+pub(crate) fn beyond(report: &FleetReport) -> u64 {
     let (all, here) = match &report.rows {
-        Rows::Workloads(rows) => (report.totals.workloads, rows.len()),
-        Rows::Nodes(rows) => (report.totals.nodes, rows.len()),
-        Rows::Gpus(rows) => (report.totals.gpus, rows.len()),
-        Rows::Holders(_) => (0, 0),
+        FleetRows::Workloads(rows) => (report.totals.workloads, rows.len()),
+        FleetRows::Nodes(rows) => (report.totals.nodes, rows.len()),
+        FleetRows::Gpus(rows) => (report.totals.gpus, rows.len()),
+        FleetRows::Holders(_) => (0, 0),
     };
     all.saturating_sub(u64::try_from(here).unwrap_or(u64::MAX))
 }

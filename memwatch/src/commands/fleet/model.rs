@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::sources::prometheus::{Answer, Series};
+use crate::sources::prometheus::{PrometheusAnswer, PrometheusSeries};
 
 /// Label values of a row, in the order in which the labels were requested.
-pub(crate) type Key = Vec<String>;
+pub(crate) type FleetRowKey = Vec<String>;
 
 /// Totals of all machines. `None` is unknown: no agent reports the value, or there is nothing to
 /// sum.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Totals {
+pub(crate) struct FleetTotals {
     /// Machines with an agent that reports GPUs.
     pub(crate) nodes: u64,
     /// GPUs of these machines that NVML reports.
@@ -37,7 +37,7 @@ pub(crate) struct Totals {
 
 /// A machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Node {
+pub(crate) struct FleetNode {
     /// Address at which its agent is scraped.
     pub(crate) instance: String,
     pub(crate) gpus: Option<u64>,
@@ -53,7 +53,7 @@ pub(crate) struct Node {
 
 /// A GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Gpu {
+pub(crate) struct FleetGpu {
     pub(crate) instance: String,
     pub(crate) gpu: String,
     pub(crate) uuid: String,
@@ -68,13 +68,13 @@ pub(crate) struct Gpu {
     /// Number of workloads that hold memory on the GPU.
     pub(crate) holders: Option<u64>,
     /// The workload that holds most.
-    pub(crate) largest_holder: Option<Name>,
+    pub(crate) largest_holder: Option<WorkloadName>,
     pub(crate) largest_holder_used_bytes: Option<u64>,
 }
 
 /// Labels of a workload in the metrics; labels that do not apply are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Name {
+pub(crate) struct WorkloadName {
     pub(crate) workload_kind: String,
     pub(crate) namespace: String,
     pub(crate) pod: String,
@@ -85,9 +85,9 @@ pub(crate) struct Name {
 
 /// A workload, on all its GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Workload {
+pub(crate) struct FleetWorkload {
     #[serde(flatten)]
-    pub(crate) name: Name,
+    pub(crate) name: WorkloadName,
     pub(crate) nodes: Option<u64>,
     pub(crate) gpus: Option<u64>,
     pub(crate) used_bytes: Option<u64>,
@@ -108,12 +108,12 @@ pub(crate) struct Workload {
 
 /// Memory of one workload on one GPU; for a job, this is one rank's part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Holder {
+pub(crate) struct FleetHolder {
     pub(crate) instance: String,
     pub(crate) gpu: String,
     pub(crate) uuid: String,
     #[serde(flatten)]
-    pub(crate) name: Name,
+    pub(crate) name: WorkloadName,
     pub(crate) used_bytes: Option<u64>,
     pub(crate) driver_allocated_bytes: Option<u64>,
     pub(crate) framework_cached_bytes: Option<u64>,
@@ -123,7 +123,7 @@ pub(crate) struct Holder {
     pub(crate) last_oom_unix_seconds: Option<f64>,
 }
 
-impl Name {
+impl WorkloadName {
     /// Makes a name from labels in the order of [`super::select::WORKLOAD`]; missing labels become
     /// empty.
     pub(crate) fn of(labels: &[String]) -> Self {
@@ -161,7 +161,7 @@ impl Name {
     }
 }
 
-impl Workload {
+impl FleetWorkload {
     /// Returns the imbalance: the difference between the fullest and the emptiest GPU, relative to
     /// the fullest, 0 to 1; `None` on one GPU.
     pub(crate) fn imbalance(&self) -> Option<f64> {
@@ -172,18 +172,18 @@ impl Workload {
 
 /// Values of several facts by row.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
-    rows: BTreeMap<Key, Vec<Option<f64>>>,
+pub(crate) struct JoinedAnswers {
+    rows: BTreeMap<FleetRowKey, Vec<Option<f64>>>,
 }
 
-impl Table {
+impl JoinedAnswers {
     /// Joins the answers to several queries, each of which becomes a column; series with the same
     /// key form a row. Rows beyond `most` are dropped.
-    pub(crate) fn of(answers: Vec<Answer>, most: usize) -> Self {
-        let mut rows: BTreeMap<Key, Vec<Option<f64>>> = BTreeMap::new();
+    pub(crate) fn of(answers: Vec<PrometheusAnswer>, most: usize) -> Self {
+        let mut rows: BTreeMap<FleetRowKey, Vec<Option<f64>>> = BTreeMap::new();
         let columns = answers.len();
         for (column, answer) in answers.into_iter().enumerate() {
-            for Series { key, value } in answer.series {
+            for PrometheusSeries { key, value } in answer.series {
                 if rows.len() < most || rows.contains_key(&key) {
                     rows.entry(key).or_insert_with(|| vec![None; columns])[column] = Some(value);
                 }
@@ -193,16 +193,16 @@ impl Table {
     }
 
     /// Converts each row with `make`, which gets its labels and values.
-    pub(crate) fn each<T>(self, make: impl Fn(Key, &Values) -> T) -> Vec<T> {
-        self.rows.into_iter().map(|(key, values)| make(key, &Values(values))).collect()
+    pub(crate) fn each<T>(self, make: impl Fn(FleetRowKey, &RowValues) -> T) -> Vec<T> {
+        self.rows.into_iter().map(|(key, values)| make(key, &RowValues(values))).collect()
     }
 }
 
 /// Values of a row.
 #[derive(Debug)]
-pub(crate) struct Values(Vec<Option<f64>>);
+pub(crate) struct RowValues(Vec<Option<f64>>);
 
-impl Values {
+impl RowValues {
     /// Returns a finite value, or `None`.
     pub(crate) fn real(&self, column: usize) -> Option<f64> {
         self.0.get(column).copied().flatten().filter(|value| value.is_finite())
@@ -238,16 +238,17 @@ mod tests {
 
     use super::*;
 
-    fn answer(series: &[(&str, f64)]) -> Answer {
-        let one = |(key, value): &(&str, f64)| Series { key: vec![(*key).to_owned()], value: *value };
-        Answer { series: series.iter().map(one).collect(), left_out: 0 }
+    fn answer(series: &[(&str, f64)]) -> PrometheusAnswer {
+        let one = |(key, value): &(&str, f64)| PrometheusSeries { key: vec![(*key).to_owned()], value: *value };
+        PrometheusAnswer { series: series.iter().map(one).collect(), left_out: 0 }
     }
 
     #[test]
     fn rows_are_what_has_the_same_labels_and_what_has_no_answer_is_unknown() {
         let answers = || vec![answer(&[("a", 5.0), ("b", 7.0)]), answer(&[("b", -2.0), ("c", 1.0)])];
-        let rows =
-            |most| Table::of(answers(), most).each(|key, values| (key.concat(), values.whole(0), values.signed(1)));
+        let rows = |most| {
+            JoinedAnswers::of(answers(), most).each(|key, values| (key.concat(), values.whole(0), values.signed(1)))
+        };
         let [a, b] = [("a".to_owned(), Some(5), None), ("b".to_owned(), Some(7), Some(-2))];
         assert_eq!(rows(9), [a.clone(), b.clone(), ("c".to_owned(), None, Some(1))]);
         assert_eq!(rows(2), [a, b], "what is too much has no row");
@@ -255,7 +256,7 @@ mod tests {
 
     #[test]
     fn what_is_no_number_of_anything_is_unknown() {
-        let values = Values(vec![Some(f64::INFINITY), Some(-3.0), Some(-0.2), Some(1e30), Some(f64::NAN)]);
+        let values = RowValues(vec![Some(f64::INFINITY), Some(-3.0), Some(-0.2), Some(1e30), Some(f64::NAN)]);
         let whole: Vec<_> = (0..6).map(|column| values.whole(column)).collect();
         assert_eq!(whole, [None, None, Some(0), Some(u64::MAX), None, None]);
         assert_eq!((values.signed(1), values.signed(0), values.real(0)), (Some(-3), None, None));
@@ -264,20 +265,24 @@ mod tests {
     #[test]
     fn one_gpu_is_never_uneven() {
         let (most, least) = (Some(400), Some(100));
-        let two =
-            Workload { gpus: Some(2), largest_used_bytes: most, smallest_used_bytes: least, ..Workload::default() };
+        let two = FleetWorkload {
+            gpus: Some(2),
+            largest_used_bytes: most,
+            smallest_used_bytes: least,
+            ..FleetWorkload::default()
+        };
         assert_eq!(two.imbalance(), Some(0.75));
-        assert_eq!(Workload { gpus: Some(1), ..two.clone() }.imbalance(), None);
-        assert_eq!(Workload { gpus: None, ..two }.imbalance(), None);
+        assert_eq!(FleetWorkload { gpus: Some(1), ..two.clone() }.imbalance(), None);
+        assert_eq!(FleetWorkload { gpus: None, ..two }.imbalance(), None);
     }
 
     #[test]
     fn a_workload_is_named_by_the_labels_that_it_has() {
-        let name = |labels: [&str; 6]| Name::of(&labels.map(str::to_owned)).text();
+        let name = |labels: [&str; 6]| WorkloadName::of(&labels.map(str::to_owned)).text();
         assert_eq!(name(["kubernetes", "ml", "a-0", "", "", ""]), "pod ml/a-0");
         assert_eq!(name(["slurm", "", "", "", "77", ""]), "Slurm job 77");
         assert_eq!(name([""; 6]), "(rest of the nodes)");
-        assert_eq!(Name::of(&[]), Name::default());
+        assert_eq!(WorkloadName::of(&[]), WorkloadName::default());
     }
 
     proptest! {
@@ -289,11 +294,11 @@ mod tests {
             most in 0..10_usize,
         ) {
             let series = |column: Vec<(u8, f64)>| {
-                let one = |(key, value): (u8, f64)| Series { key: vec![key.to_string()], value };
-                Answer { series: column.into_iter().map(one).collect(), left_out: 0 }
+                let one = |(key, value): (u8, f64)| PrometheusSeries { key: vec![key.to_string()], value };
+                PrometheusAnswer { series: column.into_iter().map(one).collect(), left_out: 0 }
             };
             let columns_count = columns.len();
-            let rows = Table::of(columns.into_iter().map(series).collect(), most).each(|_, values| {
+            let rows = JoinedAnswers::of(columns.into_iter().map(series).collect(), most).each(|_, values| {
                 (0..=columns_count).map(|column| (values.whole(column), values.signed(column))).collect::<Vec<_>>()
             });
             prop_assert!(rows.len() <= most);

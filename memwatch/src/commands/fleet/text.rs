@@ -2,11 +2,11 @@
 
 use std::io;
 
-use super::ask::Report;
-use super::columns::{self, Cell, Head, beyond};
+use super::ask::FleetReport;
+use super::columns::{self, ColumnHead, FleetCell, beyond};
 use crate::render::format::count;
 use crate::render::text::TableOptions;
-use crate::render::text::grid::{Align, Grid};
+use crate::render::text::grid::{Align, TextGrid};
 
 /// Writes a report; `now` is in seconds since 1970.
 ///
@@ -14,7 +14,7 @@ use crate::render::text::grid::{Align, Grid};
 /// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    report: &Report,
+    report: &FleetReport,
     (top, now): (usize, f64),
     style: &TableOptions,
 ) -> io::Result<()> {
@@ -26,12 +26,12 @@ pub(crate) fn write(
     }
     writeln!(out)?;
     let shown = columns::shown(&report.rows, (top, now));
-    let align = |head: &Head| if head.words { Align::Left } else { Align::Right };
+    let align = |head: &ColumnHead| if head.words { Align::Left } else { Align::Right };
     let titles: Vec<_> = shown.columns.iter().map(|head| (head.title, align(head))).collect();
-    let mut grid = Grid::new(&titles);
+    let mut grid = TextGrid::new(&titles);
     let grid_is_empty = shown.rows.is_empty();
     for row in shown.rows {
-        grid.push(row.into_iter().map(|Cell { text, .. }| text).collect());
+        grid.push(row.into_iter().map(|FleetCell { text, .. }| text).collect());
     }
     let lines = grid.folded(style.columns, if style.ascii { "" } else { "…" });
     for line in lines.iter().filter(|_| !grid_is_empty) {
@@ -49,12 +49,12 @@ pub(crate) fn write(
 
 #[cfg(test)]
 mod tests {
-    use super::super::ask::{Rows, Rules};
-    use super::super::model::{Gpu, Name, Node, Totals, Workload};
+    use super::super::ask::{FleetRows, RuleUse};
+    use super::super::model::{FleetGpu, FleetNode, FleetTotals, FleetWorkload, WorkloadName};
     use super::*;
 
-    fn report(rows: Rows) -> String {
-        let totals = Totals {
+    fn report(rows: FleetRows) -> String {
+        let totals = FleetTotals {
             nodes: 2,
             gpus: 4,
             workloads: 2,
@@ -67,7 +67,7 @@ mod tests {
             agents_down: (0..5).map(|number| format!("node{number}:9747")).collect(),
         };
         let prometheus = "http://prometheus:9090".to_owned();
-        let report = Report { prometheus, rules: Rules::Absent, totals, rows, queries: Vec::new() };
+        let report = FleetReport { prometheus, rules: RuleUse::Absent, totals, rows, queries: Vec::new() };
         let style = TableOptions { columns: None, color: false, ascii: false, repeated: false };
         let mut out = Vec::new();
         write(&mut out, &report, (1, 1_000_060.0), &style).expect("memory can be written to");
@@ -76,8 +76,12 @@ mod tests {
 
     #[test]
     fn a_fleet_has_its_totals_its_largest_workloads_and_where_they_came_from() {
-        let job = Workload {
-            name: Name { workload_kind: "slurm".to_owned(), slurm_job: "77\u{1b}[2J".to_owned(), ..Name::default() },
+        let job = FleetWorkload {
+            name: WorkloadName {
+                workload_kind: "slurm".to_owned(),
+                slurm_job: "77\u{1b}[2J".to_owned(),
+                ..WorkloadName::default()
+            },
             gpus: Some(2),
             nodes: Some(2),
             used_bytes: Some(60 << 30),
@@ -87,9 +91,9 @@ mod tests {
             growth_bytes_per_second: Some(f64::from(1 << 20)),
             ooms_1d: Some(3),
             last_oom_unix_seconds: Some(1_000_000.0),
-            ..Workload::default()
+            ..FleetWorkload::default()
         };
-        let text = report(Rows::Workloads(vec![job]));
+        let text = report(FleetRows::Workloads(vec![job]));
         let expected = "2 nodes, 4 GPUs, 2 workloads  used 80.00 GiB of 320.00 GiB (25.0 %)\n\
             3.00 GiB cached by PyTorch, in no tensor · 1 GPU held but idle for 30 min · 2 times out of memory within a day · \
             6 agents do not answer: node0:9747, node1:9747, node2:9747, node3:9747 and 2 more\n\n\
@@ -102,32 +106,32 @@ mod tests {
 
     #[test]
     fn without_a_row_there_is_no_head_and_no_more() {
-        let text = report(Rows::Workloads(Vec::new()));
+        let text = report(FleetRows::Workloads(Vec::new()));
         assert!(text.contains("\n\nno rows\nfrom "), "{text}");
         assert!(!text.contains("WORKLOAD") && !text.contains("shows more"), "{text}");
     }
 
     #[test]
     fn nodes_and_gpus_show_what_is_unknown_as_that() {
-        let text = report(Rows::Nodes(vec![Node { instance: "a:9747".to_owned(), ..Node::default() }]));
+        let text = report(FleetRows::Nodes(vec![FleetNode { instance: "a:9747".to_owned(), ..FleetNode::default() }]));
         let row = text.lines().nth(4).unwrap_or_default();
         assert_eq!(
             row.split_whitespace().collect::<Vec<_>>(),
             ["-"; 10].iter().chain(&["a:9747"]).copied().collect::<Vec<_>>()
         );
-        let gpu = Gpu {
+        let gpu = FleetGpu {
             gpu: "0".to_owned(),
             utilization: Some(0.97),
             seconds_to_full: Some(61.0),
             holders: Some(3),
-            largest_holder: Some(Name {
+            largest_holder: Some(WorkloadName {
                 workload_kind: "systemd".to_owned(),
                 unit: "a\n.service".to_owned(),
-                ..Name::default()
+                ..WorkloadName::default()
             }),
-            ..Gpu::default()
+            ..FleetGpu::default()
         };
-        let text = report(Rows::Gpus(vec![gpu]));
+        let text = report(FleetRows::Gpus(vec![gpu]));
         assert!(text.contains("97 %") && text.contains("1 min 1 s"), "{text}");
         assert!(text.contains("  a\\n.service and 2 more\n"), "{text}");
     }

@@ -6,13 +6,13 @@ use std::time::Duration;
 use crate::frameworks::pytorch::TensorLevel;
 use crate::options::moment::PAST;
 use crate::options::tensors::level;
-use crate::options::{Checked, Subject, values};
+use crate::options::{Checked, ReportSubject, values};
 
 /// How free memory lies.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Fragment {
     #[command(flatten)]
-    pub(crate) subject: Subject,
+    pub(crate) subject: ReportSubject,
     /// Watch for this time before the report; ends earlier on Ctrl-C or when the program ends
     #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]

@@ -6,20 +6,25 @@ use memwatch_core::features::fragments::view::{DriverFragmentsView, DriverPoolVi
 use memwatch_core::snapshot::Snapshot;
 use serde::Serialize;
 
-use crate::commands::fragment::words::{Found, FragmentReport, remarks, scattered_part, unused_part};
-use crate::render::json::{Origin, write_report};
+use crate::commands::fragment::words::{FragmentFindings, FragmentReport, remarks, scattered_part, unused_part};
+use crate::render::json::{ReportOrigin, write_report};
 
 /// Writes the report as one line.
 ///
 /// # Errors
 /// The error of `out`.
-pub(crate) fn write(out: &mut impl io::Write, found: &Found, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
+pub(crate) fn write(
+    out: &mut impl io::Write,
+    found: &FragmentFindings,
+    snapshot: &Snapshot,
+    origin: ReportOrigin,
+) -> io::Result<()> {
     write_report(out, "memwatch.fragment/2", data(found, snapshot), snapshot, origin)
 }
 
 /// Returns the report as a part of another report.
-pub(crate) fn data<'a>(found: &'a Found, snapshot: &'a Snapshot) -> Listed<'a> {
-    Listed {
+pub(crate) fn data<'a>(found: &'a FragmentFindings, snapshot: &'a Snapshot) -> FragmentData<'a> {
+    FragmentData {
         devices: found.allocators.iter().map(|one| device(one, snapshot)).collect(),
         driver: &found.drivers,
         remarks: found.driver_remarks(snapshot),
@@ -27,29 +32,29 @@ pub(crate) fn data<'a>(found: &'a Found, snapshot: &'a Snapshot) -> Listed<'a> {
 }
 
 #[derive(Serialize)]
-pub(crate) struct Listed<'a> {
-    devices: Vec<Device<'a>>,
+pub(crate) struct FragmentData<'a> {
+    devices: Vec<FragmentDevice<'a>>,
     /// Driver allocations of processes.
     driver: &'a [DriverFragmentsView],
     remarks: Vec<String>,
 }
 
 #[derive(Serialize)]
-struct Device<'a> {
+struct FragmentDevice<'a> {
     comm: &'a str,
     command: &'a str,
     #[serde(flatten)]
     view: &'a FragmentsView,
     unseen_bytes: u64,
-    all: Pool,
-    small: Pool,
-    large: Pool,
+    all: FragmentPool,
+    small: FragmentPool,
+    large: FragmentPool,
     driver_pool: Option<DriverPoolView>,
     remarks: Vec<String>,
 }
 
 #[derive(Serialize)]
-struct Pool {
+struct FragmentPool {
     #[serde(flatten)]
     shape: ShapeView,
     /// Free memory that `empty_cache` does not release and that is not in a private pool.
@@ -60,9 +65,9 @@ struct Pool {
     scattered_part: f64,
 }
 
-fn device<'a>(reported: &'a FragmentReport, snapshot: &'a Snapshot) -> Device<'a> {
+fn device<'a>(reported: &'a FragmentReport, snapshot: &'a Snapshot) -> FragmentDevice<'a> {
     let (view, process) = (&reported.view, reported.process(snapshot));
-    Device {
+    FragmentDevice {
         comm: process.map_or("", |process| &process.comm),
         command: process.map_or("", |process| &process.command),
         view,
@@ -75,8 +80,8 @@ fn device<'a>(reported: &'a FragmentReport, snapshot: &'a Snapshot) -> Device<'a
     }
 }
 
-fn pool(shape: ShapeView) -> Pool {
-    Pool {
+fn pool(shape: ShapeView) -> FragmentPool {
+    FragmentPool {
         shape,
         reusable_bytes: shape.reusable_bytes(),
         unused_part: unused_part(&shape),

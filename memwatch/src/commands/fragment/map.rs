@@ -46,7 +46,7 @@ pub(crate) enum Picture {
 
 /// A cell of the map on a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cell {
+pub(crate) enum SegmentMapCell {
     /// Used eighths of the cell: at least 1 if any byte is used, at most 7 if it is not full.
     Used(u64),
     /// End of a segment.
@@ -54,7 +54,7 @@ pub(crate) enum Cell {
 }
 
 /// Returns at most `most` cells, and the bytes per cell.
-pub(crate) fn cells(segments: &[SegmentView], most: usize) -> (Vec<Cell>, u64) {
+pub(crate) fn cells(segments: &[SegmentView], most: usize) -> (Vec<SegmentMapCell>, u64) {
     let total: u64 = segments.iter().map(|segment| segment.bytes).sum();
     let most = u64::try_from(most).unwrap_or(u64::MAX);
     // Each segment needs an edge, and may have a cell that is not full.
@@ -73,9 +73,9 @@ pub(crate) fn cells(segments: &[SegmentView], most: usize) -> (Vec<Cell>, u64) {
         let last = used.len().saturating_sub(1);
         cells.extend(used.into_iter().enumerate().map(|(index, used)| {
             let size = if index == last { segment.bytes - each * last as u64 } else { each };
-            Cell::Used(if used == size { 8 } else { (used * 8 / size.max(1)).clamp(u64::from(used > 0), 7) })
+            SegmentMapCell::Used(if used == size { 8 } else { (used * 8 / size.max(1)).clamp(u64::from(used > 0), 7) })
         }));
-        cells.push(Cell::Edge);
+        cells.push(SegmentMapCell::Edge);
     }
     (cells, each)
 }
@@ -264,9 +264,11 @@ mod tests {
         let one = segment(&[(4 * MIB, Allocated), (512, Allocated), (4 * MIB - 1024, Free), (512, Allocated)]);
         let (cells, each) = cells(&[one], 4);
         assert_eq!(each, 4 * MIB);
-        assert_eq!(cells, [Cell::Used(8), Cell::Used(1), Cell::Edge]);
+        assert_eq!(cells, [SegmentMapCell::Used(8), SegmentMapCell::Used(1), SegmentMapCell::Edge]);
         let (many, _) = super::cells(&[segment(&[(100 * MIB, Free)])], 40);
-        assert!(many.len() <= 40 && many.iter().filter(|cell| **cell == Cell::Used(0)).count() == many.len() - 1);
+        assert!(
+            many.len() <= 40 && many.iter().filter(|cell| **cell == SegmentMapCell::Used(0)).count() == many.len() - 1
+        );
     }
 
     #[test]

@@ -12,33 +12,33 @@ use std::path::Path;
 
 use memwatch_core::Pipeline;
 use memwatch_core::features::fragments::view::FragmentsView;
-use memwatch_core::features::simulate::model::Plan;
+use memwatch_core::features::simulate::model::PolicyPlan;
 use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::TensorRequest;
-use crate::options::Common;
+use crate::options::CommonArgs;
 use crate::output_file;
 use crate::render::output::{style, unless_closed};
 use crate::watch::one_shot::{TakenAt, finish, open_named};
-use crate::watch::past::{Needs, Recording};
+use crate::watch::past::{Needs, RecordedPeriod};
 use crate::watch::recorded;
-use crate::watch::signals::Signals;
+use crate::watch::signals::TerminationSignals;
 use args::Fragment;
 use map as layout;
 use map::Picture;
-use words::{Found, FragmentReport};
+use words::{FragmentFindings, FragmentReport};
 
 /// Traces the processes or reads the recording, and reports the fragmentation.
 ///
 /// # Errors
 /// The processes cannot be traced, the recording cannot be read, it has no PyTorch, or the picture
 /// cannot be written.
-pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: &Fragment, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let selected = &args.subject.selected;
     let picture = args.output.as_deref().map(|path| form(path, args.force)).transpose()?;
-    let past = Recording::named(&args.subject.past, Needs::Calls, common).await?;
+    let past = RecordedPeriod::named(&args.subject.past, Needs::Calls, common).await?;
     let (snapshot, found, taken_at) = if let Some(recording) = past {
         let replay = recorded::play_all(&recording, prepare)?;
         let snapshot = recorded::chosen(&replay, &recording.path, selected)?;
@@ -47,7 +47,7 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
     } else {
         let mut session = open_named(selected, TensorRequest::of(args.level), common).await?;
         prepare(session.pipeline_mut());
-        let mut signals = Signals::listen()?;
+        let mut signals = TerminationSignals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
         let snapshot = session.snapshot();
         let found = found(&snapshot, session.pipeline(), args.request, args.worst);
@@ -61,7 +61,7 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
     } else if let (Some(path), Some(picture)) = (&args.output, picture) {
         let bytes = layout::write(&found.allocators, &snapshot, picture);
         let written = output_file::create(path, args.force).and_then(|mut file| file.write_all(bytes.as_bytes()));
-        written.map_err(|error| Failure::cannot_make(path, &error))?;
+        written.map_err(|error| ExitFailure::cannot_make(path, &error))?;
         eprintln!("memwatch: {} is written; a browser shows it", path.display());
     }
     let mut out = io::stdout().lock();
@@ -81,12 +81,17 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
 /// Turns on the fragmentation detector and the simulation of other settings.
 pub(crate) fn prepare(pipeline: &mut Pipeline) {
     pipeline.watch_fragments();
-    pipeline.simulate(Plan::usual(), None);
+    pipeline.simulate(PolicyPlan::usual(), None);
 }
 
 /// Returns the fragmentation of the processes in the snapshot; each PyTorch allocator comes with
 /// its simulation.
-pub(crate) fn found(snapshot: &Snapshot, pipeline: &Pipeline, wanted_bytes: Option<u64>, at_worst: bool) -> Found {
+pub(crate) fn found(
+    snapshot: &Snapshot,
+    pipeline: &Pipeline,
+    wanted_bytes: Option<u64>,
+    at_worst: bool,
+) -> FragmentFindings {
     let simulations = pipeline.simulations();
     let reported = |view: FragmentsView| {
         let key = (view.tgid, view.observed_since_ns, view.device);
@@ -97,16 +102,16 @@ pub(crate) fn found(snapshot: &Snapshot, pipeline: &Pipeline, wanted_bytes: Opti
     allocators.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
     let mut drivers = pipeline.driver_fragments(wanted_bytes, at_worst);
     drivers.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
-    Found { allocators: allocators.into_iter().map(reported).collect(), drivers }
+    FragmentFindings { allocators: allocators.into_iter().map(reported).collect(), drivers }
 }
 
 /// Returns the format of the picture, by the extension of its file.
-fn form(path: &Path, force: bool) -> Result<Picture, Failure> {
-    output_file::check_free(path, force).map_err(|error| Failure::cannot_make(path, &error))?;
+fn form(path: &Path, force: bool) -> Result<Picture, ExitFailure> {
+    output_file::check_free(path, force).map_err(|error| ExitFailure::cannot_make(path, &error))?;
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("svg") => Ok(Picture::Svg),
         Some("html" | "htm") => Ok(Picture::Html),
-        _ => Err(Failure::new(Exit::Error, format_args!("{} ends neither in .svg nor in .html", path.display()))
+        _ => Err(ExitFailure::new(Exit::Error, format_args!("{} ends neither in .svg nor in .html", path.display()))
             .advise("These two are drawn: -o map.svg, -o map.html.")),
     }
 }

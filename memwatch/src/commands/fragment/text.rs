@@ -6,16 +6,16 @@ use memwatch_core::features::fragments::view::{MomentView, PinView, ShapeView};
 use memwatch_core::snapshot::Snapshot;
 
 use crate::commands::fragment::map as layout;
-use crate::commands::fragment::map::Cell;
+use crate::commands::fragment::map::SegmentMapCell;
 use crate::commands::fragment::words::{
-    Found, FragmentReport, blocks, nothing_known, pool_name, remarks, scattered_part, unused_part,
+    FragmentFindings, FragmentReport, blocks, nothing_known, pool_name, remarks, scattered_part, unused_part,
 };
 use crate::render::Tone;
 use crate::render::format::{bytes, count, known, percent, plural};
 use crate::render::places;
 use crate::render::sentences::{self, Sentence};
-use crate::render::text::grid::{Align, Grid};
-use crate::render::text::{Page, TableOptions};
+use crate::render::text::grid::{Align, TextGrid};
+use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 
 const COLUMNS: [(&str, Align); 12] = [
@@ -70,12 +70,12 @@ const EIGHTHS_ASCII: [&str; 8] = [".", ".", ":", ":", "+", "+", "#", "#"];
 /// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    (found, top): (&Found, usize),
+    (found, top): (&FragmentFindings, usize),
     snapshot: &Snapshot,
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     section(&mut page, (found, top), snapshot, clock);
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;
@@ -84,7 +84,12 @@ pub(crate) fn write(
 
 /// Writes the content of [`write`] as a section of another report, with at most `top` rows per
 /// list.
-pub(crate) fn section(page: &mut Page, (found, top): (&Found, usize), snapshot: &Snapshot, clock: &WallClock) {
+pub(crate) fn section(
+    page: &mut TextPage,
+    (found, top): (&FragmentFindings, usize),
+    snapshot: &Snapshot,
+    clock: &WallClock,
+) {
     for one in &found.allocators {
         device(page, (one, top), snapshot, clock);
     }
@@ -95,11 +100,11 @@ pub(crate) fn section(page: &mut Page, (found, top): (&Found, usize), snapshot: 
 }
 
 /// Writes the driver allocations of processes.
-fn driver(page: &mut Page, (found, top): (&Found, usize), snapshot: &Snapshot, clock: &WallClock) {
+fn driver(page: &mut TextPage, (found, top): (&FragmentFindings, usize), snapshot: &Snapshot, clock: &WallClock) {
     let rows = found.driver_rows();
     if !rows.is_empty() {
         page.line(&Sentence::new(Tone::Heading, "Memory of the driver itself"));
-        let mut grid = Grid::new(&DRIVER_COLUMNS);
+        let mut grid = TextGrid::new(&DRIVER_COLUMNS);
         for row in rows.iter().take(top) {
             let about = |bytes_of: Option<u64>| {
                 let mark = if row.is_estimated && bytes_of.is_some_and(|bytes| bytes > 0) { "~" } else { "" };
@@ -129,11 +134,11 @@ fn driver(page: &mut Page, (found, top): (&Found, usize), snapshot: &Snapshot, c
 }
 
 /// Writes the owners of the blocks that pin free memory: at most `top` rows, and a sum of the rest.
-fn pins(page: &mut Page, (title, all): (&'static str, &[PinView]), top: usize) {
+fn pins(page: &mut TextPage, (title, all): (&'static str, &[PinView]), top: usize) {
     if all.iter().all(|pin| matches!(&*pin.place.kind, "not_asked" | "pending")) {
         return;
     }
-    let mut grid = Grid::new(&[PIN_COLUMNS[0], PIN_COLUMNS[1], PIN_COLUMNS[2], (title, Align::Left)]);
+    let mut grid = TextGrid::new(&[PIN_COLUMNS[0], PIN_COLUMNS[1], PIN_COLUMNS[2], (title, Align::Left)]);
     let mut row = |pin: &[PinView], alone: Option<u64>, name: String| {
         let sum = |of: fn(&PinView) -> u64| bytes(pin.iter().map(of).sum());
         grid.push(vec![sum(|pin| pin.share_bytes), known(alone, bytes), sum(|pin| pin.held_bytes), name]);
@@ -148,7 +153,7 @@ fn pins(page: &mut Page, (title, all): (&'static str, &[PinView]), top: usize) {
     page.grid(&grid);
 }
 
-fn device(page: &mut Page, (reported, top): (&FragmentReport, usize), snapshot: &Snapshot, clock: &WallClock) {
+fn device(page: &mut TextPage, (reported, top): (&FragmentReport, usize), snapshot: &Snapshot, clock: &WallClock) {
     let command = reported.process(snapshot).map(sentences::short_command).unwrap_or_default();
     let gpu = sentences::gpu_number(snapshot, reported.view.uuid.as_ref());
     let when = reported.view.at_worst_ns.map_or_else(
@@ -160,7 +165,7 @@ fn device(page: &mut Page, (reported, top): (&FragmentReport, usize), snapshot: 
         page.line(&Sentence::new(Tone::Warning, sentence));
         return;
     }
-    let mut grid = Grid::new(&COLUMNS);
+    let mut grid = TextGrid::new(&COLUMNS);
     grid.push(row("up to 1 MiB", &reported.view.small));
     grid.push(row("larger", &reported.view.large));
     grid.push(row("all", &reported.all()));
@@ -192,12 +197,12 @@ fn device(page: &mut Page, (reported, top): (&FragmentReport, usize), snapshot: 
 }
 
 /// Writes each stream and each private pool, if there is more than one.
-fn pools(page: &mut Page, reported: &FragmentReport, top: usize) {
+fn pools(page: &mut TextPage, reported: &FragmentReport, top: usize) {
     let all = &reported.view.pools;
     if all.len() < 2 {
         return;
     }
-    let mut grid = Grid::new(&POOL_COLUMNS);
+    let mut grid = TextGrid::new(&POOL_COLUMNS);
     let mut row = |name: String, shape: &ShapeView| {
         let [reserved, allocated, free] = [shape.reserved_bytes, shape.allocated_bytes, shape.free_bytes].map(bytes);
         let (parts, largest) = (parts(shape), bytes(shape.largest_free_bytes));
@@ -236,16 +241,16 @@ fn map(reported: &FragmentReport, options: TableOptions) -> Vec<String> {
     if cells.is_empty() {
         return Vec::new();
     }
-    let letter = |cell: &Cell| match (cell, options.ascii) {
-        (Cell::Edge, _) => "|",
-        (Cell::Used(8), false) => "█",
-        (Cell::Used(5..=7), false) => "▓",
-        (Cell::Used(1..=4), false) => "▒",
-        (Cell::Used(_), false) => "░",
-        (Cell::Used(8), true) => "#",
-        (Cell::Used(5..=7), true) => "+",
-        (Cell::Used(1..=4), true) => "-",
-        (Cell::Used(_), true) => ".",
+    let letter = |cell: &SegmentMapCell| match (cell, options.ascii) {
+        (SegmentMapCell::Edge, _) => "|",
+        (SegmentMapCell::Used(8), false) => "█",
+        (SegmentMapCell::Used(5..=7), false) => "▓",
+        (SegmentMapCell::Used(1..=4), false) => "▒",
+        (SegmentMapCell::Used(_), false) => "░",
+        (SegmentMapCell::Used(8), true) => "#",
+        (SegmentMapCell::Used(5..=7), true) => "+",
+        (SegmentMapCell::Used(1..=4), true) => "-",
+        (SegmentMapCell::Used(_), true) => ".",
     };
     let mut lines: Vec<String> = cells.chunks(width).map(|line| line.iter().map(letter).collect::<String>()).collect();
     let (full, free) = if options.ascii { ("#", ".") } else { ("█", "░") };

@@ -15,7 +15,7 @@ const WORTH: u64 = 8;
 
 /// Fragmentation of all processes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct FragmentFindings {
     /// PyTorch's allocators.
     pub(crate) allocators: Vec<FragmentReport>,
     /// Driver allocations.
@@ -44,7 +44,7 @@ pub(crate) struct DriverRow<'a> {
     pub(crate) why: String,
 }
 
-impl Found {
+impl FragmentFindings {
     /// Returns the rows, most unused bytes first. For a process with PyTorch's allocator, leaves
     /// out rows without waste, since that allocator divides the rest itself.
     pub(crate) fn driver_rows(&self) -> Vec<DriverRow<'_>> {

@@ -3,11 +3,11 @@
 use clap::ValueEnum;
 use memwatch_core::features::holdings::view;
 
-use crate::options::{Checked, Subject};
+use crate::options::{Checked, ReportSubject};
 
 /// What a row of `memwatch holdings` is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum By {
+pub(crate) enum HoldingsRowKind {
     /// Names that differ only in their indices
     #[default]
     Name,
@@ -21,32 +21,32 @@ pub(crate) enum By {
     Keeper,
 }
 
-impl From<By> for view::By {
-    fn from(by: By) -> Self {
+impl From<HoldingsRowKind> for view::HoldingGrouping {
+    fn from(by: HoldingsRowKind) -> Self {
         match by {
-            By::Name => Self::Name,
-            By::Class => Self::Class,
-            By::Dtype => Self::Dtype,
-            By::Module => Self::Module,
-            By::Keeper => Self::Keeper,
+            HoldingsRowKind::Name => Self::Name,
+            HoldingsRowKind::Class => Self::Class,
+            HoldingsRowKind::Dtype => Self::Dtype,
+            HoldingsRowKind::Module => Self::Module,
+            HoldingsRowKind::Keeper => Self::Keeper,
         }
     }
 }
 
 /// `memwatch holdings`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-pub(crate) struct Names {
+pub(crate) struct HoldingsArgs {
     #[command(flatten)]
-    pub(crate) subject: Subject,
+    pub(crate) subject: ReportSubject,
     /// What a row is: name (with * for indices), class, dtype, module or keeper
     #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
-    pub(crate) by: By,
+    pub(crate) by: HoldingsRowKind,
     /// Maximum number of rows
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
     pub(crate) top: usize,
 }
 
-impl Checked for Names {
+impl Checked for HoldingsArgs {
     fn check(&self) -> Result<(), String> {
         self.subject.check()
     }

@@ -6,14 +6,14 @@ use memwatch_core::features::holdings::view::HoldingsView;
 use memwatch_core::input::holdings::Holding;
 use serde::Serialize;
 
-use super::Found;
+use super::HoldingsReading;
 use crate::printable::write_json;
 use crate::render::causes::Worded;
 use crate::sources::clock::boottime_ns;
 use crate::watch::one_shot::TakenAt;
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct HoldingsDocument<'a> {
     schema: &'static str,
     version: &'static str,
     host: &'a str,
@@ -23,11 +23,11 @@ struct Document<'a> {
 
 #[derive(Serialize)]
 struct Processes<'a> {
-    processes: Vec<Process<'a>>,
+    processes: Vec<HoldingsProcess<'a>>,
 }
 
 #[derive(Serialize)]
-struct Process<'a> {
+struct HoldingsProcess<'a> {
     command: &'a str,
     #[serde(flatten)]
     view: &'a HoldingsView,
@@ -47,9 +47,9 @@ struct Process<'a> {
 ///
 /// # Errors
 /// What `out` answers.
-pub(super) fn write<'f>(out: &mut impl io::Write, found: &'f [Found], taken_at: &TakenAt) -> io::Result<()> {
+pub(super) fn write<'f>(out: &mut impl io::Write, found: &'f [HoldingsReading], taken_at: &TakenAt) -> io::Result<()> {
     let origin = taken_at.origin();
-    let process = |found: &'f Found| Process {
+    let process = |found: &'f HoldingsReading| HoldingsProcess {
         command: &found.command,
         view: &found.view,
         layout_searches: found.layout_searches,
@@ -57,7 +57,7 @@ pub(super) fn write<'f>(out: &mut impl io::Write, found: &'f [Found], taken_at: 
         causes: found.causes().iter().map(Worded::of).collect(),
         blocks: &found.blocks,
     };
-    let document = Document {
+    let document = HoldingsDocument {
         schema: "memwatch.holdings/1",
         version: env!("CARGO_PKG_VERSION"),
         host: origin.host,

@@ -9,24 +9,24 @@ mod text;
 use std::collections::BTreeSet;
 use std::io;
 
-use memwatch_core::features::causes::{self, Cause, Evidence};
+use memwatch_core::features::causes::{self, Cause, CauseEvidence};
 use memwatch_core::features::checks;
 use memwatch_core::features::holdings::view;
 use memwatch_core::features::holdings::view::HoldingsView;
 use memwatch_core::input::holdings::Holding;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::{BooksError, HoldingsReader, NAMES_TIME};
-use crate::options::Common;
+use crate::options::CommonArgs;
 use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::sources::procfs::ProcReader;
 use crate::watch::one_shot::{TakenAt, tgids_to_read};
-use crate::watch::past::{Needs, Recording};
-use args::Names;
+use crate::watch::past::{Needs, RecordedPeriod};
+use args::HoldingsArgs;
 
 /// Live objects of one process, with its command line.
-pub(crate) struct Found {
+pub(crate) struct HoldingsReading {
     pub(crate) command: String,
     pub(crate) view: HoldingsView,
     pub(crate) blocks: Vec<Holding>,
@@ -39,13 +39,13 @@ pub(crate) struct Found {
     pub(crate) copy_of: Option<u32>,
 }
 
-impl Found {
+impl HoldingsReading {
     /// Returns the causes of memory that should not be there, or could be less.
     fn causes(&self) -> Vec<Cause> {
         let (rows, advice) = (&self.blocks[..], &self.view.advice[..]);
         // A copy has no GPU memory.
         let is_own = self.copy_of.is_none();
-        let evidence = Evidence { tgid: self.view.tgid, rows, advice, ..Evidence::default() };
+        let evidence = CauseEvidence { tgid: self.view.tgid, rows, advice, ..CauseEvidence::default() };
         if is_own { causes::causes(&evidence) } else { Vec::new() }
     }
 }
@@ -54,8 +54,8 @@ impl Found {
 ///
 /// # Errors
 /// None of them uses PyTorch, or they cannot be read.
-pub(crate) async fn run(args: &Names, common: &Common) -> Result<Exit, Failure> {
-    let past = Recording::named(&args.subject.past, Needs::Tensors, common).await?;
+pub(crate) async fn run(args: &HoldingsArgs, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+    let past = RecordedPeriod::named(&args.subject.past, Needs::Tensors, common).await?;
     let (found, taken_at) = match past {
         Some(recording) => recorded::found(&recording, args)?,
         None => (read(args, common).await?, TakenAt::here()),
@@ -72,7 +72,7 @@ pub(crate) async fn run(args: &Names, common: &Common) -> Result<Exit, Failure> 
 }
 
 /// Reads the live objects of running processes.
-async fn read(args: &Names, common: &Common) -> Result<Vec<Found>, Failure> {
+async fn read(args: &HoldingsArgs, common: &CommonArgs) -> Result<Vec<HoldingsReading>, ExitFailure> {
     let named: BTreeSet<u32> =
         tgids_to_read(&args.subject.selected, common).await?.into_iter().map(|tgid| tgid.0).collect();
     let mut processes = ProcReader::new("/proc");
@@ -82,7 +82,7 @@ async fn read(args: &Names, common: &Common) -> Result<Vec<Found>, Failure> {
         match holdings(*tgid, args) {
             Ok(Some(read)) => {
                 let command = processes.facts(*tgid, false).map(|facts| facts.command).unwrap_or_default();
-                found.push(Found { command, ..read });
+                found.push(HoldingsReading { command, ..read });
             }
             Ok(None) => {}
             Err(error) => failures.push((*tgid, error)),
@@ -100,12 +100,12 @@ async fn read(args: &Names, common: &Common) -> Result<Vec<Found>, Failure> {
 
 /// Marks copies: a process that was forked after its parent initialised CUDA has the parent's
 /// allocator state, and no GPU memory.
-fn note_copies(found: &mut [Found], processes: &ProcReader) {
+fn note_copies(found: &mut [HoldingsReading], processes: &ProcReader) {
     for parent in 0..found.len() {
         let tgid = found[parent].view.tgid.0;
         let allocators = found[parent].allocators.clone();
         let children = processes.descendants(&BTreeSet::from([tgid]));
-        let is_copy = |child: &&mut Found| {
+        let is_copy = |child: &&mut HoldingsReading| {
             child.view.tgid.0 != tgid && children.contains(&child.view.tgid.0) && child.allocators == allocators
         };
         for child in found.iter_mut().filter(is_copy).filter(|child| !child.allocators.is_empty()) {
@@ -115,30 +115,37 @@ fn note_copies(found: &mut [Found], processes: &ProcReader) {
 }
 
 /// Reads the live objects of a process; `None` if it does not use PyTorch, or has none yet.
-fn holdings(tgid: u32, args: &Names) -> Result<Option<Found>, BooksError> {
+fn holdings(tgid: u32, args: &HoldingsArgs) -> Result<Option<HoldingsReading>, BooksError> {
     let Some(mut reader) = HoldingsReader::open(tgid, NAMES_TIME)? else { return Ok(None) };
     let (holdings, totals) = reader.read_patiently()?;
     let view = view(&holdings, &totals, args.by.into(), args.top);
     let layout_searches = Some(reader.searches());
     let allocators = reader.allocators().to_vec();
-    Ok(Some(Found { command: String::new(), view, blocks: holdings.rows, layout_searches, allocators, copy_of: None }))
+    Ok(Some(HoldingsReading {
+        command: String::new(),
+        view,
+        blocks: holdings.rows,
+        layout_searches,
+        allocators,
+        copy_of: None,
+    }))
 }
 
 /// Makes the error of a command that found nothing to read, from the first process that could not
 /// be read.
-pub(crate) fn failure(failure: Option<(u32, BooksError)>, command: &str) -> Failure {
+pub(crate) fn failure(failure: Option<(u32, BooksError)>, command: &str) -> ExitFailure {
     match failure {
-        None => Failure::new(Exit::NoTarget, "no PyTorch with CUDA in these processes"),
+        None => ExitFailure::new(Exit::NoTarget, "no PyTorch with CUDA in these processes"),
         Some((tgid, error @ BooksError::Unreadable(io::ErrorKind::PermissionDenied))) => {
-            let failure = Failure::new(Exit::NotPermitted, format!("process {tgid}: {error}"));
+            let failure = ExitFailure::new(Exit::NotPermitted, format!("process {tgid}: {error}"));
             failure.advise(format!("Reading the memory of a process needs root: sudo memwatch {command}"))
         }
         Some((tgid, error @ BooksError::Unreadable(_))) => {
-            Failure::new(Exit::NoTarget, format!("process {tgid}: {error}"))
+            ExitFailure::new(Exit::NoTarget, format!("process {tgid}: {error}"))
         }
         Some((tgid, error)) => {
             let is_busy = matches!(&error, BooksError::Refused(refusal) if refusal.is_passing());
-            let failure = Failure::new(Exit::Unsupported, format!("process {tgid}: {error}"));
+            let failure = ExitFailure::new(Exit::Unsupported, format!("process {tgid}: {error}"));
             let advice = "It allocates without a pause: try again, or trace it: memwatch where PID";
             if is_busy { failure.advise(advice) } else { failure }
         }

@@ -2,37 +2,40 @@
 
 use memwatch_core::snapshot::Snapshot;
 
-use super::Found;
-use super::args::Names;
-use crate::exit::{Exit, Failure};
+use super::HoldingsReading;
+use super::args::HoldingsArgs;
+use crate::exit::{Exit, ExitFailure};
 use crate::watch::one_shot::TakenAt;
-use crate::watch::past::Recording;
+use crate::watch::past::RecordedPeriod;
 use crate::watch::recorded;
-use crate::watch::replay::Replay;
+use crate::watch::replay::ReplayedRecording;
 
 /// Returns the live objects of the selected processes.
 ///
 /// # Errors
 /// The recording cannot be read, or has no names for these processes.
-pub(super) fn found(recording: &Recording, args: &Names) -> Result<(Vec<Found>, TakenAt), Failure> {
+pub(super) fn found(
+    recording: &RecordedPeriod,
+    args: &HoldingsArgs,
+) -> Result<(Vec<HoldingsReading>, TakenAt), ExitFailure> {
     let replay = recorded::play(recording, |_| {})?;
     let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.selected)?;
     let found = of_replay(&replay, &snapshot, args);
     if found.is_empty() {
         let why = format_args!("{} has no names of what these processes held", recording.path.display());
-        return Err(Failure::new(Exit::NoTarget, why).advise(
+        return Err(ExitFailure::new(Exit::NoTarget, why).advise(
             "memwatch record --pid PID reads them from processes with PyTorch: at the attach, each minute and at the end.",
         ));
     }
     Ok((found, TakenAt::of(&replay)))
 }
 
-fn of_replay(replay: &Replay, snapshot: &Snapshot, args: &Names) -> Vec<Found> {
+fn of_replay(replay: &ReplayedRecording, snapshot: &Snapshot, args: &HoldingsArgs) -> Vec<HoldingsReading> {
     let known = replay.pipeline.holdings(args.by.into(), args.top).into_iter();
     let chosen = known.filter_map(|known| {
         let process = snapshot.process(known.tgid, known.observed_since_ns)?;
         let blocks = known.rows.into_iter().cloned().collect();
-        Some(Found {
+        Some(HoldingsReading {
             command: process.command.clone(),
             view: known.view,
             blocks,

@@ -2,17 +2,17 @@
 
 use std::io;
 
-use memwatch_core::features::holdings::view::{By, HoldingsView};
-use memwatch_core::input::holdings::{Advice, AdviceKind, Cut, HoldingClass};
+use memwatch_core::features::holdings::view::{HoldingGrouping, HoldingsView};
+use memwatch_core::input::holdings::{AdviceKind, Cut, HoldingClass, MemoryAdvice};
 
-use super::Found;
+use super::HoldingsReading;
 use crate::render::Tone;
 use crate::render::causes;
 use crate::render::format::{UNKNOWN, bytes, count, percent, plural, printable};
 use crate::render::holdings::{self, name_of, shape};
 use crate::render::sentences::Sentence;
-use crate::render::text::grid::{Align, Grid};
-use crate::render::text::{Page, TableOptions};
+use crate::render::text::grid::{Align, TextGrid};
+use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 
 /// Writes the live objects of each process.
@@ -21,11 +21,11 @@ use crate::render::wall_clock::WallClock;
 /// The error of `out`.
 pub(super) fn write(
     out: &mut impl io::Write,
-    found: &[Found],
+    found: &[HoldingsReading],
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     for found in found {
         process(&mut page, found, clock);
     }
@@ -33,7 +33,7 @@ pub(super) fn write(
     out.flush()
 }
 
-fn process(page: &mut Page, found: &Found, clock: &WallClock) {
+fn process(page: &mut TextPage, found: &HoldingsReading, clock: &WallClock) {
     let view = &found.view;
     if view.devices.is_empty() && view.groups.is_empty() {
         let text = format!("PID {}  {}: PyTorch holds no GPU memory", view.tgid.0, printable(&found.command));
@@ -44,7 +44,7 @@ fn process(page: &mut Page, found: &Found, clock: &WallClock) {
         page.line(line);
     }
     page.line(&Sentence::new(Tone::Heading, heading(found)));
-    if view.by != By::Class {
+    if view.by != HoldingGrouping::Class {
         page.line(&Sentence::new(Tone::Plain, holdings::classes(view, bytes, " · ")));
     }
     page.grid(&groups(view));
@@ -67,7 +67,7 @@ fn process(page: &mut Page, found: &Found, clock: &WallClock) {
     }
 }
 
-fn heading(found: &Found) -> String {
+fn heading(found: &HoldingsReading) -> String {
     let view = &found.view;
     let devices: Vec<_> = view
         .devices
@@ -82,13 +82,13 @@ fn heading(found: &Found) -> String {
     format!("PID {}  {}  {} · {named} named", view.tgid.0, printable(&found.command), devices.join(" · "))
 }
 
-fn groups(view: &HoldingsView) -> Grid {
+fn groups(view: &HoldingsView) -> TextGrid {
     let what = match view.by {
-        By::Name => "NAME",
-        By::Class => "EXAMPLE",
-        By::Dtype => "DTYPE",
-        By::Module => "MODULE",
-        By::Keeper => "KEEPER",
+        HoldingGrouping::Name => "NAME",
+        HoldingGrouping::Class => "EXAMPLE",
+        HoldingGrouping::Dtype => "DTYPE",
+        HoldingGrouping::Module => "MODULE",
+        HoldingGrouping::Keeper => "KEEPER",
     };
     let columns = [
         ("BYTES", Align::Right),
@@ -99,7 +99,7 @@ fn groups(view: &HoldingsView) -> Grid {
         ("DTYPE", Align::Left),
         (what, Align::Left),
     ];
-    let mut grid = Grid::new(&columns);
+    let mut grid = TextGrid::new(&columns);
     for group in &view.groups {
         grid.push(vec![
             bytes(group.bytes),
@@ -121,7 +121,7 @@ fn read_at(view: &HoldingsView, clock: &WallClock) -> String {
     format!("read at {}{later}", clock.time_of_day(view.read_ns))
 }
 
-fn advised(advice: &Advice) -> String {
+fn advised(advice: &MemoryAdvice) -> String {
     let (size, example) = (bytes(advice.bytes), printable(&advice.example).into_owned());
     let blocks = plural(advice.count, "block", "blocks");
     match advice.kind {

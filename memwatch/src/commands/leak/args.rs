@@ -6,20 +6,20 @@ use clap::ValueEnum;
 use memwatch_core::features::leak::model::Verdict;
 
 use crate::options::moment::PAST;
-use crate::options::tensors::Price;
-use crate::options::{Checked, Subject, values};
+use crate::options::tensors::BudgetArgs;
+use crate::options::{Checked, ReportSubject, values};
 
 /// What keeps growing.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Leak {
     #[command(flatten)]
-    pub(crate) subject: Subject,
+    pub(crate) subject: ReportSubject,
     /// Watch for this time before the report; ends earlier on Ctrl-C or when the program ends
     #[arg(short, long, value_name = "TIME", default_value = "1m", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
     #[command(flatten)]
-    pub(crate) price: Price,
+    pub(crate) price: BudgetArgs,
     /// Only read the process's memory again and again: no probe, no eBPF; names what grows by what
     /// keeps it (PyTorch only)
     #[arg(long, conflicts_with_all = PAST, conflicts_with = "budget")]

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::commands::leak::words::{causes_of, reason};
 use crate::render::causes::Worded;
-use crate::render::json::{Origin, write_report};
+use crate::render::json::{ReportOrigin, write_report};
 
 /// Writes the report as one line.
 ///
@@ -19,42 +19,46 @@ pub(crate) fn write(
     out: &mut impl io::Write,
     leaks: &[LeaksView],
     snapshot: &Snapshot,
-    origin: Origin,
+    origin: ReportOrigin,
 ) -> io::Result<()> {
     write_report(out, "memwatch.leak/2", data(leaks), snapshot, origin)
 }
 
 /// Returns the report as a part of another report.
-pub(crate) fn data(leaks: &[LeaksView]) -> Listed<'_> {
-    Listed { processes: leaks.iter().map(process).collect() }
+pub(crate) fn data(leaks: &[LeaksView]) -> LeakData<'_> {
+    LeakData { processes: leaks.iter().map(process).collect() }
 }
 
-fn process(leaks: &LeaksView) -> Process<'_> {
-    Process { leaks, findings: findings(&leaks.findings), causes: causes_of(leaks).iter().map(Worded::of).collect() }
+fn process(leaks: &LeaksView) -> LeakProcess<'_> {
+    LeakProcess {
+        leaks,
+        findings: findings(&leaks.findings),
+        causes: causes_of(leaks).iter().map(Worded::of).collect(),
+    }
 }
 
 #[derive(Serialize)]
-pub(crate) struct Listed<'a> {
-    processes: Vec<Process<'a>>,
+pub(crate) struct LeakData<'a> {
+    processes: Vec<LeakProcess<'a>>,
 }
 
 #[derive(Serialize)]
-struct Process<'a> {
+struct LeakProcess<'a> {
     #[serde(flatten)]
     leaks: &'a LeaksView,
-    findings: Vec<Finding<'a>>,
+    findings: Vec<LeakFindingData<'a>>,
     causes: Vec<Worded>,
 }
 
 /// A finding with its reason.
 #[derive(Serialize)]
-pub(crate) struct Finding<'a> {
+pub(crate) struct LeakFindingData<'a> {
     #[serde(flatten)]
     leak: &'a LeakView,
     reason: String,
 }
 
 /// Adds the reason of its verdict to each finding.
-pub(crate) fn findings(leaks: &[LeakView]) -> Vec<Finding<'_>> {
-    leaks.iter().map(|leak| Finding { leak, reason: reason(leak) }).collect()
+pub(crate) fn findings(leaks: &[LeakView]) -> Vec<LeakFindingData<'_>> {
+    leaks.iter().map(|leak| LeakFindingData { leak, reason: reason(leak) }).collect()
 }

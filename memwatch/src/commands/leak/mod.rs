@@ -14,15 +14,15 @@ use memwatch_core::features::leak::view::LeaksView;
 use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
-use crate::options::Common;
+use crate::options::CommonArgs;
 use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::watch::one_shot::{TakenAt, open_named};
-use crate::watch::past::{Needs, Recording};
+use crate::watch::past::{Needs, RecordedPeriod};
 use crate::watch::recorded;
-use crate::watch::signals::Signals;
+use crate::watch::signals::TerminationSignals;
 use args::Leak;
 
 /// Traces the processes or reads the recording, and reports what grows.
@@ -30,13 +30,13 @@ use args::Leak;
 /// # Errors
 /// The processes cannot be traced, the recording cannot be read, or the report cannot be written.
 #[expect(clippy::cast_precision_loss, reason = "a threshold needs no sixteen digits")]
-pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: &Leak, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     if args.read_only {
         return read_only::run(args, common).await;
     }
     let selected = &args.subject.selected;
     let threshold = args.threshold as f64;
-    let past = Recording::named(&args.subject.past, Needs::Calls, common).await?;
+    let past = RecordedPeriod::named(&args.subject.past, Needs::Calls, common).await?;
     let (snapshot, mut leaks, taken_at) = if let Some(recording) = past {
         let replay = recorded::play(&recording, Pipeline::watch_leaks)?;
         (recorded::chosen(&replay, &recording.path, selected)?, replay.pipeline.leaks(threshold), TakenAt::of(&replay))
@@ -45,7 +45,7 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
         let request = TensorRequest::of_reports(TensorLevel::Layers);
         let mut session = open_named(selected, args.price.limit(request), common).await?;
         session.pipeline_mut().watch_leaks();
-        let mut signals = Signals::listen()?;
+        let mut signals = TerminationSignals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
         session.read_holdings(&mut signals).await;
         let snapshot = session.snapshot();
@@ -59,8 +59,8 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
 fn print(
     (leaks, snapshot): (&[LeaksView], &Snapshot),
     taken_at: &TakenAt,
-    (args, common): (&Leak, &Common),
-) -> Result<Exit, Failure> {
+    (args, common): (&Leak, &CommonArgs),
+) -> Result<Exit, ExitFailure> {
     let found = leaks.iter().flat_map(checks::of_leaks).chain(checks::of_snapshot(snapshot));
     contradictions::report(&found.collect::<Vec<_>>());
     let mut out = io::stdout().lock();

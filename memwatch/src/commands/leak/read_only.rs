@@ -15,13 +15,13 @@ use tokio::time::Instant;
 use super::args::Leak;
 use super::print;
 use crate::commands::holdings;
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::{BooksError, HoldingsReader, NAMES_TIME};
-use crate::options::Common;
+use crate::options::CommonArgs;
 use crate::sources::clock::{boottime_ns, thread_ns};
 use crate::sources::procfs::ProcReader;
 use crate::watch::one_shot::{TakenAt, tgids_to_read};
-use crate::watch::signals::{Signals, at};
+use crate::watch::signals::{TerminationSignals, at};
 
 /// Number of readings that fit into the duration: a verdict takes ten, and more raise its
 /// confidence.
@@ -34,7 +34,7 @@ const FEWEST: u32 = 10;
 const IMPATIENCE: Duration = Duration::from_millis(50);
 
 /// A process that is read.
-struct Read {
+struct ReadProcess {
     facts: ProcessFacts,
     reader: HoldingsReader,
     leaks: NamedLeaks,
@@ -52,10 +52,10 @@ struct Read {
 /// # Errors
 /// None of the processes uses PyTorch, they cannot be read, or the report cannot be written.
 #[expect(clippy::cast_precision_loss, reason = "a threshold needs no sixteen digits")]
-pub(super) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
+pub(super) async fn run(args: &Leak, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let tgids = tgids_to_read(&args.subject.selected, common).await?;
     let named: BTreeSet<u32> = tgids.into_iter().map(|tgid| tgid.0).collect();
-    let mut signals = Signals::listen()?;
+    let mut signals = TerminationSignals::listen()?;
     let mut processes = ProcReader::new("/proc");
     let begin_ns = boottime_ns();
     let deadline = Instant::now() + args.duration;
@@ -63,7 +63,7 @@ pub(super) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
     follow(&mut read, &mut processes, (deadline, args), &mut signals).await;
     report_newcomers(&named, &read, &processes);
     let snapshot = snapshot(&read, begin_ns);
-    let view = |read: &Read| {
+    let view = |read: &ReadProcess| {
         let since_ns = snapshot.processes.iter().find(|process| process.tgid.0 == read.facts.tgid);
         let since_ns = since_ns.map_or(begin_ns, |process| process.observed_since_ns);
         read.leaks.view(&read.facts, since_ns, args.threshold as f64)
@@ -76,13 +76,13 @@ pub(super) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
 ///
 /// # Errors
 /// None of them can be read.
-fn open(named: &BTreeSet<u32>, processes: &mut ProcReader) -> Result<Vec<Read>, Failure> {
+fn open(named: &BTreeSet<u32>, processes: &mut ProcReader) -> Result<Vec<ReadProcess>, ExitFailure> {
     let children = processes.descendants(named);
     let (mut read, mut failures) = (Vec::new(), Vec::new());
     for tgid in named.iter().chain(&children) {
         // The process has exited by now.
         let Some(facts) = processes.facts(*tgid, true) else { continue };
-        match Read::begin(facts) {
+        match ReadProcess::begin(facts) {
             Ok(begun) => read.extend(begun),
             Err(error) => failures.push((*tgid, error)),
         }
@@ -98,10 +98,10 @@ fn open(named: &BTreeSet<u32>, processes: &mut ProcReader) -> Result<Vec<Read>, 
 
 /// Reads periodically until the deadline, a signal, or the end of the last process.
 async fn follow(
-    read: &mut [Read],
+    read: &mut [ReadProcess],
     processes: &mut ProcReader,
     (deadline, args): (Instant, &Leak),
-    signals: &mut Signals,
+    signals: &mut TerminationSignals,
 ) {
     let mut last = Instant::now();
     if !io::stderr().is_terminal() {
@@ -140,7 +140,7 @@ async fn follow(
 
 /// Returns the pause until the next reading: long enough that reading takes at most a tenth of a
 /// CPU, but short enough for a verdict.
-fn pause(read: &[Read], duration: Duration, left: Duration) -> Duration {
+fn pause(read: &[ReadProcess], duration: Duration, left: Duration) -> Duration {
     let running = || read.iter().filter(|read| !read.is_over);
     let cost = running().map(|read| read.cost).sum::<Duration>();
     let made = running().map(|read| read.leaks.readings()).min().unwrap_or(0);
@@ -153,7 +153,7 @@ fn pause(read: &[Read], duration: Duration, left: Duration) -> Duration {
 }
 
 /// Returns `a verdict takes 10 readings, one each 8.1 s here: …`; `None` if the duration suffices.
-fn too_short(read: &[Read], args: &Leak) -> Option<String> {
+fn too_short(read: &[ReadProcess], args: &Leak) -> Option<String> {
     let took = read.iter().map(|read| read.took).sum::<Duration>();
     let needed = took.max(args.interval.unwrap_or_default()) * (FEWEST + 1);
     (needed > args.duration).then(|| {
@@ -166,7 +166,7 @@ fn too_short(read: &[Read], args: &Leak) -> Option<String> {
     })
 }
 
-impl Read {
+impl ReadProcess {
     /// Reads a process for the first time; `None` if it does not use PyTorch.
     fn begin(facts: ProcessFacts) -> Result<Option<Self>, BooksError> {
         let Some(reader) = HoldingsReader::open(facts.tgid, NAMES_TIME)? else { return Ok(None) };
@@ -210,7 +210,7 @@ fn why_over(facts: &ProcessFacts, error: &BooksError, processes: &mut ProcReader
 }
 
 /// Prints the processes that were started meanwhile and use PyTorch's allocator as well.
-fn report_newcomers(named: &BTreeSet<u32>, read: &[Read], processes: &ProcReader) {
+fn report_newcomers(named: &BTreeSet<u32>, read: &[ReadProcess], processes: &ProcReader) {
     let is_read = |tgid: &u32| read.iter().any(|read| read.facts.tgid == *tgid);
     let new = processes.descendants(named).into_iter().filter(|tgid| !named.contains(tgid) && !is_read(tgid));
     for tgid in new.filter(|tgid| matches!(HoldingsReader::open(*tgid, NAMES_TIME), Ok(Some(_)))) {
@@ -221,7 +221,7 @@ fn report_newcomers(named: &BTreeSet<u32>, read: &[Read], processes: &ProcReader
 }
 
 /// Returns the processes as a snapshot; GPUs were not queried.
-fn snapshot(read: &[Read], begin_ns: u64) -> Snapshot {
+fn snapshot(read: &[ReadProcess], begin_ns: u64) -> Snapshot {
     let mut pipeline = Pipeline::new(true);
     let end_ns = boottime_ns();
     pipeline.step(Input::Attached { time_ns: begin_ns });
@@ -235,7 +235,7 @@ fn snapshot(read: &[Read], begin_ns: u64) -> Snapshot {
 }
 
 /// Prints `reading 12/60 s` if stderr is a terminal.
-fn show_progress(read: &[Read], deadline: Instant, length: Duration) {
+fn show_progress(read: &[ReadProcess], deadline: Instant, length: Duration) {
     if io::stderr().is_terminal() {
         let elapsed = length.saturating_sub(deadline.saturating_duration_since(Instant::now()));
         let processes = read.iter().filter(|read| !read.is_over).count();

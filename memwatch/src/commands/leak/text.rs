@@ -14,8 +14,8 @@ use crate::render::format::{bytes, count, duration, percent_of_one, plural, rate
 use crate::render::places;
 use crate::render::sentences::level::is_sampled;
 use crate::render::sentences::{self, Sentence};
-use crate::render::text::grid::{Align, Grid};
-use crate::render::text::{Page, TableOptions};
+use crate::render::text::grid::{Align, TextGrid};
+use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 
 const COLUMNS: [(&str, Align); 7] = [
@@ -39,7 +39,7 @@ pub(crate) fn write(
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     section(&mut page, (leaks, top), snapshot);
     match overhead_of_readings(leaks) {
         Some(sentence) => page.line(&sentence),
@@ -50,7 +50,7 @@ pub(crate) fn write(
 }
 
 /// Writes the content of [`write`] as a section of another report.
-pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snapshot: &Snapshot) {
+pub(crate) fn section(page: &mut TextPage, (leaks, top): (&[LeaksView], usize), snapshot: &Snapshot) {
     for process in leaks {
         for line in &causes::lines(&causes_of(process)) {
             page.line(line);
@@ -69,7 +69,7 @@ pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snap
             page.line(&Sentence::new(Tone::Warning, no_verdict_on_growth(undecided, snapshot)));
         }
         if !rows.is_empty() {
-            let mut grid = Grid::new(&COLUMNS);
+            let mut grid = TextGrid::new(&COLUMNS);
             for finding in rows.iter().take(top) {
                 grid.push(row(snapshot, finding));
             }

@@ -1,6 +1,6 @@
 //! Words for leak findings: the reason of a verdict, retainers, and statistics of the readings.
 
-use memwatch_core::features::causes::{self, Cause, Evidence};
+use memwatch_core::features::causes::{self, Cause, CauseEvidence};
 use memwatch_core::features::leak::model::Verdict;
 use memwatch_core::features::leak::view::{KeeperView, LeakView, LeaksView, ReadingsView};
 use memwatch_core::input::holdings::HoldingClass;
@@ -12,7 +12,7 @@ use crate::render::sentences::Sentence;
 /// Returns the causes of a process's growth.
 pub(crate) fn causes_of(leaks: &LeaksView) -> Vec<Cause> {
     let (growing, cached) = (&leaks.findings[..], &leaks.cached[..]);
-    causes::causes(&Evidence { tgid: leaks.tgid, growing, cached, ..Evidence::default() })
+    causes::causes(&CauseEvidence { tgid: leaks.tgid, growing, cached, ..CauseEvidence::default() })
 }
 
 /// Maximum number of retainers printed per line.

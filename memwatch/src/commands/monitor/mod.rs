@@ -13,12 +13,12 @@ use memwatch_core::features::leak::view::LeaksView;
 use memwatch_core::features::profile::view::ProfileView;
 use memwatch_core::snapshot::Snapshot;
 
-use crate::commands::fragment::words::Found;
+use crate::commands::fragment::words::FragmentFindings;
 use crate::commands::oom::words::Failed;
 use crate::commands::{fragment, profile};
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
-use crate::options::Common;
+use crate::options::CommonArgs;
 use crate::render::output::{style, unless_closed};
 use crate::watch::looks::{Observation, look};
 use args::Monitor;
@@ -34,11 +34,11 @@ pub(crate) struct Detector {
     /// Turns the detector on in the pipeline.
     watch: fn(&mut Pipeline, &Monitor),
     /// Returns the findings for the processes in the snapshot.
-    report: fn(&Pipeline, &Monitor, &Snapshot) -> Finding,
+    report: fn(&Pipeline, &Monitor, &Snapshot) -> DetectorFinding,
 }
 
 /// Findings of a detector: a section of the report.
-pub(crate) enum Finding {
+pub(crate) enum DetectorFinding {
     /// Forecasts of when memory runs out.
     Forecasts(Box<ForecastsView>),
     /// Memory that keeps growing.
@@ -48,7 +48,7 @@ pub(crate) enum Finding {
     /// Memory over time.
     Profile(Box<ProfileView>),
     /// Fragmentation.
-    Fragments(Box<Found>),
+    Fragments(Box<FragmentFindings>),
     /// Allocation churn.
     Churn(Box<ChurnView>),
 }
@@ -70,7 +70,7 @@ const TEMPORARY: u64 = 10;
 ///
 /// # Errors
 /// The processes cannot be traced, the recording cannot be read, or the report cannot be written.
-pub(crate) async fn run(args: &Monitor, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: &Monitor, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let prepare = |pipeline: &mut Pipeline| args.detectors().for_each(|detector| (detector.watch)(pipeline, args));
     let report = |pipeline: &Pipeline, snapshot: &Snapshot| {
         let reported = args.detectors().map(|detector| (detector.name, (detector.report)(pipeline, args, snapshot)));
@@ -91,37 +91,37 @@ fn interval_ns(args: &Monitor) -> u64 {
     u64::try_from(args.interval.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn forecasts(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Finding {
+fn forecasts(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> DetectorFinding {
     let mut forecasts = pipeline.forecasts();
     forecasts.processes.retain(|one| snapshot.processes.iter().any(|process| process.tgid == one.tgid));
-    Finding::Forecasts(Box::new(forecasts))
+    DetectorFinding::Forecasts(Box::new(forecasts))
 }
 
-fn fragments(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Finding {
-    Finding::Fragments(Box::new(fragment::found(snapshot, pipeline, None, false)))
+fn fragments(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> DetectorFinding {
+    DetectorFinding::Fragments(Box::new(fragment::found(snapshot, pipeline, None, false)))
 }
 
-fn ooms(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Finding {
+fn ooms(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> DetectorFinding {
     let mut failed = Failed::of(pipeline);
     failed.keep(snapshot);
-    Finding::Ooms(failed)
+    DetectorFinding::Ooms(failed)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a threshold needs no sixteen digits")]
-fn leaks(pipeline: &Pipeline, args: &Monitor, snapshot: &Snapshot) -> Finding {
+fn leaks(pipeline: &Pipeline, args: &Monitor, snapshot: &Snapshot) -> DetectorFinding {
     let mut leaks = pipeline.leaks(args.threshold as f64);
     leaks.retain(|leaks| snapshot.process(leaks.tgid, leaks.observed_since_ns).is_some());
-    Finding::Leaks(leaks)
+    DetectorFinding::Leaks(leaks)
 }
 
-fn held(pipeline: &Pipeline, args: &Monitor, snapshot: &Snapshot) -> Finding {
+fn held(pipeline: &Pipeline, args: &Monitor, snapshot: &Snapshot) -> DetectorFinding {
     let mut held = pipeline.profile().unwrap_or_default();
     profile::choose(&mut held, &args.looks.targets, snapshot);
-    Finding::Profile(Box::new(held))
+    DetectorFinding::Profile(Box::new(held))
 }
 
-fn churn(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Finding {
+fn churn(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> DetectorFinding {
     let mut churn = pipeline.churn().unwrap_or_default();
     churn.temporaries.retain(|one| snapshot.processes.iter().any(|process| process.tgid == one.tgid));
-    Finding::Churn(Box::new(churn))
+    DetectorFinding::Churn(Box::new(churn))
 }

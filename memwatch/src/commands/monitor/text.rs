@@ -6,13 +6,13 @@ use memwatch_core::snapshot::Snapshot;
 
 use crate::commands::fragment::text as fragments;
 use crate::commands::leak::text as leaks;
-use crate::commands::monitor::Finding;
+use crate::commands::monitor::DetectorFinding;
 use crate::commands::oom::{forecast_text as forecast, text as oom};
 use crate::commands::profile::text as profile;
 use crate::commands::report::churn_text as churn;
 use crate::render::Tone;
 use crate::render::sentences::Sentence;
-use crate::render::text::{Page, TableOptions};
+use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 
 /// Writes each section, with at most `top` rows per list.
@@ -21,21 +21,21 @@ use crate::render::wall_clock::WallClock;
 /// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    (findings, top): (&[(&'static str, Finding)], usize),
+    (findings, top): (&[(&'static str, DetectorFinding)], usize),
     snapshot: &Snapshot,
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     for (name, finding) in findings {
         page.line(&Sentence::new(Tone::Heading, name.to_uppercase()));
         match finding {
-            Finding::Leaks(found) => leaks::section(&mut page, (found, top), snapshot),
-            Finding::Ooms(found) => oom::section(&mut page, found, clock),
-            Finding::Profile(found) => profile::section(&mut page, found, snapshot, clock),
-            Finding::Forecasts(found) => forecast::show(&mut page, (found, &[]), snapshot, clock),
-            Finding::Fragments(found) => fragments::section(&mut page, (found, top), snapshot, clock),
-            Finding::Churn(found) => churn::section(&mut page, found, top),
+            DetectorFinding::Leaks(found) => leaks::section(&mut page, (found, top), snapshot),
+            DetectorFinding::Ooms(found) => oom::section(&mut page, found, clock),
+            DetectorFinding::Profile(found) => profile::section(&mut page, found, snapshot, clock),
+            DetectorFinding::Forecasts(found) => forecast::show(&mut page, (found, &[]), snapshot, clock),
+            DetectorFinding::Fragments(found) => fragments::section(&mut page, (found, top), snapshot, clock),
+            DetectorFinding::Churn(found) => churn::section(&mut page, found, top),
         }
         page.text.push('\n');
     }

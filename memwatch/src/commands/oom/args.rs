@@ -5,13 +5,13 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use crate::options::moment::PAST;
-use crate::options::{Checked, Subject, values};
+use crate::options::{Checked, ReportSubject, values};
 
 /// Whether memory runs out, and why allocations failed.
 #[derive(Clone, Debug, PartialEq, clap::Args)]
 pub(crate) struct Oom {
     #[command(flatten)]
-    pub(crate) subject: Subject,
+    pub(crate) subject: ReportSubject,
     /// Watch for this time (default: until Ctrl-C or the end of the program)
     #[arg(short, long, value_name = "TIME", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]

@@ -10,8 +10,8 @@ use memwatch_core::words::Tgid;
 
 use super::alert::Alerts;
 use super::{forecast_json, forecast_text, json, text};
-use crate::exit::Failure;
-use crate::options::Common;
+use crate::exit::ExitFailure;
+use crate::options::CommonArgs;
 use crate::render::output::{style, unless_closed};
 use crate::watch::one_shot::TakenAt;
 use crate::watch::session::Session;
@@ -22,14 +22,14 @@ pub(super) struct Receivers<'a> {
     pub(super) follow: bool,
     /// Commands and webhooks.
     pub(super) alerts: Alerts,
-    pub(super) common: &'a Common,
+    pub(super) common: &'a CommonArgs,
     /// Failures that were reported, by process and time.
     reported: BTreeSet<(Tgid, u64)>,
 }
 
 impl<'a> Receivers<'a> {
     /// Makes receivers to which nothing was reported yet.
-    pub(super) fn new(follow: bool, alerts: Alerts, common: &'a Common) -> Self {
+    pub(super) fn new(follow: bool, alerts: Alerts, common: &'a CommonArgs) -> Self {
         Self { follow, alerts, common, reported: BTreeSet::new() }
     }
 
@@ -37,7 +37,7 @@ impl<'a> Receivers<'a> {
     ///
     /// # Errors
     /// The report cannot be written.
-    pub(super) fn take(&mut self, session: &mut Session) -> Result<Vec<ForecastChangeView>, Failure> {
+    pub(super) fn take(&mut self, session: &mut Session) -> Result<Vec<ForecastChangeView>, ExitFailure> {
         let changes = session.pipeline_mut().take_forecast_changes();
         if !(self.follow || self.alerts.is_wanted()) {
             return Ok(changes);
@@ -66,7 +66,7 @@ impl<'a> Receivers<'a> {
         change: &ForecastChangeView,
         snapshot: &Snapshot,
         taken_at: &TakenAt,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ExitFailure> {
         if self.follow {
             show(change, snapshot, taken_at, self.common)?;
         }
@@ -78,7 +78,12 @@ impl<'a> Receivers<'a> {
         Ok(())
     }
 
-    fn report_failure(&mut self, failure: &OomView, snapshot: &Snapshot, taken_at: &TakenAt) -> Result<(), Failure> {
+    fn report_failure(
+        &mut self,
+        failure: &OomView,
+        snapshot: &Snapshot,
+        taken_at: &TakenAt,
+    ) -> Result<(), ExitFailure> {
         let mut line = Vec::new();
         json::write_failure(&mut line, failure, snapshot, taken_at.origin()).map_err(anyhow::Error::from)?;
         if self.follow {
@@ -104,8 +109,8 @@ pub(super) fn show(
     change: &ForecastChangeView,
     snapshot: &Snapshot,
     taken_at: &TakenAt,
-    common: &Common,
-) -> Result<(), Failure> {
+    common: &CommonArgs,
+) -> Result<(), ExitFailure> {
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
         forecast_json::write(&mut out, change, snapshot, taken_at.origin())

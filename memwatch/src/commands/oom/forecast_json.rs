@@ -8,9 +8,9 @@ use memwatch_core::features::forecast::view::{
 use memwatch_core::snapshot::Snapshot;
 use serde::Serialize;
 
-use crate::commands::leak::json::{Finding, findings};
+use crate::commands::leak::json::{LeakFindingData, findings};
 use crate::commands::oom::forecast::advice;
-use crate::render::json::{Origin, write_report};
+use crate::render::json::{ReportOrigin, write_report};
 
 /// Writes a change as one line.
 ///
@@ -20,30 +20,30 @@ pub(crate) fn write(
     out: &mut impl io::Write,
     view: &ForecastChangeView,
     snapshot: &Snapshot,
-    origin: Origin,
+    origin: ReportOrigin,
 ) -> io::Result<()> {
     write_report(out, "memwatch.forecast/2", change(view), snapshot, origin)
 }
 
 #[derive(Serialize)]
-pub(crate) struct Forecasts<'a> {
+pub(crate) struct ForecastData<'a> {
     #[serde(flatten)]
     view: &'a ForecastsView,
-    gpus: Vec<Gpu<'a>>,
-    processes: Vec<Process<'a>>,
+    gpus: Vec<ForecastGpuData<'a>>,
+    processes: Vec<ForecastProcessData<'a>>,
 }
 
 #[derive(Serialize)]
-pub(crate) struct Change<'a> {
+pub(crate) struct ForecastChangeData<'a> {
     #[serde(flatten)]
     view: &'a ForecastChangeView,
     level: &'a str,
-    gpu: Gpu<'a>,
-    processes: Vec<Process<'a>>,
+    gpu: ForecastGpuData<'a>,
+    processes: Vec<ForecastProcessData<'a>>,
 }
 
 #[derive(Serialize)]
-struct Gpu<'a> {
+struct ForecastGpuData<'a> {
     #[serde(flatten)]
     view: &'a GpuForecastView,
     #[serde(flatten)]
@@ -51,32 +51,32 @@ struct Gpu<'a> {
 }
 
 #[derive(Serialize)]
-struct Process<'a> {
+struct ForecastProcessData<'a> {
     #[serde(flatten)]
     view: &'a ProcessForecastView,
     #[serde(flatten)]
     outlook: &'a OutlookView,
-    growing: Vec<Finding<'a>>,
+    growing: Vec<LeakFindingData<'a>>,
     advice: Vec<String>,
 }
 
-pub(crate) fn forecasts(view: &ForecastsView) -> Forecasts<'_> {
-    Forecasts { view, gpus: view.gpus.iter().map(gpu).collect(), processes: processes(&view.processes) }
+pub(crate) fn forecasts(view: &ForecastsView) -> ForecastData<'_> {
+    ForecastData { view, gpus: view.gpus.iter().map(gpu).collect(), processes: processes(&view.processes) }
 }
 
-pub(crate) fn change(view: &ForecastChangeView) -> Change<'_> {
+pub(crate) fn change(view: &ForecastChangeView) -> ForecastChangeData<'_> {
     let level = &view.gpu.outlook.level;
-    Change { view, level, gpu: gpu(&view.gpu), processes: processes(&view.processes) }
+    ForecastChangeData { view, level, gpu: gpu(&view.gpu), processes: processes(&view.processes) }
 }
 
-fn gpu(view: &GpuForecastView) -> Gpu<'_> {
-    Gpu { view, outlook: &view.outlook }
+fn gpu(view: &GpuForecastView) -> ForecastGpuData<'_> {
+    ForecastGpuData { view, outlook: &view.outlook }
 }
 
-fn processes(views: &[ProcessForecastView]) -> Vec<Process<'_>> {
+fn processes(views: &[ProcessForecastView]) -> Vec<ForecastProcessData<'_>> {
     views.iter().map(process).collect()
 }
 
-fn process(view: &ProcessForecastView) -> Process<'_> {
-    Process { view, outlook: &view.outlook, growing: findings(&view.growing), advice: advice(view) }
+fn process(view: &ProcessForecastView) -> ForecastProcessData<'_> {
+    ForecastProcessData { view, outlook: &view.outlook, growing: findings(&view.growing), advice: advice(view) }
 }

@@ -9,7 +9,7 @@ use memwatch_core::snapshot::Snapshot;
 use crate::commands::oom::forecast::{advice, change, is_growing, of_gpu, of_process};
 use crate::render::Tone;
 use crate::render::sentences::Sentence;
-use crate::render::text::{Page, TableOptions};
+use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 
 /// Writes a change: its time, a line, and what drives it.
@@ -22,7 +22,7 @@ pub(crate) fn write_change(
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     let Sentence { tone, text } = change(reported);
     page.line(&Sentence::new(tone, format!("{}  {text}", clock.time_of_day(reported.time_ns))));
     processes(&mut page, &reported.processes);
@@ -32,7 +32,7 @@ pub(crate) fn write_change(
 
 /// Writes the forecasts, and the changes that were reported before.
 pub(crate) fn show(
-    page: &mut Page,
+    page: &mut TextPage,
     (forecasts, changes): (&ForecastsView, &[ForecastChangeView]),
     snapshot: &Snapshot,
     clock: &WallClock,
@@ -58,7 +58,7 @@ pub(crate) fn show(
     }
 }
 
-fn processes(page: &mut Page, processes: &[ProcessForecastView]) {
+fn processes(page: &mut TextPage, processes: &[ProcessForecastView]) {
     for process in processes.iter().filter(|process| is_growing(&process.outlook)) {
         page.line(&of_process(process));
         for sentence in advice(process) {

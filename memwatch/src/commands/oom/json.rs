@@ -7,10 +7,10 @@ use memwatch_core::snapshot::{RefusedView, Snapshot};
 use memwatch_core::words::{GpuUuid, Tgid, json};
 use serde::Serialize;
 
-use super::forecast_json::{Change, Forecasts, change, forecasts};
+use super::forecast_json::{ForecastChangeData, ForecastData, change, forecasts};
 use crate::commands::oom::words::{self, Failed, OomReport, Unseen, advice, holders, unwatched_bytes};
 use crate::render::causes::Worded;
-use crate::render::json::{Origin, write_report};
+use crate::render::json::{ReportOrigin, write_report};
 
 /// Writes the report as one line.
 ///
@@ -20,9 +20,9 @@ pub(crate) fn write(
     out: &mut impl io::Write,
     report: &OomReport<'_>,
     snapshot: &Snapshot,
-    origin: Origin,
+    origin: ReportOrigin,
 ) -> io::Result<()> {
-    let data = Report {
+    let data = OomReportData {
         forecast: forecasts(report.forecasts),
         changes: report.changes.iter().map(change).collect(),
         failures: data(report.failed),
@@ -38,14 +38,14 @@ pub(crate) fn write_failure(
     out: &mut impl io::Write,
     view: &OomView,
     snapshot: &Snapshot,
-    origin: Origin,
+    origin: ReportOrigin,
 ) -> io::Result<()> {
     write_report(out, "memwatch.oom_failure/1", failure(view, false), snapshot, origin)
 }
 
 /// Returns the failures as a part of another report.
-pub(crate) fn data(failed: &Failed) -> Listed<'_> {
-    Listed {
+pub(crate) fn data(failed: &Failed) -> OomData<'_> {
+    OomData {
         causes: failed.causes.iter().map(Worded::of).collect(),
         failures: failed.ooms.iter().map(|oom| failure(oom, failed.has_cause(oom.tgid))).collect(),
         forgotten: failed.forgotten,
@@ -56,17 +56,17 @@ pub(crate) fn data(failed: &Failed) -> Listed<'_> {
 }
 
 #[derive(Serialize)]
-struct Report<'a> {
-    forecast: Forecasts<'a>,
-    changes: Vec<Change<'a>>,
+struct OomReportData<'a> {
+    forecast: ForecastData<'a>,
+    changes: Vec<ForecastChangeData<'a>>,
     #[serde(flatten)]
-    failures: Listed<'a>,
+    failures: OomData<'a>,
 }
 
 #[derive(Serialize)]
-pub(crate) struct Listed<'a> {
+pub(crate) struct OomData<'a> {
     causes: Vec<Worded>,
-    failures: Vec<Failure<'a>>,
+    failures: Vec<OomFailure<'a>>,
     forgotten: u64,
     survived: Vec<Survived<'a>>,
     survived_forgotten: u64,
@@ -84,12 +84,12 @@ struct Survived<'a> {
 }
 
 #[derive(Serialize)]
-struct Failure<'a> {
+struct OomFailure<'a> {
     #[serde(flatten)]
     view: &'a OomView,
     uuid: Option<&'a GpuUuid>,
-    gpu: Option<Gpu>,
-    holders: Vec<Holder<'a>>,
+    gpu: Option<OomGpu>,
+    holders: Vec<OomHolderData<'a>>,
     unwatched_bytes: Option<u64>,
     /// Upper bound of the largest request that would have been granted instead; `null` if unknown.
     largest_fitting_bytes: Option<u64>,
@@ -98,7 +98,7 @@ struct Failure<'a> {
 
 /// Memory use of the GPU.
 #[derive(Serialize)]
-struct Gpu {
+struct OomGpu {
     total_bytes: Option<u64>,
     used_bytes: Option<u64>,
     #[serde(serialize_with = "json::sampled_time")]
@@ -106,7 +106,7 @@ struct Gpu {
 }
 
 #[derive(Serialize)]
-struct Holder<'a> {
+struct OomHolderData<'a> {
     #[serde(rename = "pid")]
     tgid: Tgid,
     comm: &'a str,
@@ -114,12 +114,16 @@ struct Holder<'a> {
     held_bytes: u64,
 }
 
-fn failure(view: &OomView, has_cause: bool) -> Failure<'_> {
+fn failure(view: &OomView, has_cause: bool) -> OomFailure<'_> {
     let on = view.gpu();
-    Failure {
+    OomFailure {
         view,
         uuid: on.map(|gpu| &gpu.uuid),
-        gpu: on.map(|gpu| Gpu { total_bytes: gpu.total_bytes, used_bytes: gpu.used_bytes, sampled_ns: gpu.sampled_ns }),
+        gpu: on.map(|gpu| OomGpu {
+            total_bytes: gpu.total_bytes,
+            used_bytes: gpu.used_bytes,
+            sampled_ns: gpu.sampled_ns,
+        }),
         holders: holders(view).into_iter().map(holder).collect(),
         unwatched_bytes: unwatched_bytes(view),
         largest_fitting_bytes: view.largest_fitting_bytes(),
@@ -127,7 +131,7 @@ fn failure(view: &OomView, has_cause: bool) -> Failure<'_> {
     }
 }
 
-fn holder(holder: words::Holder<'_>) -> Holder<'_> {
-    let words::Holder { process, held_bytes } = holder;
-    Holder { tgid: process.tgid, comm: &process.comm, command: &process.command, held_bytes }
+fn holder(holder: words::OomHolder<'_>) -> OomHolderData<'_> {
+    let words::OomHolder { process, held_bytes } = holder;
+    OomHolderData { tgid: process.tgid, comm: &process.comm, command: &process.command, held_bytes }
 }

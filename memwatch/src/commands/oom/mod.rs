@@ -20,16 +20,16 @@ use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView}
 use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
-use crate::options::Common;
+use crate::options::CommonArgs;
 use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::watch::one_shot::{TakenAt, open_named};
-use crate::watch::past::{Needs, Recording};
+use crate::watch::past::{Needs, RecordedPeriod};
 use crate::watch::recorded;
 use crate::watch::session::{Session, SessionOptions};
-use crate::watch::signals::Signals;
+use crate::watch::signals::TerminationSignals;
 use crate::watch::subject::everybody;
 use alert::{AlertActions, Alerts};
 use args::{Oom, OomFound};
@@ -55,8 +55,8 @@ struct Collected {
 ///
 /// # Errors
 /// The processes cannot be traced, the recording cannot be read, or the report cannot be written.
-pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
-    let mut reported = match Recording::named(&args.subject.past, Needs::Calls, common).await? {
+pub(crate) async fn run(args: &Oom, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+    let mut reported = match RecordedPeriod::named(&args.subject.past, Needs::Calls, common).await? {
         Some(recording) => {
             let mut replay = recorded::play_all(&recording, |pipeline| prepare(pipeline, args))?;
             let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.selected)?;
@@ -102,10 +102,10 @@ fn prepare(pipeline: &mut Pipeline, args: &Oom) {
 
 /// Traces until the deadline, a signal or the exit of the last process, and reports each change as
 /// it comes.
-async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
+async fn watch(args: &Oom, common: &CommonArgs) -> Result<Collected, ExitFailure> {
     let mut session = open(args, common).await?;
     prepare(session.pipeline_mut(), args);
-    let mut signals = Signals::listen()?;
+    let mut signals = TerminationSignals::listen()?;
     let deadline = args.duration.map(|duration| Instant::now() + duration);
     let Oom { exec, exec_timeout, webhook, .. } = args.clone();
     let alerts = Alerts::new(AlertActions { exec, exec_timeout, webhook });
@@ -118,7 +118,7 @@ async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
         if session.is_anybody_left() {
             forecasts = session.pipeline().forecasts();
         }
-        Ok::<(), Failure>(())
+        Ok::<(), ExitFailure>(())
     };
     recorded::follow_each(&mut session, &mut signals, deadline, each).await?;
     let snapshot = session.snapshot();
@@ -132,7 +132,7 @@ async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
 
 /// Opens a session for the named processes, or for the whole machine. The latter reads PyTorch's
 /// own counters instead of attaching probes to it.
-async fn open(args: &Oom, common: &Common) -> Result<Session, Failure> {
+async fn open(args: &Oom, common: &CommonArgs) -> Result<Session, ExitFailure> {
     if args.is_of_machine() {
         return Session::open(&SessionOptions { counters_every: Some(COUNTERS), ..everybody(common) });
     }

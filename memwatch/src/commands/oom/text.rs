@@ -14,7 +14,7 @@ use crate::render::explained::refused;
 use crate::render::format::{UNKNOWN, bytes, count, duration, known, percent, plural};
 use crate::render::places;
 use crate::render::sentences::{self, Sentence};
-use crate::render::text::{Page, TableOptions};
+use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 
 /// Maximum number of processes, and of lines, that are listed.
@@ -32,7 +32,7 @@ pub(crate) fn write(
     options: &TableOptions,
 ) -> io::Result<()> {
     let OomReport { failed, forecasts, changes } = *report;
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     section(&mut page, failed, clock);
     // If all processes have exited, the failures are the whole report, without a forecast.
     if failed.ooms.is_empty() || snapshot.processes.iter().any(|process| process.ended_ns.is_none()) {
@@ -53,13 +53,13 @@ pub(crate) fn write_failure(
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     paragraph(&mut page, oom, false, clock);
     out.write_all(page.text.as_bytes())?;
     out.flush()
 }
 
-fn paragraph(page: &mut Page, oom: &OomView, has_cause: bool, clock: &WallClock) {
+fn paragraph(page: &mut TextPage, oom: &OomView, has_cause: bool, clock: &WallClock) {
     page.line(&Sentence::new(Tone::Bad, title(oom, clock)));
     for (label, text) in facts(oom, has_cause) {
         page.line(&Sentence::new(Tone::Plain, format!("  {label:<12}{text}")));
@@ -67,7 +67,7 @@ fn paragraph(page: &mut Page, oom: &OomView, has_cause: bool, clock: &WallClock)
 }
 
 /// Writes the failures as a section of another report.
-pub(crate) fn section(page: &mut Page, failed: &Failed, clock: &WallClock) {
+pub(crate) fn section(page: &mut TextPage, failed: &Failed, clock: &WallClock) {
     for line in &causes::lines(&failed.causes) {
         page.line(line);
     }
@@ -94,7 +94,7 @@ pub(crate) fn section(page: &mut Page, failed: &Failed, clock: &WallClock) {
 }
 
 /// Writes requests that the kernel driver refused without a failure, the latest first.
-fn write_survived(page: &mut Page, failed: &Failed, clock: &WallClock) {
+fn write_survived(page: &mut TextPage, failed: &Failed, clock: &WallClock) {
     let requests = failed.survived_forgotten + failed.survived.len() as u64;
     if requests == 0 {
         return;

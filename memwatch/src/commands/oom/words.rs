@@ -99,7 +99,7 @@ pub(crate) fn outcome(survived: &SurvivedView) -> String {
 
 /// A process with memory on the GPU that ran out.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Holder<'a> {
+pub(crate) struct OomHolder<'a> {
     /// The process.
     pub(crate) process: &'a ProcessView,
     /// Bytes on the GPU: the larger of NVML's last reading and the process's own calls.
@@ -107,15 +107,15 @@ pub(crate) struct Holder<'a> {
 }
 
 /// Returns the processes with memory on the GPU, the largest first.
-pub(crate) fn holders(oom: &OomView) -> Vec<Holder<'_>> {
+pub(crate) fn holders(oom: &OomView) -> Vec<OomHolder<'_>> {
     let Some(gpu) = oom.gpu() else { return Vec::new() };
     let on_it = |process: &'_ ProcessView| {
         let own = process.gpus.iter().find(|own| own.uuid.as_ref() == Some(&gpu.uuid))?;
         Some(own.used_bytes.unwrap_or(0).max(own.live_bytes))
     };
     let alive = oom.snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
-    let mut holders: Vec<Holder<'_>> =
-        alive.filter_map(|process| Some(Holder { process, held_bytes: on_it(process)? })).collect();
+    let mut holders: Vec<OomHolder<'_>> =
+        alive.filter_map(|process| Some(OomHolder { process, held_bytes: on_it(process)? })).collect();
     holders.retain(|holder| holder.held_bytes > 0);
     holders.sort_by_key(|holder| std::cmp::Reverse(holder.held_bytes));
     holders
@@ -152,7 +152,7 @@ pub(crate) fn advice(oom: &OomView, has_cause: bool) -> Vec<String> {
     }
     advice.extend(of_arena(oom));
     let others = holders(oom).into_iter().filter(|holder| holder.process.tgid != oom.tgid);
-    let others: Vec<Holder<'_>> = others.collect();
+    let others: Vec<OomHolder<'_>> = others.collect();
     let theirs: u64 = others.iter().map(|holder| holder.held_bytes).sum();
     if let (Some(first), true) = (others.first(), theirs >= wanted) {
         let name = sentences::short_command(first.process);

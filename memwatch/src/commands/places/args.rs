@@ -1,16 +1,16 @@
 //! Arguments of `memwatch where`.
 
-use crate::frameworks::pytorch::Stacks;
+use crate::frameworks::pytorch::StackSelection;
 use crate::options::moment::PAST;
-use crate::options::tensors::{Price, stacks};
-use crate::options::{Checked, Subject, values};
-use crate::render::places::Frames;
+use crate::options::tensors::{BudgetArgs, stacks};
+use crate::options::{Checked, ReportSubject, values};
+use crate::render::places::FrameDetail;
 use clap::ValueEnum;
 use std::time::Duration;
 
 /// What a row of `memwatch where` is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum By {
+pub(crate) enum WhereRowKind {
     /// A line of Python
     #[default]
     Line,
@@ -32,10 +32,10 @@ pub(crate) enum Which {
 
 impl Which {
     /// Returns the frames to show.
-    pub(crate) const fn shown(self) -> Frames {
+    pub(crate) const fn shown(self) -> FrameDetail {
         match self {
-            Self::Own => Frames::Lines,
-            Self::All => Frames::Python,
+            Self::Own => FrameDetail::Lines,
+            Self::All => FrameDetail::Python,
         }
     }
 }
@@ -44,10 +44,10 @@ impl Which {
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Where {
     #[command(flatten)]
-    pub(crate) places: Places,
+    pub(crate) places: PlacesArgs,
     /// What a row is: line (of Python), module, or phase (forward, backward, optimizer)
     #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
-    pub(crate) by: By,
+    pub(crate) by: WhereRowKind,
     /// With --by line: own (the program's line, and the line of the library that it called) or all (also every library
     /// line behind each, and the stacks that hold most with all frames, wrappers and torch's own included)
     #[arg(long, value_name = "WHICH", value_enum, default_value_t, hide_possible_values = true)]
@@ -62,9 +62,9 @@ pub(crate) struct Where {
 
 /// What all of its forms take, and `memwatch stages` as it was.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
-pub(crate) struct Places {
+pub(crate) struct PlacesArgs {
     #[command(flatten)]
-    pub(crate) subject: Subject,
+    pub(crate) subject: ReportSubject,
     /// Watch for this time before the report; ends earlier on Ctrl-C or when the program ends
     #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
@@ -75,9 +75,9 @@ pub(crate) struct Places {
     /// With --by line, which blocks get a line: bytes (all of 1 MiB and above; smaller ones are sampled, one per MiB on
     /// average, and sums marked ≈ have an error) or all, which slows the program more
     #[arg(long, value_name = "WHICH", default_value = "bytes", value_parser = stacks)]
-    pub(crate) stacks: Stacks,
+    pub(crate) stacks: StackSelection,
     #[command(flatten)]
-    pub(crate) price: Price,
+    pub(crate) price: BudgetArgs,
     /// List blocks of this size and above individually: 500M, 2G; a bare number is bytes
     #[arg(short = 'z', long, value_name = "SIZE", default_value = "100M", value_parser = values::size_bytes)]
     pub(crate) min_size: u64,
@@ -87,7 +87,7 @@ pub(crate) struct Places {
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Sites {
     #[command(flatten)]
-    pub(crate) places: Places,
+    pub(crate) places: PlacesArgs,
     /// The stacks that hold most, with native frames
     #[arg(long)]
     pub(crate) native: bool,
@@ -97,7 +97,7 @@ pub(crate) struct Sites {
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Layers {
     #[command(flatten)]
-    pub(crate) places: Places,
+    pub(crate) places: PlacesArgs,
     /// What rounding and splitting waste in each module
     #[arg(long)]
     pub(crate) fragmentation: bool,
@@ -105,20 +105,20 @@ pub(crate) struct Layers {
 
 impl Checked for Where {
     fn check(&self) -> Result<(), String> {
-        if self.native && self.by != By::Line {
+        if self.native && self.by != WhereRowKind::Line {
             return Err("--native goes with --by line".to_owned());
         }
-        if self.frames == Which::All && self.by != By::Line {
+        if self.frames == Which::All && self.by != WhereRowKind::Line {
             return Err("--frames goes with --by line".to_owned());
         }
-        if self.fragmentation && self.by != By::Module {
+        if self.fragmentation && self.by != WhereRowKind::Module {
             return Err("--fragmentation goes with --by module".to_owned());
         }
         self.places.check()
     }
 }
 
-impl Checked for Places {
+impl Checked for PlacesArgs {
     fn check(&self) -> Result<(), String> {
         self.price.check("memwatch holdings")?;
         self.subject.check()

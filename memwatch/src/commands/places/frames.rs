@@ -4,20 +4,20 @@
 use memwatch_core::snapshot::{DevicePlacesView, NativeView, SiteView, StackView, TensorsView};
 use memwatch_core::words::Name;
 
-use super::text::{LISTED, Rank, ranked};
+use super::text::{LISTED, RowRank, ranked};
 use crate::render::Tone;
 use crate::render::format::{bytes, count, plural, printable};
-use crate::render::places::{self, Frames};
+use crate::render::places::{self, FrameDetail};
 use crate::render::sentences::Sentence;
-use crate::render::text::Page;
+use crate::render::text::TextPage;
 
-impl Page {
+impl TextPage {
     /// Writes the requested details.
-    pub(super) fn frames(&mut self, device: &DevicePlacesView, wanted: Frames, rank: Rank) {
-        if wanted == Frames::Lines {
+    pub(super) fn frames(&mut self, device: &DevicePlacesView, wanted: FrameDetail, rank: RowRank) {
+        if wanted == FrameDetail::Lines {
             return;
         }
-        if wanted == Frames::Python {
+        if wanted == FrameDetail::Python {
             for site in ranked(&device.sites, rank) {
                 self.library_lines(&site, rank);
             }
@@ -31,13 +31,13 @@ impl Page {
             self.line(&Sentence::new(Tone::Plain, why));
         }
         match wanted {
-            Frames::Native => self.native_stacks(device),
-            Frames::Python | Frames::Lines => self.python_stacks(device),
+            FrameDetail::Native => self.native_stacks(device),
+            FrameDetail::Python | FrameDetail::Lines => self.python_stacks(device),
         }
     }
 
     /// Writes the lines of packages and of torch that one line of the program called.
-    fn library_lines(&mut self, site: &SiteView, rank: Rank) {
+    fn library_lines(&mut self, site: &SiteView, rank: RowRank) {
         if site.library_lines.is_empty() {
             return;
         }

@@ -4,20 +4,20 @@ pub(crate) mod args;
 mod frames;
 pub(crate) mod text;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
-use crate::options::Common;
+use crate::options::CommonArgs;
 use crate::render::json;
 use crate::render::output::style;
-use crate::render::places::{Frames, Places as Which, Wanted};
+use crate::render::places::{AttributionList as Which, AttributionQuery, FrameDetail};
 use crate::watch::one_shot::TakenAt;
 use crate::watch::one_shot::finish;
 use crate::watch::one_shot::open_named;
 use crate::watch::one_shot::recorded_snapshot;
 use crate::watch::one_shot::watch_until;
-use crate::watch::past::{Needs, Recording};
-use crate::watch::signals::Signals;
-use args::{By, Layers, Places, Sites, Where};
+use crate::watch::past::{Needs, RecordedPeriod};
+use crate::watch::signals::TerminationSignals;
+use args::{Layers, PlacesArgs, Sites, Where, WhereRowKind};
 use std::io;
 use tokio::time::Instant;
 
@@ -25,31 +25,36 @@ use tokio::time::Instant;
 ///
 /// # Errors
 /// The processes cannot be traced, or do not use PyTorch.
-pub(crate) async fn run(args: &Where, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: &Where, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let Where { places, by, frames, native, fragmentation } = args;
     match by {
-        By::Line => {
-            let frames = if *native { Frames::Native } else { frames.shown() };
+        WhereRowKind::Line => {
+            let frames = if *native { FrameDetail::Native } else { frames.shown() };
             self::places(places, (Which::Sites, true, frames), common).await
         }
-        By::Module => self::places(places, (Which::Layers, !fragmentation, Frames::Lines), common).await,
-        By::Phase => phases(places, common).await,
+        WhereRowKind::Module => self::places(places, (Which::Layers, !fragmentation, FrameDetail::Lines), common).await,
+        WhereRowKind::Phase => phases(places, common).await,
     }
 }
 
 /// Runs `memwatch sites`, the former name of `memwatch where --by line`.
-pub(crate) async fn lines(args: &Sites, common: &Common) -> Result<Exit, Failure> {
-    places(&args.places, (Which::Sites, true, if args.native { Frames::Native } else { Frames::Lines }), common).await
+pub(crate) async fn lines(args: &Sites, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+    places(
+        &args.places,
+        (Which::Sites, true, if args.native { FrameDetail::Native } else { FrameDetail::Lines }),
+        common,
+    )
+    .await
 }
 
 /// Runs `memwatch layers`, the former name of `memwatch where --by module`.
-pub(crate) async fn modules(args: &Layers, common: &Common) -> Result<Exit, Failure> {
-    places(&args.places, (Which::Layers, !args.fragmentation, Frames::Lines), common).await
+pub(crate) async fn modules(args: &Layers, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+    places(&args.places, (Which::Layers, !args.fragmentation, FrameDetail::Lines), common).await
 }
 
 /// Runs `memwatch stages`, the former name of `memwatch where --by phase`.
-pub(crate) async fn phases(args: &Places, common: &Common) -> Result<Exit, Failure> {
-    places(args, (Which::Stages, true, Frames::Lines), common).await
+pub(crate) async fn phases(args: &PlacesArgs, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+    places(args, (Which::Stages, true, FrameDetail::Lines), common).await
 }
 
 /// Traces for a while and prints one list. With `reports_only`, traces allocations and frees only.
@@ -57,12 +62,12 @@ pub(crate) async fn phases(args: &Places, common: &Common) -> Result<Exit, Failu
 /// # Errors
 /// The processes cannot be traced, or do not use PyTorch.
 async fn places(
-    args: &Places,
-    (which, reports_only, frames): (Which, bool, Frames),
-    common: &Common,
-) -> Result<Exit, Failure> {
+    args: &PlacesArgs,
+    (which, reports_only, frames): (Which, bool, FrameDetail),
+    common: &CommonArgs,
+) -> Result<Exit, ExitFailure> {
     let selected = &args.subject.selected;
-    let past = Recording::named(&args.subject.past, Needs::Tensors, common).await?;
+    let past = RecordedPeriod::named(&args.subject.past, Needs::Tensors, common).await?;
     let (snapshot, taken_at) = if let Some(recording) = past {
         recorded_snapshot(&recording, selected, |pipeline| pipeline.list_tensors_from(args.min_size))?
     } else {
@@ -70,13 +75,13 @@ async fn places(
         let request = args.price.limit(TensorRequest { level, reports_only, stacks: args.stacks, budget: None });
         let mut session = open_named(selected, request, common).await?;
         session.list_tensors_from(args.min_size);
-        let mut signals = Signals::listen()?;
+        let mut signals = TerminationSignals::listen()?;
         let deadline = Instant::now() + args.duration;
         let (snapshot, _) = watch_until(&mut session, &mut signals, deadline, None, &mut false).await;
         (snapshot, TakenAt::here())
     };
     let mut out = io::stdout().lock();
-    let wanted = Wanted { which, top: args.top, frames };
+    let wanted = AttributionQuery { which, top: args.top, frames };
     let written = if common.json {
         json::places::write(&mut out, (which, args.top), &snapshot, taken_at.origin())
     } else {

@@ -4,15 +4,15 @@ use std::io;
 
 use memwatch_core::allocators::sampling::Estimate;
 use memwatch_core::snapshot::{
-    DevicePlacesView, LayerView, PlacesView, ProcessView, Row, Snapshot, SumView, largest, largest_at_peak,
+    DevicePlacesView, LayerView, PlacesView, ProcessView, Snapshot, SumView, TruncatableRow, largest, largest_at_peak,
 };
 
 use crate::render::Tone;
 use crate::render::format::{bytes, count, duration, known, percent, printable, signed_bytes};
-use crate::render::places::{self, Frames, Places, Wanted};
+use crate::render::places::{self, AttributionList, AttributionQuery, FrameDetail};
 use crate::render::sentences::{self, Sentence};
-use crate::render::text::grid::{Align, Grid};
-use crate::render::text::{Page, TableOptions};
+use crate::render::text::grid::{Align, TextGrid};
+use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 
 /// Maximum number of large blocks and failed allocations listed.
@@ -35,11 +35,11 @@ const SUMS: [(&str, Align); 7] = [
 pub(crate) fn write(
     out: &mut impl io::Write,
     snapshot: &Snapshot,
-    Wanted { which, top, frames }: Wanted,
+    AttributionQuery { which, top, frames }: AttributionQuery,
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     if !page.lists(snapshot, (&[which], top, frames), clock) {
         page.line(&Sentence::new(Tone::Plain, "No PyTorch allocator found."));
     }
@@ -60,8 +60,12 @@ pub(crate) fn write_all(
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
-    page.lists(snapshot, (&[Places::Stages, Places::Layers, Places::Sites], top, Frames::Lines), clock);
+    let mut page = TextPage { text: String::new(), options: *options };
+    page.lists(
+        snapshot,
+        (&[AttributionList::Stages, AttributionList::Layers, AttributionList::Sites], top, FrameDetail::Lines),
+        clock,
+    );
     out.write_all(page.text.as_bytes())?;
     out.flush()
 }
@@ -114,24 +118,24 @@ fn lifetime(lifetime_ns: u64) -> String {
     }
 }
 
-fn list(first: &[(&'static str, Align)], last: Option<&'static str>) -> Grid {
+fn list(first: &[(&'static str, Align)], last: Option<&'static str>) -> TextGrid {
     let last = last.map(|title| (title, Align::Left));
-    Grid::new(&first.iter().copied().chain(SUMS).chain(last).collect::<Vec<_>>())
+    TextGrid::new(&first.iter().copied().chain(SUMS).chain(last).collect::<Vec<_>>())
 }
 
 /// Number of rows, and their order.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rank {
+pub(super) struct RowRank {
     pub(super) top: usize,
     /// Whether to rank by the memory at the peak, as for a program that has exited.
     pub(super) at_peak: bool,
 }
 
-pub(super) fn ranked<R: Row + Clone>(rows: &[R], rank: Rank) -> Vec<R> {
+pub(super) fn ranked<R: TruncatableRow + Clone>(rows: &[R], rank: RowRank) -> Vec<R> {
     if rank.at_peak { largest_at_peak(rows.to_vec(), rank.top) } else { largest(rows.to_vec(), rank.top) }
 }
 
-fn sites(device: &DevicePlacesView, rank: Rank) -> Grid {
+fn sites(device: &DevicePlacesView, rank: RowRank) -> TextGrid {
     let mut grid = list(&[], Some("LINE"));
     for site in ranked(&device.sites, rank) {
         grid.push(sums(&site.sum).into_iter().chain([places::site_and_library(&site)]).collect());
@@ -139,7 +143,7 @@ fn sites(device: &DevicePlacesView, rank: Rank) -> Grid {
     grid
 }
 
-fn stages(page: &mut Page, device: &DevicePlacesView, rank: Rank) {
+fn stages(page: &mut TextPage, device: &DevicePlacesView, rank: RowRank) {
     let mut grid = list(&[("PHASE", Align::Left), ("SHARE", Align::Right)], None);
     for stage in &device.stages {
         let held = |sum: &SumView| if rank.at_peak { sum.at_peak_bytes } else { sum.live_bytes };
@@ -158,7 +162,7 @@ fn stages(page: &mut Page, device: &DevicePlacesView, rank: Rank) {
     }
 }
 
-fn layers(device: &DevicePlacesView, rank: Rank) -> Grid {
+fn layers(device: &DevicePlacesView, rank: RowRank) -> TextGrid {
     let is_of_several = {
         let mut models: Vec<_> = device.layers.iter().filter_map(|layer| layer.model.as_deref()).collect();
         models.sort_unstable();
@@ -170,7 +174,8 @@ fn layers(device: &DevicePlacesView, rank: Rank) -> Grid {
     let own = &own[..if is_of_several { 3 } else { 2 }];
     let extra = extra_columns(device);
     let extra_titles = extra.iter().map(|(title, _)| (*title, Align::Right));
-    let mut grid = Grid::new(&own.iter().copied().chain(SUMS).chain(by_stage).chain(extra_titles).collect::<Vec<_>>());
+    let mut grid =
+        TextGrid::new(&own.iter().copied().chain(SUMS).chain(by_stage).chain(extra_titles).collect::<Vec<_>>());
     for layer in ranked(&device.layers, rank) {
         let text = |text: &Option<String>| known(text.as_deref(), |text| printable(text).into_owned());
         let mut row = vec![places::layer(&layer), text(&layer.class)];
@@ -208,12 +213,12 @@ fn allocated_in(layer: &LayerView, stage: &str) -> String {
     bytes(layer.stages.get(stage).map_or(0, |bytes| bytes.total_bytes))
 }
 
-impl Page {
+impl TextPage {
     /// Writes these lists for each process; returns false if there is none.
     fn lists(
         &mut self,
         snapshot: &Snapshot,
-        (wanted, top, frames): (&[Places], usize, Frames),
+        (wanted, top, frames): (&[AttributionList], usize, FrameDetail),
         clock: &WallClock,
     ) -> bool {
         let mut any = false;
@@ -222,12 +227,12 @@ impl Page {
             for device in &tensors.places.devices {
                 any = true;
                 self.line(&Sentence::new(Tone::Heading, heading(snapshot, process, &tensors.places, device)));
-                let rank = Rank { top, at_peak: process.ended_ns.is_some() };
+                let rank = RowRank { top, at_peak: process.ended_ns.is_some() };
                 for which in wanted {
                     match which {
-                        Places::Sites => self.grid(&sites(device, rank)),
-                        Places::Stages => stages(self, device, rank),
-                        Places::Layers => self.grid(&layers(device, rank)),
+                        AttributionList::Sites => self.grid(&sites(device, rank)),
+                        AttributionList::Stages => stages(self, device, rank),
+                        AttributionList::Layers => self.grid(&layers(device, rank)),
                     }
                 }
                 self.doubts(&tensors.places, device);
@@ -235,8 +240,8 @@ impl Page {
                 self.frames(device, frames, rank);
             }
             let has_native = |device: &DevicePlacesView| device.sites.iter().any(|site| site.kind == "native");
-            if frames == Frames::Native
-                || (wanted.contains(&Places::Sites) && tensors.places.devices.iter().any(has_native))
+            if frames == FrameDetail::Native
+                || (wanted.contains(&AttributionList::Sites) && tensors.places.devices.iter().any(has_native))
             {
                 self.missing_frames(tensors);
             }
@@ -278,8 +283,8 @@ impl Page {
         }
     }
 
-    fn large(&mut self, device: &DevicePlacesView, clock: &WallClock, wanted: &[Places]) {
-        if !wanted.contains(&Places::Sites) {
+    fn large(&mut self, device: &DevicePlacesView, clock: &WallClock, wanted: &[AttributionList]) {
+        if !wanted.contains(&AttributionList::Sites) {
             return;
         }
         for block in device.large.iter().take(LISTED) {

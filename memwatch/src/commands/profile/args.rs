@@ -10,7 +10,7 @@ use crate::options::{Checked, values};
 
 /// `memwatch profile`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-pub(crate) struct Profile {
+pub(crate) struct ProfileArgs {
     #[command(flatten)]
     pub(crate) looks: Looks,
     /// Sampling interval: 100ms, 2s, 1m; a bare number is seconds; at least 100ms
@@ -25,7 +25,7 @@ pub(crate) struct Profile {
     pub(crate) force: bool,
 }
 
-impl Profile {
+impl ProfileArgs {
     /// Returns the format of the plot, if one is requested.
     ///
     /// # Errors
@@ -37,7 +37,7 @@ impl Profile {
     }
 }
 
-impl Checked for Profile {
+impl Checked for ProfileArgs {
     fn check(&self) -> Result<(), String> {
         self.drawn().map(drop)
     }

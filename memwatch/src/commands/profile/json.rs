@@ -7,7 +7,7 @@ use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::{GpuUuid, json};
 use serde::Serialize;
 
-use crate::render::json::{Origin, write_report};
+use crate::render::json::{ReportOrigin, write_report};
 
 /// Writes the report as one line.
 ///
@@ -17,31 +17,31 @@ pub(crate) fn write(
     out: &mut impl io::Write,
     profile: &ProfileView,
     snapshot: &Snapshot,
-    origin: Origin,
+    origin: ReportOrigin,
 ) -> io::Result<()> {
     write_report(out, "memwatch.profile/2", data(profile, snapshot), snapshot, origin)
 }
 
 /// Returns the report as a part of another report.
-pub(crate) fn data<'a>(profile: &'a ProfileView, snapshot: &'a Snapshot) -> Data<'a> {
+pub(crate) fn data<'a>(profile: &'a ProfileView, snapshot: &'a Snapshot) -> ProfileData<'a> {
     let gpu = |view: &'a GpuProfileView| {
         let facts = snapshot.gpus.iter().find(|facts| facts.uuid == view.uuid);
         let (nvml_index, name) = (facts.map(|facts| facts.nvml_index), facts.map(|facts| facts.name.as_str()));
-        Gpu { view, nvml_index, name }
+        ProfileGpu { view, nvml_index, name }
     };
-    Data { view: profile, summary: summary(profile), gpus: profile.gpus.iter().map(gpu).collect() }
+    ProfileData { view: profile, summary: summary(profile), gpus: profile.gpus.iter().map(gpu).collect() }
 }
 
 #[derive(Serialize)]
-pub(crate) struct Data<'a> {
+pub(crate) struct ProfileData<'a> {
     #[serde(flatten)]
     view: &'a ProfileView,
-    summary: Summary<'a>,
-    gpus: Vec<Gpu<'a>>,
+    summary: ProfileSummary<'a>,
+    gpus: Vec<ProfileGpu<'a>>,
 }
 
 #[derive(Serialize)]
-struct Summary<'a> {
+struct ProfileSummary<'a> {
     #[serde(serialize_with = "json::all_seconds")]
     watched_ns: u64,
     gpus: usize,
@@ -60,18 +60,18 @@ struct Fullest<'a> {
 }
 
 #[derive(Serialize)]
-struct Gpu<'a> {
+struct ProfileGpu<'a> {
     #[serde(flatten)]
     view: &'a GpuProfileView,
     nvml_index: Option<u32>,
     name: Option<&'a str>,
 }
 
-fn summary(profile: &ProfileView) -> Summary<'_> {
+fn summary(profile: &ProfileView) -> ProfileSummary<'_> {
     let fullest = |gpu: &'_ GpuProfileView| Some((gpu.utilization?.maximum, gpu.used?.maximum_bytes));
     let part = |gpu: &&GpuProfileView| fullest(gpu).map_or(-1.0, |(part, _)| part);
     let most = profile.gpus.iter().max_by(|one, other| part(one).total_cmp(&part(other)));
-    Summary {
+    ProfileSummary {
         watched_ns: profile.last_ns.saturating_sub(profile.begun_ns),
         gpus: profile.gpus.len(),
         processes: profile.processes.len(),

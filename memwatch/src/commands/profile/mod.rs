@@ -13,12 +13,12 @@ use memwatch_core::features::profile::view::ProfileView;
 use memwatch_core::snapshot::Snapshot;
 
 use crate::commands::timeline::{self, check_free, rendered, write_to};
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
-use crate::options::{Common, Targets};
+use crate::options::{CommonArgs, TargetArgs};
 use crate::render::output::{style, unless_closed};
 use crate::watch::looks::{Observation, look};
-use args::Profile;
+use args::ProfileArgs;
 
 /// Allocations and frees, each of which reports the totals.
 const REQUEST: TensorRequest = TensorRequest::of_reports(TensorLevel::Blocks);
@@ -27,9 +27,9 @@ const REQUEST: TensorRequest = TensorRequest::of_reports(TensorLevel::Blocks);
 ///
 /// # Errors
 /// The processes cannot be traced, the recording cannot be read, or the report cannot be written.
-pub(crate) async fn run(args: &Profile, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: &ProfileArgs, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let interval_ns = u64::try_from(args.interval.as_nanos()).unwrap_or(u64::MAX);
-    let drawn = args.drawn().map_err(|sentence| Failure::new(Exit::Error, sentence))?;
+    let drawn = args.drawn().map_err(|sentence| ExitFailure::new(Exit::Error, sentence))?;
     if let Some(path) = &args.plot {
         check_free(path, args.force)?;
     }
@@ -57,7 +57,7 @@ pub(crate) async fn run(args: &Profile, common: &Common) -> Result<Exit, Failure
 }
 
 /// Keeps only the processes in the snapshot, and the GPUs in it if some were named.
-pub(crate) fn choose(profile: &mut ProfileView, targets: &Targets, snapshot: &Snapshot) {
+pub(crate) fn choose(profile: &mut ProfileView, targets: &TargetArgs, snapshot: &Snapshot) {
     let gpus: BTreeSet<_> = snapshot.gpus.iter().map(|gpu| &gpu.uuid).collect();
     let lives: BTreeSet<_> =
         snapshot.processes.iter().map(|process| (process.tgid, process.observed_since_ns)).collect();

@@ -9,8 +9,8 @@ use memwatch_core::snapshot::Snapshot;
 use crate::render::Tone;
 use crate::render::format::{bytes, duration, known, printable};
 use crate::render::sentences::{self, Sentence};
-use crate::render::text::grid::{Align, Grid};
-use crate::render::text::{Page, TableOptions};
+use crate::render::text::grid::{Align, TextGrid};
+use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 
 const COLUMNS: [(&str, Align); 11] = [
@@ -38,7 +38,7 @@ pub(crate) fn write(
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     section(&mut page, profile, snapshot, clock);
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;
@@ -46,7 +46,7 @@ pub(crate) fn write(
 }
 
 /// Writes the content of [`write`] as a section of another report.
-pub(crate) fn section(page: &mut Page, profile: &ProfileView, snapshot: &Snapshot, clock: &WallClock) {
+pub(crate) fn section(page: &mut TextPage, profile: &ProfileView, snapshot: &Snapshot, clock: &WallClock) {
     let length = duration(profile.last_ns.saturating_sub(profile.begun_ns));
     let every = seconds(profile.interval_ns);
     page.line(&Sentence::new(Tone::Heading, format!("{length}, sampled every {every}")));
@@ -60,7 +60,7 @@ pub(crate) fn section(page: &mut Page, profile: &ProfileView, snapshot: &Snapsho
     for process in &profile.processes {
         page.line(&Sentence::new(Tone::Plain, of_process(process, snapshot, clock)));
     }
-    let mut grid = Grid::new(&COLUMNS);
+    let mut grid = TextGrid::new(&COLUMNS);
     let gpus = profile.gpus.iter().flat_map(|gpu| gpu_rows(gpu, snapshot));
     let rows = gpus.chain(profile.processes.iter().flat_map(|process| process_rows(process, snapshot)));
     rows.for_each(|row| grid.push(row));

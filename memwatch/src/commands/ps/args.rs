@@ -2,17 +2,17 @@
 
 use clap::ValueEnum;
 
-use crate::options::{Checked, Past, Rows, Targets};
-use crate::render::text::columns::{Shown, Sort, named};
+use crate::options::{Checked, Past, RowKind, TargetArgs};
+use crate::render::text::columns::{ProcessSort, TableSelection, named};
 
 /// One report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Ps {
     #[command(flatten)]
-    pub(crate) targets: Targets,
+    pub(crate) targets: TargetArgs,
     /// One row per: process, container, pod, job, user or gpu
     #[arg(long = "by", value_name = "OWNER", value_enum, default_value_t, hide_possible_values = true)]
-    pub(crate) rows: Rows,
+    pub(crate) rows: RowKind,
     /// Sort by: used, driver, peak, failed, pid, user or command
     #[arg(
         long,
@@ -22,7 +22,7 @@ pub(crate) struct Ps {
         hide_possible_values = true,
         conflicts_with = "rows"
     )]
-    pub(crate) sort: Sort,
+    pub(crate) sort: ProcessSort,
     /// Only these columns, in this order: pid, user, workload, gpu, used, driver, peak,
     /// pre-existing, unattributed, kinds, alloc, free, failed, command
     #[arg(long, value_name = "COLUMN", value_delimiter = ',', value_parser = named, conflicts_with = "rows")]
@@ -54,13 +54,13 @@ pub(crate) enum PsFormat {
 
 impl Ps {
     /// Makes the arguments for a report on the current state of these targets.
-    pub(crate) fn of(targets: &Targets) -> Self {
+    pub(crate) fn of(targets: &TargetArgs) -> Self {
         Self { targets: targets.clone(), ..Self::default() }
     }
 
     /// Returns the columns and the sort order.
-    pub(crate) fn shown(&self) -> Shown {
-        Shown { columns: self.columns.clone(), sort: self.sort }
+    pub(crate) fn shown(&self) -> TableSelection {
+        TableSelection { columns: self.columns.clone(), sort: self.sort }
     }
 }
 

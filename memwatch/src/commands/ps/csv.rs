@@ -4,7 +4,7 @@
 use memwatch_core::snapshot::{ProcessGpuView, ProcessView, Snapshot};
 
 use crate::export::csv::quoted;
-use crate::render::text::columns::{Shown, frameworks};
+use crate::render::text::columns::{TableSelection, frameworks};
 use crate::render::{owners, sentences};
 
 const COLUMNS: [&str; 17] = [
@@ -28,7 +28,7 @@ const COLUMNS: [&str; 17] = [
 ];
 
 /// Renders the table.
-pub(super) fn write(snapshot: &Snapshot, shown: &Shown) -> String {
+pub(super) fn write(snapshot: &Snapshot, shown: &TableSelection) -> String {
     let mut text = COLUMNS.join(",") + "\r\n";
     for process in shown.sorted(snapshot) {
         let gpus: Vec<Option<&ProcessGpuView>> = match &process.gpus[..] {
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn each_process_and_gpu_is_a_row_and_what_is_not_known_is_empty() {
-        let text = write(&busy_node(), &Shown::default());
+        let text = write(&busy_node(), &TableSelection::default());
         let lines: Vec<_> = text.split_terminator("\r\n").collect();
         assert_eq!(lines.len(), 5, "{text}");
         assert!(lines[1].starts_with("1234,\"alice\",,,0,GPU-8f3c2a10"), "{text}");

@@ -9,11 +9,11 @@ use memwatch_core::input::{DeviceFacts, DeviceReading, NvmlState};
 
 use super::args::Ps;
 use crate::backends::backend;
-use crate::exit::{Exit, Failure};
-use crate::options::Common;
+use crate::exit::{Exit, ExitFailure};
+use crate::options::CommonArgs;
 use crate::render::format::{UNKNOWN, bytes, known, printable};
 use crate::render::output::unless_closed;
-use crate::render::text::grid::{Align, Grid};
+use crate::render::text::grid::{Align, TextGrid};
 use crate::sources::procfs::ProcReader;
 
 /// Directory that exists if the driver is loaded.
@@ -23,7 +23,7 @@ const DRIVER: &str = "/proc/driver/nvidia";
 ///
 /// # Errors
 /// NVML does not answer, or the report cannot be written.
-pub(super) fn report(args: &Ps, common: &Common, failure: Failure) -> Result<Exit, Failure> {
+pub(super) fn report(args: &Ps, common: &CommonArgs, failure: ExitFailure) -> Result<Exit, ExitFailure> {
     let reading = match backend().reading(common.nvml_lib.as_deref()) {
         Ok(reading) => reading,
         // The machine may have a driver that this container does not show, so both advices are
@@ -51,7 +51,7 @@ const TITLE: &str = "Driver view only (NVML). Allocation tracing needs root: sud
 
 fn table(reading: &DeviceReading, processes: &mut ProcReader, wanted: impl Fn(u32) -> bool) -> String {
     let mut text = TITLE.to_owned();
-    let mut grid = Grid::new(&[
+    let mut grid = TextGrid::new(&[
         ("PID", Align::Right),
         ("USER", Align::Left),
         ("GPU", Align::Right),
@@ -87,7 +87,7 @@ fn table(reading: &DeviceReading, processes: &mut ProcReader, wanted: impl Fn(u3
 }
 
 /// Whether this machine has no driver, and no driver file is given on the command line.
-pub(super) fn is_without_driver(common: &Common) -> bool {
+pub(super) fn is_without_driver(common: &CommonArgs) -> bool {
     common.nvml_lib.is_none() && common.libcuda.is_empty() && !Path::new(DRIVER).exists()
 }
 
@@ -96,8 +96,8 @@ fn no_driver() -> String {
 }
 
 /// Makes the error for a machine without a driver.
-pub(super) fn without_gpu() -> Failure {
-    Failure::new(Exit::Unsupported, no_driver()).advise(
+pub(super) fn without_gpu() -> ExitFailure {
+    ExitFailure::new(Exit::Unsupported, no_driver()).advise(
         "This machine has an NVIDIA GPU: install its driver, then check with nvidia-smi.\n\
          It has none: read a recording from another machine: memwatch ps --in FILE\n\
          Check what works here: memwatch doctor",

@@ -4,13 +4,13 @@ pub(crate) mod args;
 mod csv;
 mod driver_view;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::TensorRequest;
-use crate::options::Common;
-use crate::render::output::{Output, host_name, unless_closed};
-use crate::watch::past::{Needs, Recording};
+use crate::options::CommonArgs;
+use crate::render::output::{ReportOutput, host_name, unless_closed};
+use crate::watch::past::{Needs, RecordedPeriod};
 use crate::watch::recorded;
-use crate::watch::source::Source;
+use crate::watch::source::ReportSource;
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
 use args::{Ps, PsFormat};
 use memwatch_core::snapshot::Snapshot;
@@ -26,8 +26,8 @@ const NVML_TIMEOUT: Duration = Duration::from_secs(3);
 /// # Errors
 /// The machine cannot be traced, the recording cannot be read, or none of the named processes
 /// exists.
-pub(crate) async fn run(args: &Ps, common: &Common) -> Result<Exit, Failure> {
-    match Recording::named(&args.past, Needs::Calls, common).await? {
+pub(crate) async fn run(args: &Ps, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+    match RecordedPeriod::named(&args.past, Needs::Calls, common).await? {
         Some(recording) => report_recorded(&recording, args, common),
         None => report_once(args, common).await,
     }
@@ -37,9 +37,9 @@ pub(crate) async fn run(args: &Ps, common: &Common) -> Result<Exit, Failure> {
 /// queried for names.
 ///
 /// A user without permission to trace gets NVML's values.
-async fn report_once(args: &Ps, common: &Common) -> Result<Exit, Failure> {
+async fn report_once(args: &Ps, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let targets = &args.targets;
-    let opened = Source::open(&session_options(targets, TensorRequest::default(), common), targets, common).await;
+    let opened = ReportSource::open(&session_options(targets, TensorRequest::default(), common), targets, common).await;
     let mut source = match opened {
         Ok(source) => source,
         Err(failure) if failure.exit == Exit::NotPermitted && targets.selected.is_everybody() && !common.json => {
@@ -56,13 +56,13 @@ async fn report_once(args: &Ps, common: &Common) -> Result<Exit, Failure> {
     let snapshot = filtered(seen.snapshot, &filter)?;
     show((&snapshot, seen.boottime_to_unix_ns), args, common, host_name())?;
     match &source.idle_targets()[..] {
-        [idle, ..] => Err(Failure::new(Exit::NoTarget, idle)),
+        [idle, ..] => Err(ExitFailure::new(Exit::NoTarget, idle)),
         [] => found_any(&snapshot, &filter),
     }
 }
 
 /// Runs `memwatch ps --in FILE`: reports the end of a recording.
-fn report_recorded(recording: &Recording, args: &Ps, common: &Common) -> Result<Exit, Failure> {
+fn report_recorded(recording: &RecordedPeriod, args: &Ps, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let targets = &args.targets;
     let replay = recorded::play(recording, |_| {})?;
     let filter = Filter::new(targets);
@@ -71,9 +71,14 @@ fn report_recorded(recording: &Recording, args: &Ps, common: &Common) -> Result<
     found_any(&snapshot, &filter)
 }
 
-fn show((snapshot, offset): (&Snapshot, i128), args: &Ps, common: &Common, host: String) -> Result<(), Failure> {
+fn show(
+    (snapshot, offset): (&Snapshot, i128),
+    args: &Ps,
+    common: &CommonArgs,
+    host: String,
+) -> Result<(), ExitFailure> {
     if args.format == PsFormat::Csv && !common.json {
         return unless_closed(io::stdout().lock().write_all(csv::write(snapshot, &args.shown()).as_bytes()));
     }
-    Output::once(common, (args.rows.by(), args.shown()), host).show(snapshot, offset).map(drop)
+    ReportOutput::once(common, (args.rows.by(), args.shown()), host).show(snapshot, offset).map(drop)
 }

@@ -1,17 +1,17 @@
 //! Arguments of `memwatch record`.
 
 use crate::options::recording::TapeArgs;
-use crate::options::{Checked, Selected, Tensors, values};
+use crate::options::{Checked, Selected, TensorArgs, values};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// `memwatch record`.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
-pub(crate) struct Record {
+pub(crate) struct RecordArgs {
     #[command(flatten)]
     pub(crate) selected: Selected,
     #[command(flatten)]
-    pub(crate) tensors: Tensors,
+    pub(crate) tensors: TensorArgs,
     /// The file, such as job.mwr
     #[arg(short, long, value_name = "FILE", help_heading = "Recording")]
     pub(crate) output: PathBuf,
@@ -23,7 +23,7 @@ pub(crate) struct Record {
     pub(crate) duration: Option<Duration>,
 }
 
-impl Checked for Record {
+impl Checked for RecordArgs {
     fn check(&self) -> Result<(), String> {
         self.tensors.check()
     }

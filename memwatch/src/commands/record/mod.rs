@@ -2,10 +2,10 @@
 
 pub(crate) mod args;
 
-use crate::exit::{Exit, Failure};
-use crate::options::{Common, Selected, Targets};
+use crate::exit::{Exit, ExitFailure};
+use crate::options::{CommonArgs, Selected, TargetArgs};
 use crate::output_file;
-use crate::render::json::Origin;
+use crate::render::json::ReportOrigin;
 use crate::render::output::unless_closed;
 use crate::render::summary;
 use crate::render::wall_clock::WallClock;
@@ -14,11 +14,11 @@ use crate::watch::recorded::LARGE_BYTES;
 use crate::watch::recorded::follow;
 use crate::watch::recorded::reported;
 use crate::watch::recorded::tape;
-use crate::watch::recording::{Facts, Recorded};
+use crate::watch::recording::{Recorded, RecordingFacts};
 use crate::watch::session::{Session, holdings};
-use crate::watch::signals::Signals;
+use crate::watch::signals::TerminationSignals;
 use crate::watch::subject::session_options;
-use args::Record;
+use args::RecordArgs;
 use memwatch_core::recording::{EndMark, Ending};
 use std::io;
 use tokio::time::Instant;
@@ -28,20 +28,20 @@ use tokio::time::Instant;
 ///
 /// # Errors
 /// The processes cannot be traced, or the file cannot be written.
-pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn record(args: &RecordArgs, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     if common.json && output_file::is_stdout(&args.output) {
         let why = "the recording and the JSON report cannot both go to standard output";
-        return Err(Failure::new(Exit::Error, why).advise("Leave out --json, or name a file: -o FILE"));
+        return Err(ExitFailure::new(Exit::Error, why).advise("Leave out --json, or name a file: -o FILE"));
     }
     let tgids = tgids_of(&args.selected, common).await?;
     let options = tape(&args.output, &args.tape, tgids.is_empty())?;
     let request = args.tensors.request(!tgids.is_empty());
-    let mut session_options = session_options(&Targets::of(&Selected::of(&tgids)), request, common);
+    let mut session_options = session_options(&TargetArgs::of(&Selected::of(&tgids)), request, common);
     session_options.tape = Some(options.clone());
     session_options.holdings_every = Some(holdings::IN_RECORDING);
     let mut session = Session::open(&session_options)?;
     session.list_tensors_from(LARGE_BYTES);
-    let mut signals = Signals::listen()?;
+    let mut signals = TerminationSignals::listen()?;
     eprintln!("memwatch: recording into {}; Ctrl-C ends it", output_file::name(&args.output));
     let stopped = follow(&mut session, &mut signals, args.duration.map(|duration| Instant::now() + duration)).await;
     session.read_holdings(&mut signals).await;
@@ -53,10 +53,10 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
     });
     let Recorded { bytes, inputs, events_since_ns, .. } = recorded;
     let (path, front) = (&args.output, &options.front);
-    let facts = Facts { path, front, bytes, inputs, ending, events_since_ns, since_ns: None };
+    let facts = RecordingFacts { path, front, bytes, inputs, ending, events_since_ns, since_ns: None };
     let clock = WallClock::local(boottime_to_unix_ns);
     if common.json {
-        let origin = Origin { host: &options.front.host, clock: &clock };
+        let origin = ReportOrigin { host: &options.front.host, clock: &clock };
         unless_closed(crate::commands::report::json::write(
             &mut io::stdout().lock(),
             (&facts, None),

@@ -1,6 +1,6 @@
 //! Arguments of `memwatch report`.
 
-use crate::options::{Checked, Window};
+use crate::options::{Checked, TimeWindow};
 use std::path::PathBuf;
 
 /// `memwatch report`.
@@ -13,7 +13,7 @@ pub(crate) struct Replayed {
     #[arg(long = "in", value_name = "FILE", conflicts_with = "recording", hide = true)]
     pub(crate) in_file: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) window: Window,
+    pub(crate) window: TimeWindow,
     /// Maximum number of rows of each list
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
     pub(crate) top: usize,

@@ -4,12 +4,12 @@ use memwatch_core::features::churn::view::{ChurnView, TemporaryView};
 use serde::Serialize;
 
 /// Returns the data of a report.
-pub(crate) fn data(churn: &ChurnView) -> Data<'_> {
-    Data { churn, temporaries: churn.temporaries.iter().map(temporary).collect() }
+pub(crate) fn data(churn: &ChurnView) -> ChurnData<'_> {
+    ChurnData { churn, temporaries: churn.temporaries.iter().map(temporary).collect() }
 }
 
 #[derive(Serialize)]
-pub(crate) struct Data<'a> {
+pub(crate) struct ChurnData<'a> {
     #[serde(flatten)]
     churn: &'a ChurnView,
     temporaries: Vec<Temporary<'a>>,

@@ -8,8 +8,8 @@ use crate::render::Tone;
 use crate::render::format::{bytes, count, known, percent, plural, rate};
 use crate::render::places;
 use crate::render::sentences::Sentence;
-use crate::render::text::grid::{Align, Grid};
-use crate::render::text::{Page, TableOptions};
+use crate::render::text::grid::{Align, TextGrid};
+use crate::render::text::{TableOptions, TextPage};
 
 /// Maximum length of a bar, in characters.
 const BAR: u128 = 30;
@@ -24,14 +24,14 @@ pub(crate) fn write(
     options: &TableOptions,
 ) -> io::Result<()> {
     let Some(churn) = churn.filter(|churn| !churn.kinds.is_empty()) else { return Ok(()) };
-    let mut page = Page { text: "\n".to_owned(), options: *options };
+    let mut page = TextPage { text: "\n".to_owned(), options: *options };
     section(&mut page, churn, top);
     out.write_all(page.text.as_bytes())?;
     out.flush()
 }
 
 /// Writes the content of [`write`] as a section of another report.
-pub(crate) fn section(page: &mut Page, churn: &ChurnView, top: usize) {
+pub(crate) fn section(page: &mut TextPage, churn: &ChurnView, top: usize) {
     if churn.kinds.is_empty() {
         page.line(&Sentence::new(Tone::Plain, "Nothing was allocated and nothing freed."));
         return;
@@ -43,7 +43,7 @@ pub(crate) fn section(page: &mut Page, churn: &ChurnView, top: usize) {
     temporaries(page, churn, top);
 }
 
-fn flows(page: &mut Page, churn: &ChurnView) {
+fn flows(page: &mut TextPage, churn: &ChurnView) {
     let columns = [
         ("KIND", Align::Left),
         ("ALLOCATED", Align::Right),
@@ -54,7 +54,7 @@ fn flows(page: &mut Page, churn: &ChurnView) {
         ("LONGEST", Align::Right),
         ("TEMPORARY", Align::Right),
     ];
-    let mut grid = Grid::new(&columns);
+    let mut grid = TextGrid::new(&columns);
     for flow in &churn.kinds {
         grid.push(vec![
             flow.kind.replace('_', " "),
@@ -73,7 +73,7 @@ fn flows(page: &mut Page, churn: &ChurnView) {
 }
 
 /// Writes sizes and lifetimes, with a row for each non-empty class.
-fn classes(page: &mut Page, flow: &FlowView) {
+fn classes(page: &mut TextPage, flow: &FlowView) {
     let kind = flow.kind.replace('_', " ");
     let sizes = flow.sizes.iter().map(|of| (range(of.from_bytes, of.below_bytes, bytes), of.allocations, of.bytes));
     let lifetimes = flow.lifetimes.iter().map(|of| (range(of.from_ns, of.below_ns, short), of.frees, of.bytes));
@@ -85,7 +85,7 @@ fn classes(page: &mut Page, flow: &FlowView) {
         let title = format!("{} {title}", kind.to_uppercase());
         let columns =
             [(title.as_str(), Align::Right), ("COUNT", Align::Right), ("BYTES", Align::Right), ("", Align::Left)];
-        let mut grid = Grid::new(&columns);
+        let mut grid = TextGrid::new(&columns);
         for (range, number, of_bytes) in classes.into_iter().filter(|(_, number, _)| *number > 0) {
             grid.push(vec![range, count(number), bytes(of_bytes), bar(number, most, page.options.ascii)]);
         }
@@ -109,7 +109,7 @@ fn bar(count: u64, most: u64, ascii: bool) -> String {
     letter.repeat(usize::try_from(length).unwrap_or(1).max(1))
 }
 
-fn temporaries(page: &mut Page, churn: &ChurnView, top: usize) {
+fn temporaries(page: &mut TextPage, churn: &ChurnView, top: usize) {
     if churn.temporaries.is_empty() {
         return;
     }
@@ -120,7 +120,7 @@ fn temporaries(page: &mut Page, churn: &ChurnView, top: usize) {
         ("MEAN LIFE", Align::Right),
         ("WHERE", Align::Left),
     ];
-    let mut grid = Grid::new(&columns);
+    let mut grid = TextGrid::new(&columns);
     for one in churn.temporaries.iter().take(top) {
         grid.push(vec![
             bytes(one.temporary_bytes),

@@ -10,8 +10,8 @@ use memwatch_core::words::json;
 use serde::Serialize;
 
 use super::churn_json as churn;
-use crate::render::json::{Data, Origin, Report, data, write_report};
-use crate::watch::recording::Facts;
+use crate::render::json::{JsonReport, PsData, ReportOrigin, data, write_report};
+use crate::watch::recording::RecordingFacts;
 
 /// Writes a recording's last snapshot, and facts about the recording, as one line.
 ///
@@ -19,9 +19,9 @@ use crate::watch::recording::Facts;
 /// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    (facts, churn): (&Facts<'_>, Option<&ChurnView>),
+    (facts, churn): (&RecordingFacts<'_>, Option<&ChurnView>),
     snapshot: &Snapshot,
-    origin: Origin,
+    origin: ReportOrigin,
 ) -> io::Result<()> {
     let (ending, stopped, damaged_byte) = match facts.ending {
         None => ("not_read", None, None),
@@ -29,7 +29,7 @@ pub(crate) fn write(
         Some(Ending::Cut) => ("cut", None, None),
         Some(Ending::Damaged { byte }) => ("damaged", None, Some(byte)),
     };
-    let recording = Recording {
+    let recording = RecordingData {
         file: facts.path,
         version: &facts.front.version,
         command: &facts.front.command,
@@ -44,22 +44,22 @@ pub(crate) fn write(
         stopped,
         damaged_byte,
     };
-    let data = Whole { recording, data: data(Report::Run, snapshot), churn: churn.map(churn::data) };
+    let data = Whole { recording, data: data(JsonReport::Run, snapshot), churn: churn.map(churn::data) };
     write_report(out, "memwatch.report/2", data, snapshot, origin)
 }
 
 #[derive(Serialize)]
 struct Whole<'a> {
-    recording: Recording<'a>,
+    recording: RecordingData<'a>,
     #[serde(flatten)]
-    data: Data<'a>,
+    data: PsData<'a>,
     /// Allocation churn; absent in the report of `memwatch record`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    churn: Option<churn::Data<'a>>,
+    churn: Option<churn::ChurnData<'a>>,
 }
 
 #[derive(Serialize)]
-struct Recording<'a> {
+struct RecordingData<'a> {
     file: &'a Path,
     version: &'a str,
     command: &'a [String],

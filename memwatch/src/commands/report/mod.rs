@@ -6,12 +6,12 @@ pub(crate) mod churn_text;
 pub(crate) mod json;
 pub(crate) mod text;
 
-use crate::exit::{Exit, Failure};
-use crate::options::{Common, Past, Selected};
-use crate::render::json::Origin;
+use crate::exit::{Exit, ExitFailure};
+use crate::options::{CommonArgs, Past, Selected};
+use crate::render::json::ReportOrigin;
 use crate::render::output::{style, unless_closed};
 use crate::render::wall_clock::WallClock;
-use crate::watch::past::{Needs, Recording};
+use crate::watch::past::{Needs, RecordedPeriod};
 use crate::watch::recorded::LARGE_BYTES;
 use crate::watch::recorded::chosen;
 use crate::watch::recorded::play_all;
@@ -22,10 +22,10 @@ use std::io;
 ///
 /// # Errors
 /// The file is not a recording, or the report cannot be written.
-pub(crate) async fn report(args: &Replayed, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn report(args: &Replayed, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let past = Past { recording: args.recording.as_ref().or(args.in_file.as_ref()).cloned(), window: args.window };
     // The command line requires a recording.
-    let Some(recording) = Recording::named(&past, Needs::Calls, common).await? else { return Ok(Exit::Error) };
+    let Some(recording) = RecordedPeriod::named(&past, Needs::Calls, common).await? else { return Ok(Exit::Error) };
     let path = &recording.path;
     let replay = play_all(&recording, |pipeline| {
         pipeline.list_tensors_from(LARGE_BYTES);
@@ -36,7 +36,7 @@ pub(crate) async fn report(args: &Replayed, common: &Common) -> Result<Exit, Fai
     let clock = WallClock::local(replay.boottime_to_unix_ns);
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        let origin = Origin { host: &facts.front.host, clock: &clock };
+        let origin = ReportOrigin { host: &facts.front.host, clock: &clock };
         json::write(&mut out, (&facts, churn.as_ref()), &snapshot, origin)
     } else {
         let style = style(common, false);

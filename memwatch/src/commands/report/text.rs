@@ -11,7 +11,7 @@ use crate::render::format::{bytes, count, duration, printable};
 use crate::render::summary;
 use crate::render::text::TableOptions;
 use crate::render::wall_clock::WallClock;
-use crate::watch::recording::Facts;
+use crate::watch::recording::RecordingFacts;
 
 /// Writes the report, with at most `top` rows per list.
 ///
@@ -19,7 +19,7 @@ use crate::watch::recording::Facts;
 /// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    facts: &Facts<'_>,
+    facts: &RecordingFacts<'_>,
     (snapshot, top): (&Snapshot, usize),
     clock: &WallClock,
     options: &TableOptions,
@@ -31,7 +31,7 @@ pub(crate) fn write(
 
 /// Formats `job.mwr  node-7  14:02:11 to 14:05:20 (3 min)  1.3 MiB, 23,411 inputs`, how the
 /// recording was made, and how it ended.
-fn front(facts: &Facts<'_>, snapshot: &Snapshot, clock: &WallClock) -> String {
+fn front(facts: &RecordingFacts<'_>, snapshot: &Snapshot, clock: &WallClock) -> String {
     let ended = match facts.ending {
         None => "read until then".to_owned(),
         Some(Ending::Whole(mark)) => match mark.stopped {

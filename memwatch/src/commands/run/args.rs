@@ -1,18 +1,18 @@
 //! Arguments of `memwatch run`.
 
-use crate::options::{Checked, TapeArgs, Tensors, values};
+use crate::options::{Checked, TapeArgs, TensorArgs, values};
 use std::path::PathBuf;
 
 /// A program to be started.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 #[command(override_usage = "memwatch run [OPTIONS] -- <CMD>...")]
-pub(crate) struct Run {
+pub(crate) struct RunArgs {
     /// Show only these GPUs: index, UUID (or its beginning) or PCI bus id; 0:1 is a MIG instance of GPU 0
     #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
     #[arg(help_heading = "Which processes")]
     pub(crate) gpus: Vec<String>,
     #[command(flatten)]
-    pub(crate) tensors: Tensors,
+    pub(crate) tensors: TensorArgs,
     #[command(flatten)]
     pub(crate) tape: TapeArgs,
     /// Record to this file, for --in
@@ -24,7 +24,7 @@ pub(crate) struct Run {
     pub(crate) program: Vec<std::ffi::OsString>,
 }
 
-impl Checked for Run {
+impl Checked for RunArgs {
     fn check(&self) -> Result<(), String> {
         self.tensors.check()
     }

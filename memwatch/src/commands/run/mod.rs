@@ -2,28 +2,28 @@
 
 pub(crate) mod args;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::export::mem_trace::MemTrace;
-use crate::options::{Common, Targets};
+use crate::options::{CommonArgs, TargetArgs};
 use crate::output_file;
 use crate::render::causes;
 use crate::render::contradictions;
-use crate::render::json::{self, Origin};
+use crate::render::json::{self, ReportOrigin};
 use crate::render::output::host_name;
 use crate::render::summary;
 use crate::render::tui::WARNED_BYTES_PER_MINUTE;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
-use crate::watch::command::{Running, hold};
+use crate::watch::command::{RunningCommand, hold};
 use crate::watch::recorded;
 use crate::watch::session::{Session, holdings};
-use crate::watch::signals::Signals;
+use crate::watch::signals::TerminationSignals;
 use crate::watch::subject::Filter;
 use crate::watch::subject::filtered;
 use crate::watch::subject::session_options;
-use args::Run;
+use args::RunArgs;
 use memwatch_core::features::causes::Cause;
-use memwatch_core::features::checks::{self, Contradiction};
+use memwatch_core::features::checks::{self, ReportContradiction};
 use memwatch_core::recording::Stopped;
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::{Pipeline, TensorLog};
@@ -35,24 +35,24 @@ use tokio::signal::unix::SignalKind;
 const LOG_RHYTHM: Duration = Duration::from_millis(500);
 
 /// Writes new entries of the logs of modules and phases.
-pub(crate) fn write_logs(trace: Option<&mut MemTrace>, logs: &[TensorLog]) -> Result<(), Failure> {
+pub(crate) fn write_logs(trace: Option<&mut MemTrace>, logs: &[TensorLog]) -> Result<(), ExitFailure> {
     let Some(trace) = trace else { return Ok(()) };
     let clock = WallClock::utc(clock::boottime_to_unix_ns());
     let written = logs.iter().try_for_each(|log| trace.write(log, &clock));
-    written.map_err(|error| Failure::new(Exit::Error, format_args!("the log cannot be written: {error}")))
+    written.map_err(|error| ExitFailure::new(Exit::Error, format_args!("the log cannot be written: {error}")))
 }
 
 /// Traces a command from its first allocation, and prints a summary. Returns the command's own exit
 /// code.
-pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Failure> {
-    let mut options = session_options(&Targets::default(), run.tensors.request(true), common);
+pub(crate) async fn run_command(run: &RunArgs, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+    let mut options = session_options(&TargetArgs::default(), run.tensors.request(true), common);
     options.expects_command = true;
     options.logs_tensors = run.tensors.log.is_some();
     options.libraries.extend(libraries_on_search_path());
-    let failed = |failure: Failure| Failure { exit: Exit::Command(125), ..failure };
+    let failed = |failure: ExitFailure| ExitFailure { exit: Exit::Command(125), ..failure };
     if run.output.as_deref().is_some_and(output_file::is_stdout) {
         let why = "the recording cannot go to standard output, which is the program's";
-        return Err(failed(Failure::new(Exit::Error, why).advise("Name a file: -o FILE")));
+        return Err(failed(ExitFailure::new(Exit::Error, why).advise("Name a file: -o FILE")));
     }
     options.tape =
         run.output.as_deref().map(|path| recorded::tape(path, &run.tape, false)).transpose().map_err(failed)?;
@@ -62,9 +62,9 @@ pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Fail
     session.pipeline_mut().watch_ooms();
     // Before the command exists: a signal that arrives while the command starts must reach it,
     // rather than end memwatch only.
-    let mut signals = Signals::listen().map_err(failed)?;
+    let mut signals = TerminationSignals::listen().map_err(failed)?;
     let held = hold(&run.program).map_err(failed)?;
-    session.adopt(held.tgid, &run.program).map_err(|error| failed(Failure::from_load(error)))?;
+    session.adopt(held.tgid, &run.program).map_err(|error| failed(ExitFailure::from_load(error)))?;
     let mut command = held.release();
     let mut trace = run.tensors.log.as_deref().map(MemTrace::new);
     let exit = follow(&mut session, &mut command, &mut signals, trace.as_mut()).await?;
@@ -90,10 +90,10 @@ pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Fail
 /// Traces until the command exits. Ctrl-C reaches the command directly; SIGTERM is forwarded.
 async fn follow(
     session: &mut Session,
-    command: &mut Running,
-    signals: &mut Signals,
+    command: &mut RunningCommand,
+    signals: &mut TerminationSignals,
     mut trace: Option<&mut MemTrace>,
-) -> Result<Exit, Failure> {
+) -> Result<Exit, ExitFailure> {
     let mut rhythm = tokio::time::interval(LOG_RHYTHM);
     let mut ticks = tokio::time::interval(recorded::RHYTHM);
     loop {
@@ -113,7 +113,7 @@ async fn follow(
 }
 
 /// Returns the contradictions in the final reports.
-fn contradictions_of(pipeline: &Pipeline, causes: &[Cause]) -> Vec<Contradiction> {
+fn contradictions_of(pipeline: &Pipeline, causes: &[Cause]) -> Vec<ReportContradiction> {
     let snapshot = pipeline.snapshot();
     let failures: Vec<_> = pipeline.ooms().0.cloned().collect();
     let leaks = pipeline.leaks(WARNED_BYTES_PER_MINUTE);
@@ -126,13 +126,13 @@ fn summarise(
     snapshot: Snapshot,
     causes: &[Cause],
     boottime_to_unix_ns: i128,
-    (run, common): (&Run, &Common),
-) -> Result<(), Failure> {
-    let filter = Filter::new(&Targets { gpus: run.gpus.clone(), ..Targets::default() });
+    (run, common): (&RunArgs, &CommonArgs),
+) -> Result<(), ExitFailure> {
+    let filter = Filter::new(&TargetArgs { gpus: run.gpus.clone(), ..TargetArgs::default() });
     let snapshot = filtered(snapshot, &filter)?;
     if common.json {
         let (host, clock) = (host_name(), WallClock::local(boottime_to_unix_ns));
-        let origin = Origin { host: &host, clock: &clock };
+        let origin = ReportOrigin { host: &host, clock: &clock };
         json::write_run(&mut std::io::stderr().lock(), causes, &snapshot, origin).map_err(anyhow::Error::from)?;
     } else {
         eprint!("{}", summary::render(&snapshot, &WallClock::local(boottime_to_unix_ns), run.output.as_deref()));

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use memwatch_core::features::simulate::model::{Plan, Settings};
+use memwatch_core::features::simulate::model::{PolicyPlan, Settings};
 
 use crate::options::moment::PAST;
-use crate::options::{Checked, Subject, values};
+use crate::options::{Checked, ReportSubject, values};
 
 /// What other settings would have taken.
 #[derive(Clone, Debug, PartialEq, clap::Args)]
 pub(crate) struct Simulate {
     #[command(flatten)]
-    pub(crate) subject: Subject,
+    pub(crate) subject: ReportSubject,
     /// Watch for this time (default: until Ctrl-C or the end of the program)
     #[arg(short, long, value_name = "TIME", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
@@ -27,13 +27,13 @@ pub(crate) struct Simulate {
 
 impl Simulate {
     /// Returns the settings to try: PyTorch's default, and those of the command line.
-    pub(crate) fn plans(&self) -> Vec<Plan> {
+    pub(crate) fn plans(&self) -> Vec<PolicyPlan> {
         if self.settings.is_empty() {
-            return Plan::usual();
+            return PolicyPlan::usual();
         }
         let mut all = vec![Settings::default()];
         all.extend(self.settings.iter().filter(|typed| **typed != Settings::default()).cloned());
-        all.into_iter().map(Plan::PyTorch).collect()
+        all.into_iter().map(PolicyPlan::PyTorch).collect()
     }
 }
 

@@ -9,7 +9,7 @@ use memwatch_core::words::json;
 use serde::Serialize;
 
 use crate::commands::simulate::words::{advice, setting};
-use crate::render::json::{Origin, write_report};
+use crate::render::json::{ReportOrigin, write_report};
 
 /// Writes the report as one line.
 ///
@@ -19,30 +19,30 @@ pub(crate) fn write(
     out: &mut impl io::Write,
     (simulations, capacity_bytes): (&[SimulationView], Option<u64>),
     snapshot: &Snapshot,
-    origin: Origin,
+    origin: ReportOrigin,
 ) -> io::Result<()> {
     let devices = simulations.iter().map(|one| device(one, snapshot)).collect();
-    write_report(out, "memwatch.simulate/2", Listed { capacity_bytes, devices }, snapshot, origin)
+    write_report(out, "memwatch.simulate/2", SimulateData { capacity_bytes, devices }, snapshot, origin)
 }
 
 #[derive(Serialize)]
-struct Listed<'a> {
+struct SimulateData<'a> {
     capacity_bytes: Option<u64>,
-    devices: Vec<Device<'a>>,
+    devices: Vec<SimulateDevice<'a>>,
 }
 
 #[derive(Serialize)]
-struct Device<'a> {
+struct SimulateDevice<'a> {
     comm: &'a str,
     command: &'a str,
     #[serde(flatten)]
     view: &'a SimulationView,
-    policies: Vec<Policy<'a>>,
+    policies: Vec<SimulatePolicy<'a>>,
     advice: Vec<String>,
 }
 
 #[derive(Serialize)]
-struct Policy<'a> {
+struct SimulatePolicy<'a> {
     /// Environment variable with the setting.
     environment: Option<String>,
     #[serde(serialize_with = "json::date")]
@@ -51,14 +51,14 @@ struct Policy<'a> {
     policy: &'a PolicyView,
 }
 
-fn device<'a>(view: &'a SimulationView, snapshot: &'a Snapshot) -> Device<'a> {
+fn device<'a>(view: &'a SimulationView, snapshot: &'a Snapshot) -> SimulateDevice<'a> {
     let process = snapshot.process(view.tgid, view.observed_since_ns);
-    let policy = |policy: &'a PolicyView| Policy {
+    let policy = |policy: &'a PolicyView| SimulatePolicy {
         environment: setting(policy),
         failure_time: policy.failure.map(|failure| failure.time_ns),
         policy,
     };
-    Device {
+    SimulateDevice {
         comm: process.map_or("", |process| &process.comm),
         command: process.map_or("", |process| &process.command),
         view,

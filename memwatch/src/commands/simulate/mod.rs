@@ -10,14 +10,14 @@ use std::io;
 
 use tokio::time::Instant;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
-use crate::options::Common;
+use crate::options::CommonArgs;
 use crate::render::output::style;
 use crate::watch::one_shot::{TakenAt, finish, open_named};
-use crate::watch::past::{Needs, Recording};
+use crate::watch::past::{Needs, RecordedPeriod};
 use crate::watch::recorded;
-use crate::watch::signals::Signals;
+use crate::watch::signals::TerminationSignals;
 use args::Simulate;
 
 /// Traces the processes or reads the recording, and compares the settings.
@@ -25,9 +25,9 @@ use args::Simulate;
 /// # Errors
 /// The processes cannot be traced, the recording cannot be read, they do not use PyTorch, or the
 /// report cannot be written.
-pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: &Simulate, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let selected = &args.subject.selected;
-    let past = Recording::named(&args.subject.past, Needs::Tensors, common).await?;
+    let past = RecordedPeriod::named(&args.subject.past, Needs::Tensors, common).await?;
     let (snapshot, mut simulations, taken_at) = if let Some(recording) = past {
         // On a smaller card the context reduces the available memory from the first allocation on,
         // long before a reading shows its size.
@@ -40,7 +40,7 @@ pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failur
     } else {
         let mut session = open_named(selected, TensorRequest::of(TensorLevel::Blocks), common).await?;
         session.pipeline_mut().simulate(args.plans(), args.capacity);
-        let mut signals = Signals::listen()?;
+        let mut signals = TerminationSignals::listen()?;
         let deadline = args.duration.map(|duration| Instant::now() + duration);
         recorded::follow(&mut session, &mut signals, deadline).await;
         let snapshot = session.snapshot();

@@ -9,8 +9,8 @@ use crate::commands::simulate::words::{advice, change, name};
 use crate::render::Tone;
 use crate::render::format::{UNKNOWN, bytes, count, known, percent};
 use crate::render::sentences::{self, Sentence};
-use crate::render::text::grid::{Align, Grid};
-use crate::render::text::{Page, TableOptions};
+use crate::render::text::grid::{Align, TextGrid};
+use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 
 const COLUMNS: [(&str, Align); 10] = [
@@ -37,11 +37,11 @@ pub(crate) fn write(
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     for view in simulations {
         page.line(&Sentence::new(Tone::Heading, heading(view, capacity_bytes, snapshot)));
         if view.traced {
-            let mut grid = Grid::new(&COLUMNS);
+            let mut grid = TextGrid::new(&COLUMNS);
             grid.push(measured(view));
             for policy in &view.policies {
                 grid.push(row(view, policy));

@@ -1,7 +1,7 @@
 //! Arguments of `memwatch snapshot`.
 
 use crate::options::moment::PAST;
-use crate::options::{Checked, Subject, values};
+use crate::options::{Checked, ReportSubject, values};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Pickle {
     #[command(flatten)]
-    pub(crate) subject: Subject,
+    pub(crate) subject: ReportSubject,
     /// The file, for pytorch.org/memory_viz
     #[arg(short, long, value_name = "FILE", default_value = "snapshot.pickle")]
     pub(crate) output: PathBuf,

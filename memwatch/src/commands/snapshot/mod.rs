@@ -2,10 +2,10 @@
 
 pub(crate) mod args;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::export::pickle;
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
-use crate::options::{Common, Selected, Subject};
+use crate::options::{CommonArgs, ReportSubject, Selected};
 use crate::output_file;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
@@ -13,9 +13,9 @@ use crate::watch::one_shot::finish;
 use crate::watch::one_shot::watch_until;
 use crate::watch::one_shot::without_torch;
 use crate::watch::one_shot::{open, tgids_of};
-use crate::watch::past::{Needs, Recording};
+use crate::watch::past::{Needs, RecordedPeriod};
 use crate::watch::recorded;
-use crate::watch::signals::Signals;
+use crate::watch::signals::TerminationSignals;
 use args::Pickle;
 use memwatch_core::snapshot::{MemoryHistory, Snapshot, TensorsView};
 use memwatch_core::words::Tgid;
@@ -29,14 +29,14 @@ const LONGEST_HISTORY: usize = 500_000;
 ///
 /// # Errors
 /// The process cannot be traced, does not use PyTorch, or the file cannot be written.
-pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn snapshot(args: &Pickle, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     if output_file::is_terminal(&args.output) {
-        return Err(Failure::binary_on_terminal());
+        return Err(ExitFailure::binary_on_terminal());
     }
-    let failed = |error: io::Error| Failure::cannot_make(&args.output, &error);
+    let failed = |error: io::Error| ExitFailure::cannot_make(&args.output, &error);
     output_file::check_free(&args.output, args.force).map_err(failed)?;
-    let Subject { selected, past } = &args.subject;
-    let past = Recording::named(past, Needs::Tensors, common).await?;
+    let ReportSubject { selected, past } = &args.subject;
+    let past = RecordedPeriod::named(past, Needs::Tensors, common).await?;
     let (snapshot, history, boottime_to_unix_ns) = match &past {
         Some(recording) => recorded_history(recording, selected, args.native)?,
         None => watched_history(args, only(&tgids_of(selected, common).await?)?, common).await?,
@@ -53,29 +53,34 @@ pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Fai
 
 /// A snapshot, the allocator history of one process up to it, and the offset from its times to
 /// nanoseconds since 1970.
-type History = (Snapshot, Option<MemoryHistory>, i128);
+type SnapshotHistory = (Snapshot, Option<MemoryHistory>, i128);
 
-async fn watched_history(args: &Pickle, tgid: Tgid, common: &Common) -> Result<History, Failure> {
+async fn watched_history(args: &Pickle, tgid: Tgid, common: &CommonArgs) -> Result<SnapshotHistory, ExitFailure> {
     let mut session = open(&[tgid], TensorRequest::of(TensorLevel::Layers), common)?;
     session.keep_history(tgid, LONGEST_HISTORY);
-    let mut signals = Signals::listen()?;
+    let mut signals = TerminationSignals::listen()?;
     let (snapshot, _) = watch_until(&mut session, &mut signals, Instant::now() + args.duration, None, &mut false).await;
     Ok((snapshot, session.history(tgid, args.native), clock::boottime_to_unix_ns()))
 }
 
 /// Returns the selected process, if it is only one.
-fn only(tgids: &[Tgid]) -> Result<Tgid, Failure> {
+fn only(tgids: &[Tgid]) -> Result<Tgid, ExitFailure> {
     if let [tgid] = tgids {
         return Ok(*tgid);
     }
     let all: Vec<String> = tgids.iter().map(|tgid| tgid.0.to_string()).collect();
     let sentence = format!("a snapshot has one process, and there are {}", all.len());
-    Err(Failure::new(Exit::NoTarget, sentence).advise(format!("Name one: memwatch snapshot PID; {}.", all.join(", "))))
+    Err(ExitFailure::new(Exit::NoTarget, sentence)
+        .advise(format!("Name one: memwatch snapshot PID; {}.", all.join(", "))))
 }
 
 /// # Errors
 /// In particular, the selected processes do not include exactly one with PyTorch.
-fn recorded_history(recording: &Recording, selected: &Selected, with_native: bool) -> Result<History, Failure> {
+fn recorded_history(
+    recording: &RecordedPeriod,
+    selected: &Selected,
+    with_native: bool,
+) -> Result<SnapshotHistory, ExitFailure> {
     let tgid = match (&selected.tgids[..], selected.choice.is_empty()) {
         ([tgid], true) => *tgid,
         _ => only_with_torch(recording, selected)?,
@@ -86,12 +91,12 @@ fn recorded_history(recording: &Recording, selected: &Selected, with_native: boo
 }
 
 /// Returns the only process of a recording that uses PyTorch.
-fn only_with_torch(recording: &Recording, selected: &Selected) -> Result<Tgid, Failure> {
+fn only_with_torch(recording: &RecordedPeriod, selected: &Selected) -> Result<Tgid, ExitFailure> {
     let path = &recording.path;
     let snapshot = recorded::chosen(&recorded::play(recording, |_| {})?, path, selected)?;
     match &with_torch(&snapshot)[..] {
         [tgid] => Ok(*tgid),
-        [] => Err(Failure::new(Exit::NoTarget, format_args!("there is no PyTorch process in {}", path.display()))),
+        [] => Err(ExitFailure::new(Exit::NoTarget, format_args!("there is no PyTorch process in {}", path.display()))),
         several => only(several),
     }
 }
@@ -132,7 +137,8 @@ mod tests {
     #[test]
     fn a_snapshot_of_a_recording_has_all_its_events() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/replays/h100/hf.mwr");
-        let found = recorded_history(&Recording::whole(&file), &Selected::default(), false).expect("it can be read");
+        let found =
+            recorded_history(&RecordedPeriod::whole(&file), &Selected::default(), false).expect("it can be read");
         let devices = found.1.expect("PyTorch is in it").devices;
         let lines: Vec<usize> = devices.iter().map(|device| device.lines.len()).collect();
         assert!(lines.len() == 1 && lines[0] > 40_000, "{lines:?}");

@@ -1,14 +1,14 @@
 //! Arguments of `memwatch stats`.
 
 use crate::options::moment::PAST;
-use crate::options::{Checked, Subject, values};
+use crate::options::{Checked, ReportSubject, values};
 use std::time::Duration;
 
 /// `memwatch stats`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Stats {
     #[command(flatten)]
-    pub(crate) subject: Subject,
+    pub(crate) subject: ReportSubject,
     /// Print them every TIME, until Ctrl-C or the end of the program
     #[arg(short, long, value_name = "TIME", value_parser = values::interval, allow_negative_numbers = true)]
     #[arg(conflicts_with_all = PAST)]

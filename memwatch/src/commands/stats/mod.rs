@@ -4,9 +4,9 @@ pub(crate) mod args;
 pub(crate) mod text;
 
 use crate::commands::reset_peaks;
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
-use crate::options::Common;
+use crate::options::CommonArgs;
 use crate::render::json;
 use crate::render::output::style;
 use crate::watch::one_shot::Enough;
@@ -16,8 +16,8 @@ use crate::watch::one_shot::finish;
 use crate::watch::one_shot::open_named;
 use crate::watch::one_shot::recorded_snapshot;
 use crate::watch::one_shot::watch_until;
-use crate::watch::past::{Needs, Recording};
-use crate::watch::signals::Signals;
+use crate::watch::past::{Needs, RecordedPeriod};
+use crate::watch::signals::TerminationSignals;
 use args::Stats;
 use memwatch_core::snapshot::{Snapshot, TensorsView};
 use std::io;
@@ -28,9 +28,9 @@ use tokio::time::Instant;
 ///
 /// # Errors
 /// The processes cannot be traced, or do not use PyTorch.
-pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn stats(args: &Stats, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let selected = &args.subject.selected;
-    if let Some(recording) = Recording::named(&args.subject.past, Needs::Calls, common).await? {
+    if let Some(recording) = RecordedPeriod::named(&args.subject.past, Needs::Calls, common).await? {
         let (snapshot, taken_at) = recorded_snapshot(&recording, selected, |_| {})?;
         return finish(write_stats(&snapshot, &taken_at, common), &snapshot, selected);
     }
@@ -38,7 +38,7 @@ pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure
         return reset_peaks::reset(selected, common).await;
     }
     let mut session = open_named(selected, TensorRequest::of(TensorLevel::Blocks), common).await?;
-    let mut signals = Signals::listen()?;
+    let mut signals = TerminationSignals::listen()?;
     let Some(interval) = args.interval else {
         let enough: Option<fn(&Snapshot) -> bool> = if args.duration.is_some() { None } else { Some(is_counted) };
         let until = Instant::now() + args.duration.unwrap_or(TIMEOUT);
@@ -64,18 +64,18 @@ pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure
 
 /// Returns an error if PyTorch is loaded but nothing is known of its allocator, since an empty list
 /// needs a reason.
-fn resting(snapshot: &Snapshot) -> Option<Failure> {
+fn resting(snapshot: &Snapshot) -> Option<ExitFailure> {
     let mut tensors = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()).peekable();
     if tensors.peek().is_none() || tensors.any(|tensors| has_any(tensors)) {
         return None;
     }
     let mut refused = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()?.books_refused.as_ref());
     if let Some(why) = refused.next() {
-        let failure = Failure::new(Exit::Unsupported, format!("no counters of PyTorch: {why}"));
+        let failure = ExitFailure::new(Exit::Unsupported, format!("no counters of PyTorch: {why}"));
         return Some(failure.advise("What it has of the driver: memwatch ps"));
     }
     let why = "PyTorch is loaded, but made no allocation while memwatch watched: its counters are read at its next one";
-    Some(Failure::new(Exit::NoTarget, why).advise("Watch longer: memwatch stats PID --duration 1m"))
+    Some(ExitFailure::new(Exit::NoTarget, why).advise("Watch longer: memwatch stats PID --duration 1m"))
 }
 
 /// Whether an allocator is known, or buffers or pools are traced.
@@ -96,7 +96,7 @@ fn is_counted(snapshot: &Snapshot) -> bool {
     tensors.peek().is_some() && tensors.all(|tensors| is_counted(tensors))
 }
 
-fn write_stats(snapshot: &Snapshot, taken_at: &TakenAt, common: &Common) -> io::Result<()> {
+fn write_stats(snapshot: &Snapshot, taken_at: &TakenAt, common: &CommonArgs) -> io::Result<()> {
     let mut out = io::stdout().lock();
     if common.json {
         json::stats::write(&mut out, snapshot, taken_at.origin())

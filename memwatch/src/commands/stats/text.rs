@@ -13,8 +13,8 @@ use memwatch_core::snapshot::{AllocatorView, BuffersView, PoolsView, ProcessView
 use crate::render::Tone;
 use crate::render::format::{UNKNOWN, bytes, count, known, percent, plural};
 use crate::render::sentences::{self, Sentence};
-use crate::render::text::grid::{Align, Grid};
-use crate::render::text::{Page, TableOptions};
+use crate::render::text::grid::{Align, TextGrid};
+use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 
 /// Rows: title, PyTorch's key, and whether the value is in bytes.
@@ -50,7 +50,7 @@ pub(crate) fn write(
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     let mut any = false;
     for process in &snapshot.processes {
         for allocator in process.tensors.iter().flat_map(|tensors| &tensors.allocators) {
@@ -103,7 +103,7 @@ fn heading(snapshot: &Snapshot, process: &ProcessView, allocator: &AllocatorView
     )
 }
 
-impl Page {
+impl TextPage {
     fn buffers(&mut self, snapshot: &Snapshot, process: &ProcessView, view: &BuffersView) {
         if view.devices.is_empty() {
             self.line(&Sentence::new(Tone::Heading, buffers::heading(snapshot, process, None)));
@@ -216,9 +216,9 @@ fn cache(allocator: &AllocatorView) -> String {
     )
 }
 
-fn numbers(allocator: &AllocatorView) -> Grid {
+fn numbers(allocator: &AllocatorView) -> TextGrid {
     let columns: Vec<_> = SIDES.iter().map(|(title, _)| (*title, Align::Right)).collect();
-    let mut grid = Grid::new(&[&[("METRIC", Align::Left)], columns.as_slice()].concat());
+    let mut grid = TextGrid::new(&[&[("METRIC", Align::Left)], columns.as_slice()].concat());
     let mut push = |title: String, key: &str, is_bytes| {
         let cell = |(_, side): &(&str, &str)| number(allocator, &format!("{key}.{side}"), is_bytes);
         grid.push([title].into_iter().chain(SIDES.iter().map(cell)).collect());

@@ -126,10 +126,10 @@ impl Checked for Timeline {
 #[cfg(test)]
 mod tests {
     use super::{Timeline, TimelineFormat};
-    use crate::cli::{Args, Command};
+    use crate::cli::{Command, MemwatchArgs};
 
     fn parsed(line: &str) -> Result<Option<TimelineFormat>, String> {
-        match Args::from_words(line.split(' ')).map_err(|error| error.to_string())?.command {
+        match MemwatchArgs::from_words(line.split(' ')).map_err(|error| error.to_string())?.command {
             Some(Command::Timeline(timeline)) => timeline.written(),
             other => panic!("{other:?}"),
         }
@@ -158,7 +158,8 @@ mod tests {
     #[test]
     fn what_another_command_asks_for_is_what_nobody_has_changed() {
         let words = "memwatch timeline --pid 1 -o a.tfevents -f tensorboard";
-        let Some(Command::Timeline(typed)) = Args::from_words(words.split(' ')).expect("a command").command else {
+        let Some(Command::Timeline(typed)) = MemwatchArgs::from_words(words.split(' ')).expect("a command").command
+        else {
             panic!("{words}")
         };
         let format = TimelineFormat::TensorBoard;

@@ -8,7 +8,7 @@ use memwatch_core::snapshot::Snapshot;
 use serde::Serialize;
 
 use crate::export::plot::thinned_to;
-use crate::render::json::{Origin, write_report};
+use crate::render::json::{ReportOrigin, write_report};
 
 /// Writes the report as one line, with at most `points` points per number.
 ///
@@ -18,29 +18,29 @@ pub(crate) fn write(
     out: &mut impl io::Write,
     (timeline, points): (&TimelineView, usize),
     snapshot: &Snapshot,
-    origin: Origin,
+    origin: ReportOrigin,
 ) -> io::Result<()> {
     let since = |time_ns| since(timeline, time_ns);
-    let data = Data {
+    let data = TimelineData {
         view: timeline,
         tracks: timeline.tracks.iter().map(|view| track(view, points, since)).collect(),
-        events: timeline.events.iter().map(|view| Event { view, seconds: since(view.time_ns) }).collect(),
+        events: timeline.events.iter().map(|view| TimelineEventData { view, seconds: since(view.time_ns) }).collect(),
         spans: timeline.spans.iter().map(|view| span(view, since)).collect(),
     };
     write_report(out, "memwatch.timeline/2", data, snapshot, origin)
 }
 
 #[derive(Serialize)]
-struct Data<'a> {
+struct TimelineData<'a> {
     #[serde(flatten)]
     view: &'a TimelineView,
-    tracks: Vec<Track<'a>>,
-    events: Vec<Event<'a>>,
-    spans: Vec<Span<'a>>,
+    tracks: Vec<TimelineSeriesData<'a>>,
+    events: Vec<TimelineEventData<'a>>,
+    spans: Vec<TimelineSpanData<'a>>,
 }
 
 #[derive(Serialize)]
-struct Track<'a> {
+struct TimelineSeriesData<'a> {
     #[serde(flatten)]
     view: &'a TrackView,
     /// `null` for a number of a GPU.
@@ -48,35 +48,35 @@ struct Track<'a> {
     command: Option<&'a str>,
     /// Whether the number is known only at its polls.
     sampled: bool,
-    points: Vec<Point>,
+    points: Vec<TimelinePoint>,
 }
 
 #[derive(Serialize)]
-struct Point {
+struct TimelinePoint {
     seconds: f64,
     #[serde(flatten)]
     view: PointView,
 }
 
 #[derive(Serialize)]
-struct Event<'a> {
+struct TimelineEventData<'a> {
     #[serde(flatten)]
     view: &'a EventView,
     seconds: f64,
 }
 
 #[derive(Serialize)]
-struct Span<'a> {
+struct TimelineSpanData<'a> {
     #[serde(flatten)]
     view: &'a SpanView,
     begin_seconds: f64,
     end_seconds: f64,
 }
 
-fn track(view: &TrackView, points: usize, since: impl Fn(u64) -> f64) -> Track<'_> {
+fn track(view: &TrackView, points: usize, since: impl Fn(u64) -> f64) -> TimelineSeriesData<'_> {
     let is_process = view.tgid.is_some();
-    let point = |view: PointView| Point { seconds: since(view.time_ns), view };
-    Track {
+    let point = |view: PointView| TimelinePoint { seconds: since(view.time_ns), view };
+    TimelineSeriesData {
         view,
         comm: is_process.then_some(&*view.comm),
         command: is_process.then_some(&*view.command),
@@ -85,8 +85,8 @@ fn track(view: &TrackView, points: usize, since: impl Fn(u64) -> f64) -> Track<'
     }
 }
 
-fn span(view: &SpanView, since: impl Fn(u64) -> f64) -> Span<'_> {
-    Span { view, begin_seconds: since(view.begun_ns), end_seconds: since(view.last_ns) }
+fn span(view: &SpanView, since: impl Fn(u64) -> f64) -> TimelineSpanData<'_> {
+    TimelineSpanData { view, begin_seconds: since(view.begun_ns), end_seconds: since(view.last_ns) }
 }
 
 /// Returns the seconds since the beginning; negative for earlier times.

@@ -13,11 +13,11 @@ use memwatch_core::features::timeline::view::TimelineView;
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::GpuUuid;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, ExitFailure};
 use crate::export::plot::Plot;
 use crate::export::{columns as parquet, csv, perfetto, tensorboard};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
-use crate::options::{Common, Targets};
+use crate::options::{CommonArgs, TargetArgs};
 use crate::output_file;
 use crate::render::output::{style, unless_closed};
 use crate::render::wall_clock::WallClock;
@@ -32,8 +32,8 @@ const REQUEST: TensorRequest = TensorRequest::of_reports(TensorLevel::Layers);
 ///
 /// # Errors
 /// The processes cannot be traced, the recording cannot be read, or the report cannot be written.
-pub(crate) async fn run(args: &Timeline, common: &Common) -> Result<Exit, Failure> {
-    let format = args.written().map_err(|sentence| Failure::new(Exit::Error, sentence))?;
+pub(crate) async fn run(args: &Timeline, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+    let format = args.written().map_err(|sentence| ExitFailure::new(Exit::Error, sentence))?;
     let format = format.or(common.json.then_some(TimelineFormat::Json));
     if let Some(path) = args.output.as_deref() {
         check_free(path, args.force)?;
@@ -62,8 +62,8 @@ pub(crate) async fn run(args: &Timeline, common: &Common) -> Result<Exit, Failur
 ///
 /// # Errors
 /// The file exists and must not be replaced.
-pub(crate) fn check_free(path: &Path, force: bool) -> Result<(), Failure> {
-    output_file::check_free(path, force).map_err(|error| Failure::cannot_make(path, &error))
+pub(crate) fn check_free(path: &Path, force: bool) -> Result<(), ExitFailure> {
+    output_file::check_free(path, force).map_err(|error| ExitFailure::cannot_make(path, &error))
 }
 
 /// Renders a picture, a page, a trace or a report.
@@ -75,14 +75,14 @@ pub(crate) fn rendered(
     (timeline, points): (&TimelineView, usize),
     snapshot: &Snapshot,
     taken_at: &TakenAt,
-) -> Result<Vec<u8>, Failure> {
+) -> Result<Vec<u8>, ExitFailure> {
     let utc = WallClock::utc(taken_at.clock.boottime_to_unix_ns);
-    let failed = |error: io::Error| Failure::from(anyhow::Error::from(error));
+    let failed = |error: io::Error| ExitFailure::from(anyhow::Error::from(error));
     let plot = || {
         let plot = Plot::new(timeline, snapshot, &taken_at.clock);
         if plot.is_empty() {
             let nothing = "there is nothing to draw: no GPU, and no process with GPU memory";
-            return Err(Failure::new(Exit::NoTarget, nothing));
+            return Err(ExitFailure::new(Exit::NoTarget, nothing));
         }
         Ok(plot)
     };
@@ -105,19 +105,19 @@ pub(crate) fn rendered(
 ///
 /// # Errors
 /// The output cannot be written.
-pub(crate) fn write_to(path: Option<&Path>, force: bool, bytes: &[u8]) -> Result<(), Failure> {
+pub(crate) fn write_to(path: Option<&Path>, force: bool, bytes: &[u8]) -> Result<(), ExitFailure> {
     let Some(path) = path.filter(|path| !output_file::is_stdout(path)) else {
         let mut out = io::stdout().lock();
         return unless_closed(out.write_all(bytes).and_then(|()| out.flush()));
     };
     let written = output_file::create(path, force).and_then(|mut file| file.write_all(bytes));
-    written.map_err(|error| Failure::cannot_make(path, &error))?;
+    written.map_err(|error| ExitFailure::cannot_make(path, &error))?;
     eprintln!("memwatch: {} is written", path.display());
     Ok(())
 }
 
 /// Keeps only the processes in the snapshot, and the GPUs in it if some were named.
-pub(crate) fn choose(timeline: &mut TimelineView, targets: &Targets, snapshot: &Snapshot) {
+pub(crate) fn choose(timeline: &mut TimelineView, targets: &TargetArgs, snapshot: &Snapshot) {
     let has_gpu = |uuid: Option<&_>| {
         let is_there = |uuid: &GpuUuid| snapshot.gpus.iter().any(|gpu| gpu.uuid == *uuid);
         targets.gpus.is_empty() || uuid.is_none_or(is_there)

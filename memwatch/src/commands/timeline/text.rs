@@ -9,8 +9,8 @@ use crate::export::plot::{sentence, thinned_to};
 use crate::render::Tone;
 use crate::render::format::{bytes, count, duration};
 use crate::render::sentences::{self, Sentence};
-use crate::render::text::grid::{Align, Grid};
-use crate::render::text::{Page, TableOptions};
+use crate::render::text::grid::{Align, TextGrid};
+use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 
 const COLUMNS: [(&str, Align); 6] = [
@@ -37,11 +37,11 @@ pub(crate) fn write(
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     let length = timeline.last_ns.saturating_sub(timeline.begun_ns);
     let from = clock.moment(timeline.begun_ns, timeline.last_ns);
     page.line(&Sentence::new(Tone::Heading, format!("{} from {from}", duration(length))));
-    let mut grid = Grid::new(&COLUMNS);
+    let mut grid = TextGrid::new(&COLUMNS);
     for track in &timeline.tracks {
         grid.push(row(track, timeline, snapshot, options.ascii));
     }

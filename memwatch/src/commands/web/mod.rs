@@ -12,9 +12,9 @@ use memwatch_core::snapshot::Viewer;
 use serde::Serialize;
 
 use crate::client::protocol::PageLink;
-use crate::client::{Client, NoAgent};
-use crate::exit::{Exit, Failure};
-use crate::options::{Common, DEFAULT_SOCKET};
+use crate::client::{AgentClient, NoAgent};
+use crate::exit::{Exit, ExitFailure};
+use crate::options::{CommonArgs, DEFAULT_SOCKET};
 use crate::output_file;
 use crate::render::output::unless_closed;
 use args::Web;
@@ -28,14 +28,14 @@ const FILE: &str = "memwatch-page.html";
 ///
 /// # Errors
 /// There is no agent, or it serves no page.
-pub(crate) async fn run(args: &Web, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: &Web, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let socket = common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET));
-    let (link, viewer) = Client::page(socket).await.map_err(|why| without_agent(socket, &why))?;
+    let (link, viewer) = AgentClient::page(socket).await.map_err(|why| without_agent(socket, &why))?;
     let url = match link {
         PageLink::Open { url } => url,
         PageLink::Closed { why } => {
             let sentence = format!("the agent on {} has no page for you: {}", socket.display(), why.escape_debug());
-            return Err(Failure::new(Exit::Error, sentence));
+            return Err(ExitFailure::new(Exit::Error, sentence));
         }
     };
     let printed = if common.json { report(&url).map_err(anyhow::Error::from)? } else { url.clone() };
@@ -59,20 +59,20 @@ pub(crate) async fn run(args: &Web, common: &Common) -> Result<Exit, Failure> {
 }
 
 #[derive(Serialize)]
-struct Envelope<'a> {
+struct WebEnvelope<'a> {
     schema: &'static str,
     version: &'static str,
-    data: Link<'a>,
+    data: WebLink<'a>,
 }
 
 #[derive(Serialize)]
-struct Link<'a> {
+struct WebLink<'a> {
     url: &'a str,
 }
 
 fn report(url: &str) -> serde_json::Result<String> {
     let (schema, version) = ("memwatch.web/1", env!("CARGO_PKG_VERSION"));
-    serde_json::to_string(&Envelope { schema, version, data: Link { url } })
+    serde_json::to_string(&WebEnvelope { schema, version, data: WebLink { url } })
 }
 
 /// Whether a browser may be started in a desktop session; never for root.
@@ -106,12 +106,12 @@ fn leading_to(url: &str) -> String {
     )
 }
 
-fn without_agent(socket: &Path, why: &NoAgent) -> Failure {
+fn without_agent(socket: &Path, why: &NoAgent) -> ExitFailure {
     let sentence = match why {
         NoAgent::Absent => format!("no agent listens on {}", socket.display()),
         NoAgent::Unusable(why) => format!("the agent on {} cannot be used: {why}", socket.display()),
     };
-    Failure::new(Exit::Error, sentence).advise(
+    ExitFailure::new(Exit::Error, sentence).advise(
         "The page is the agent's. Start it with: sudo memwatch agent --listen 127.0.0.1:9747\n\
          Without an agent, memwatch shows the same on the terminal.",
     )

@@ -38,7 +38,7 @@ const BOOTTIME: u32 = 6;
 
 /// Writes a trace ordered by time. The same timeline always gives the same bytes.
 pub(crate) fn write(timeline: &TimelineView, snapshot: &Snapshot, clock: &WallClock) -> Vec<u8> {
-    let mut writer = Writer { packets: Vec::new(), next: 1, processes: BTreeMap::new(), extra: BTreeMap::new() };
+    let mut writer = TraceWriter { packets: Vec::new(), next: 1, processes: BTreeMap::new(), extra: BTreeMap::new() };
     writer.clocks(timeline, clock);
     let mut timed = Vec::new();
     for track in &timeline.tracks {
@@ -67,7 +67,7 @@ pub(crate) fn write(timeline: &TimelineView, snapshot: &Snapshot, clock: &WallCl
 }
 
 /// Writer of packets. Each track is described before its first event.
-struct Writer {
+struct TraceWriter {
     packets: Vec<TracePacket>,
     next: u64,
     /// Track of each process.
@@ -76,7 +76,7 @@ struct Writer {
     extra: BTreeMap<(u64, String), u64>,
 }
 
-impl Writer {
+impl TraceWriter {
     fn clocks(&mut self, timeline: &TimelineView, clock: &WallClock) {
         let reading = |id, time_ns| Clock { clock_id: id, timestamp: time_ns };
         let unix_ns = u64::try_from(clock.unix_ns(timeline.begun_ns)).unwrap_or(0);

@@ -11,7 +11,7 @@ use memwatch_core::snapshot::{
     DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory,
 };
 
-use self::writer::{BATCH, Memo, Writer};
+use self::writer::{BATCH, Memo, PickleWriter};
 use crate::render::wall_clock::WallClock;
 
 /// Category of events without a phase. The viewer fails if events have categories and none of them
@@ -28,22 +28,22 @@ pub(crate) fn write(
     time_ns: u64,
     clock: &WallClock,
 ) -> io::Result<()> {
-    let writer = Writer::new(io::BufWriter::new(out))?;
-    let mut document = Document { writer, history, clock, stacks: HashMap::new(), frames: HashMap::new() };
+    let writer = PickleWriter::new(io::BufWriter::new(out))?;
+    let mut document = SnapshotPickle { writer, history, clock, stacks: HashMap::new(), frames: HashMap::new() };
     document.all(time_ns)?;
     document.writer.finish()
 }
 
 /// State of the writer.
-struct Document<'a, W> {
-    writer: Writer<W>,
+struct SnapshotPickle<'a, W> {
+    writer: PickleWriter<W>,
     history: &'a MemoryHistory,
     clock: &'a WallClock,
     stacks: HashMap<usize, Memo>,
     frames: HashMap<&'a HistoryFrame, Memo>,
 }
 
-impl<'a, W: io::Write> Document<'a, W> {
+impl<'a, W: io::Write> SnapshotPickle<'a, W> {
     fn all(&mut self, time_ns: u64) -> io::Result<()> {
         let history = self.history;
         let segments = history.devices.iter().flat_map(|device| device.segments.iter().map(|one| (device.device, one)));
@@ -186,7 +186,7 @@ impl<'a, W: io::Write> Document<'a, W> {
         self.key("time_us")?.integer(unix_us)
     }
 
-    fn key(&mut self, key: &str) -> io::Result<&mut Writer<W>> {
+    fn key(&mut self, key: &str) -> io::Result<&mut PickleWriter<W>> {
         self.writer.key(key)
     }
 

@@ -38,13 +38,13 @@ pub(crate) struct Memo(u32);
 
 /// Pickle writer for one object.
 #[derive(Debug)]
-pub(crate) struct Writer<W> {
+pub(crate) struct PickleWriter<W> {
     out: W,
     texts: HashMap<String, Memo>,
     next: u32,
 }
 
-impl<W: io::Write> Writer<W> {
+impl<W: io::Write> PickleWriter<W> {
     /// Writes the header of a pickle.
     pub(crate) fn new(mut out: W) -> io::Result<Self> {
         out.write_all(&[PROTO, PROTOCOL])?;
@@ -166,9 +166,9 @@ impl<W: io::Write> Writer<W> {
 mod tests {
     use super::*;
 
-    fn written(write: impl FnOnce(&mut Writer<&mut Vec<u8>>) -> io::Result<()>) -> Vec<u8> {
+    fn written(write: impl FnOnce(&mut PickleWriter<&mut Vec<u8>>) -> io::Result<()>) -> Vec<u8> {
         let mut out = Vec::new();
-        let mut writer = Writer::new(&mut out).expect("memory takes all");
+        let mut writer = PickleWriter::new(&mut out).expect("memory takes all");
         write(&mut writer).expect("memory takes all");
         writer.finish().expect("memory takes all");
         out

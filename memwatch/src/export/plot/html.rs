@@ -16,7 +16,7 @@ const PAGE: &str = include_str!("plot.html");
 const ROWS: usize = 500;
 
 #[derive(Serialize)]
-struct Data<'a> {
+struct PlotPageData<'a> {
     /// Time of day at the beginning, in seconds since midnight.
     begun_of_day: f64,
     last_ns: u64,
@@ -51,7 +51,7 @@ pub(crate) fn write(plot: &Plot) -> io::Result<Vec<u8>> {
             .map(|line| LineData(line.measure.1, line.points.iter().map(point).collect()))
             .collect(),
     });
-    let data = Data {
+    let data = PlotPageData {
         begun_of_day: plot.clock.seconds_of_day(plot.begun_ns),
         last_ns: plot.last_ns - plot.begun_ns,
         width: svg::WIDTH,

@@ -41,18 +41,18 @@ pub(crate) struct Plot {
 struct Panel {
     title: String,
     total_bytes: Option<u64>,
-    lines: Vec<Line>,
-    marks: Vec<Mark>,
+    lines: Vec<PlotLine>,
+    marks: Vec<PlotMark>,
 }
 
 /// One line of a panel.
-struct Line {
+struct PlotLine {
     measure: Measure,
     points: Vec<PointView>,
 }
 
 /// A marked event.
-struct Mark {
+struct PlotMark {
     time_ns: u64,
     kind: MarkKind,
     text: String,
@@ -85,7 +85,7 @@ pub(crate) fn label(measure: &str) -> &str {
 impl Plot {
     /// Creates the plot of a timeline, with the GPUs of a snapshot.
     pub(crate) fn new(timeline: &TimelineView, snapshot: &Snapshot, clock: &WallClock) -> Self {
-        let mut groups: Vec<(Key, Vec<&TrackView>)> = Vec::new();
+        let mut groups: Vec<(PanelKey, Vec<&TrackView>)> = Vec::new();
         for track in &timeline.tracks {
             let key = key_of(track);
             match groups.iter_mut().find(|(known, _)| *known == key) {
@@ -146,9 +146,9 @@ impl Plot {
 }
 
 /// Key of a panel: a process (PID and start of the observation), and a GPU.
-type Key = (Option<(Tgid, Option<u64>)>, Option<GpuUuid>);
+type PanelKey = (Option<(Tgid, Option<u64>)>, Option<GpuUuid>);
 
-fn key_of(track: &TrackView) -> Key {
+fn key_of(track: &TrackView) -> PanelKey {
     (track.tgid.map(|tgid| (tgid, track.observed_since_ns)), track.uuid.clone())
 }
 
@@ -157,7 +157,7 @@ fn most(tracks: &[&TrackView]) -> u64 {
     points.map(|point| point.most_bytes).max().unwrap_or(0)
 }
 
-fn panel(key: &Key, tracks: &[&TrackView], timeline: &TimelineView, snapshot: &Snapshot) -> Panel {
+fn panel(key: &PanelKey, tracks: &[&TrackView], timeline: &TimelineView, snapshot: &Snapshot) -> Panel {
     let (process, uuid) = key;
     let gpu = snapshot.gpus.iter().find(|gpu| Some(&gpu.uuid) == uuid.as_ref());
     let number = sentences::gpu_number(snapshot, uuid.as_ref());
@@ -178,7 +178,7 @@ fn panel(key: &Key, tracks: &[&TrackView], timeline: &TimelineView, snapshot: &S
     let mut lines = Vec::new();
     for measure in MEASURES {
         let own = tracks.iter().filter(|track| track.measure == measure.0);
-        lines.extend(own.map(|track| Line { measure, points: thinned(&track.points) }));
+        lines.extend(own.map(|track| PlotLine { measure, points: thinned(&track.points) }));
     }
     let is_here = |event: &&EventView| match process {
         Some((tgid, _)) => event.tgid == Some(*tgid) && (event.uuid.is_none() || event.uuid == *uuid),
@@ -191,7 +191,7 @@ fn panel(key: &Key, tracks: &[&TrackView], timeline: &TimelineView, snapshot: &S
             "start" | "exit" => MarkKind::Life,
             _ => return None,
         };
-        Some(Mark { time_ns: event.time_ns, kind, text: sentence(event, snapshot) })
+        Some(PlotMark { time_ns: event.time_ns, kind, text: sentence(event, snapshot) })
     });
     Panel { title, total_bytes, lines, marks: marks.collect() }
 }

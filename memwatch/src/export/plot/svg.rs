@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use memwatch_core::features::timeline::view::PointView;
 
-use super::{Line, MEASURES, Mark, MarkKind, Panel, Plot};
+use super::{MEASURES, MarkKind, Panel, Plot, PlotLine, PlotMark};
 use crate::render::format::{bytes, duration};
 
 pub(crate) const WIDTH: f64 = 1000.0;
@@ -186,7 +186,7 @@ fn x_of(plot: &Plot, time_ns: u64) -> f64 {
 }
 
 /// Renders a line as steps: a value applies back to the previous poll.
-fn steps(out: &mut String, plot: &Plot, line: &Line, y_of: &impl Fn(u64) -> f64) {
+fn steps(out: &mut String, plot: &Plot, line: &PlotLine, y_of: &impl Fn(u64) -> f64) {
     let Some(first) = line.points.first() else { return };
     let name = line.measure.0;
     let (mut curve, mut upper) = (String::new(), String::new());
@@ -208,7 +208,7 @@ fn steps(out: &mut String, plot: &Plot, line: &Line, y_of: &impl Fn(u64) -> f64)
     let _ = write!(out, "<path class=\"band {name}\" d=\"{upper}z\"/><path class=\"line {name}\" d=\"{curve}\"/>");
 }
 
-fn marked(out: &mut String, plot: &Plot, mark: &Mark, begin: f64, bottom: f64) {
+fn marked(out: &mut String, plot: &Plot, mark: &PlotMark, begin: f64, bottom: f64) {
     let x = x_of(plot, mark.time_ns);
     let title = escape(&mark.text);
     let _ = match mark.kind {

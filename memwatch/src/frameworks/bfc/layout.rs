@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt as _;
 use memwatch_common::tensor::CounterPlan;
 
 use crate::frameworks::pytorch::{SymbolName, symbols};
-use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError};
+use crate::sources::kernel::resolve::{FunctionLocation, ResolveError, SymbolLayout};
 use crate::stranger_file::ElfReader;
 
 /// `ClearStats` sets the allocation count to 0, reads the bytes in use and stores them as the peak.
@@ -115,7 +115,7 @@ impl ArenaLayout {
     pub(crate) fn of(file: &File) -> Result<Self, ResolveError> {
         let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
         let cache = ElfReader::new(clone);
-        let layout = Layout::parse(&cache)?;
+        let layout = SymbolLayout::parse(&cache)?;
         let found = symbols(file, &layout, &[CLEAR_STATS, NAME, LOOK_UP, TABLE, GIVE_BACK, DESCRIBE])?;
         let code = |name: SymbolName| found.functions.get(&name.key).map(|location| code_of(file, location));
         Ok(Self {

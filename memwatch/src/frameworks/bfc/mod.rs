@@ -7,5 +7,5 @@ pub(super) mod operators;
 mod reader;
 
 pub(crate) use layout::{ArenaLayout, CounterLayout};
-pub(crate) use onnxruntime::Build as OnnxRuntime;
+pub(crate) use onnxruntime::OnnxRuntimeBuild as OnnxRuntime;
 pub(crate) use reader::ArenaReader;

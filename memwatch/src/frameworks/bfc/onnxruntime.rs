@@ -13,15 +13,15 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
-use memwatch_common::tensor::{BlockPlan, Held, IN_USE_WORD, TensorMeaning};
+use memwatch_common::tensor::{BlockPlan, HoldingRegister, IN_USE_WORD, TensorMeaning};
 
 use self::reserved::Reserved;
 use super::layout::{ArenaLayout, ChunkLayout, CounterLayout};
 use crate::frameworks::pytorch::TensorPoint;
-use crate::sources::classes::{ClassTable, Classes};
-use crate::sources::kernel::resolve::{FunctionLocation, Machine};
+use crate::sources::classes::{ClassPointers, ClassTable};
+use crate::sources::kernel::resolve::{FunctionLocation, InstructionSet};
 use crate::sources::kernel::site::{KernelVersion, select};
-use crate::sources::native::Image;
+use crate::sources::native::CodeImage;
 
 /// Type names of the class, and of the class for requests with a stream in 1.31 and in 1.20 to
 /// 1.23.
@@ -53,7 +53,7 @@ const WORDS: [(u64, u8); 2] = [(10, 7), (9, 6)];
 
 /// Probe points and layout of a build.
 #[derive(Debug)]
-pub(crate) struct Build {
+pub(crate) struct OnnxRuntimeBuild {
     /// Probe points.
     pub(crate) points: Vec<TensorPoint>,
     /// Field offsets of its arenas.
@@ -61,23 +61,23 @@ pub(crate) struct Build {
 }
 
 /// A file and its code.
-struct Code<'a> {
+struct CodeFile<'a> {
     file: &'a File,
-    image: Image,
+    image: CodeImage,
 }
 
 /// A function with its decoded instructions.
-struct Function {
+struct DecodedFunction {
     location: FunctionLocation,
     code: Vec<u8>,
     instructions: Vec<Instruction>,
 }
 
-impl Build {
+impl OnnxRuntimeBuild {
     /// Finds the arena class in a file.
     pub(crate) fn of(file: &File, kernel: KernelVersion) -> Option<Self> {
-        let binary = Code { file, image: Image::read(file.try_clone().ok()?)? };
-        let classes = Classes::of(file)?;
+        let binary = CodeFile { file, image: CodeImage::read(file.try_clone().ok()?)? };
+        let classes = ClassPointers::of(file)?;
         let arena = classes.table(file, ARENA)?;
         let of_streams = OF_STREAMS.iter().find_map(|name| classes.table(file, name))?;
         let core = binary.function(binary.core(&arena, &of_streams)?)?;
@@ -86,7 +86,7 @@ impl Build {
         let free = binary.function(*arena.functions.get(FREE)?)?;
         let release = binary.called(&free, |callee| callee.takes_from(counters.in_use()) && callee.marks_as_free())?;
         let mut points = grants(&core, find.location.address, counters)?;
-        let site = select(&release.code, release.location.address, Machine::X86_64, kernel);
+        let site = select(&release.code, release.location.address, InstructionSet::X86_64, kernel);
         let block = BlockPlan::ChunkFreed { counters: counters.plan() };
         let offset = release.location.file_offset + site.offset_in_function;
         points.push(TensorPoint::with_block(TensorMeaning::ArenaChunkFreed, offset, block)?);
@@ -107,9 +107,9 @@ impl Build {
     }
 }
 
-impl Code<'_> {
+impl CodeFile<'_> {
     /// Returns the function that begins at an address.
-    fn function(&self, address: u64) -> Option<Function> {
+    fn function(&self, address: u64) -> Option<DecodedFunction> {
         let location = self.image.function(address).filter(|one| one.address == address)?;
         if location.size_bytes > CODE_BYTES {
             return None;
@@ -117,7 +117,7 @@ impl Code<'_> {
         let mut code = vec![0; usize::try_from(location.size_bytes).ok()?];
         self.file.read_exact_at(&mut code, location.file_offset).ok()?;
         let instructions = Decoder::with_ip(64, &code, address, DecoderOptions::NONE).into_iter().collect();
-        Some(Function { location, code, instructions })
+        Some(DecodedFunction { location, code, instructions })
     }
 
     /// Returns the function to which both `Alloc` and `AllocOnStream` jump, if the vtables have the
@@ -146,7 +146,7 @@ impl Code<'_> {
 
     /// Returns the only matching function that `caller` calls; `None` if there is none or more than
     /// one.
-    fn called(&self, caller: &Function, is_meant: impl Fn(&Function) -> bool) -> Option<Function> {
+    fn called(&self, caller: &DecodedFunction, is_meant: impl Fn(&DecodedFunction) -> bool) -> Option<DecodedFunction> {
         let mut targets: Vec<u64> = caller.calls().map(|(_, target)| target).collect();
         targets.sort_unstable();
         targets.dedup();
@@ -155,7 +155,7 @@ impl Code<'_> {
     }
 }
 
-impl Function {
+impl DecodedFunction {
     /// Returns the direct calls: index of the instruction and target address.
     fn calls(&self) -> impl Iterator<Item = (usize, u64)> {
         let calls = self.instructions.iter().enumerate();
@@ -218,7 +218,7 @@ impl Function {
 
 /// Returns the points after each call of `FindChunkPtr`; `None` if there is no call or one is not
 /// as expected.
-fn grants(core: &Function, find: u64, counters: CounterLayout) -> Option<Vec<TensorPoint>> {
+fn grants(core: &DecodedFunction, find: u64, counters: CounterLayout) -> Option<Vec<TensorPoint>> {
     let calls = core.calls().filter(|(_, target)| *target == find);
     let points = calls.map(|(at, _)| {
         let branch = branch_behind(&core.instructions[at + 1..])?;
@@ -253,7 +253,7 @@ fn arena_of(before: &[Instruction]) -> Option<Register> {
 }
 
 /// Returns the location of the counters that `GetStats` copies.
-fn counters(get_stats: &Function) -> Option<CounterLayout> {
+fn counters(get_stats: &DecodedFunction) -> Option<CounterLayout> {
     let wide = |one: &&Instruction| matches!(one.mnemonic(), Mnemonic::Movdqu | Mnemonic::Movups | Mnemonic::Vmovdqu);
     let loads = get_stats.instructions.iter().filter(wide).filter(|one| one.op1_kind() == OpKind::Memory);
     let offsets: Vec<(Register, u64)> = loads.map(|one| (one.memory_base(), one.memory_displacement64())).collect();
@@ -267,7 +267,7 @@ fn counters(get_stats: &Function) -> Option<CounterLayout> {
 }
 
 /// Returns the offset of the regions, which the release function passes to its first call.
-fn regions(release: &Function) -> Option<u32> {
+fn regions(release: &DecodedFunction) -> Option<u32> {
     let (call, _) = release.calls().next()?;
     let before = release.instructions[..call].iter();
     let writer = before.rev().find(|one| one.op_count() > 0 && one.op0_register() == Register::RDI)?;
@@ -314,14 +314,14 @@ fn inverse_of(odd: u64) -> Option<u64> {
     Some((0..6).fold(odd, step))
 }
 
-const fn held(register: Register) -> Option<Held> {
+const fn held(register: Register) -> Option<HoldingRegister> {
     Some(match register {
-        Register::RBX => Held::Rbx,
-        Register::RBP => Held::Rbp,
-        Register::R12 => Held::R12,
-        Register::R13 => Held::R13,
-        Register::R14 => Held::R14,
-        Register::R15 => Held::R15,
+        Register::RBX => HoldingRegister::Rbx,
+        Register::RBP => HoldingRegister::Rbp,
+        Register::R12 => HoldingRegister::R12,
+        Register::R13 => HoldingRegister::R13,
+        Register::R14 => HoldingRegister::R14,
+        Register::R15 => HoldingRegister::R15,
         _ => return None,
     })
 }

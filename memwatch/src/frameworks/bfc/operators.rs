@@ -18,7 +18,7 @@ use memwatch_common::tensor::{OperatorPlan, TENSOR_PROBES, TensorMeaning};
 
 use super::layout::code_of;
 use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
-use crate::sources::kernel::resolve::{Layout, Machine, ResolveError};
+use crate::sources::kernel::resolve::{InstructionSet, ResolveError, SymbolLayout};
 use crate::stranger_file::ElfReader;
 
 /// Returns the address of the thread's annotation, which begins with the operator's name.
@@ -50,8 +50,8 @@ struct Variable {
 pub(in crate::frameworks) fn beside(file: &File, reported: &TensorPoint) -> Result<Option<TensorPoint>, ResolveError> {
     let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
     let cache = ElfReader::new(clone);
-    let layout = Layout::parse(&cache)?;
-    if layout.machine() != Machine::X86_64 {
+    let layout = SymbolLayout::parse(&cache)?;
+    if layout.machine() != InstructionSet::X86_64 {
         return Ok(None);
     }
     let found = symbols(file, &layout, &[ANNOTATION, REPORT])?;

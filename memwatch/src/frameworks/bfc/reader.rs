@@ -11,7 +11,7 @@ use memchr::memmem::Finder;
 use memwatch_common::tensor::NODE_WORDS;
 use memwatch_core::input::arenas::{ArenaBook, ArenaBooks, ArenaChunk, ArenaCounters};
 use memwatch_core::words::{Framework, Name, Tgid};
-use memwatch_inspect::memory::Memory;
+use memwatch_inspect::memory::MemoryAccess;
 
 use super::layout::{ArenaLayout, ChunkLayout};
 use crate::printable::printable;
@@ -153,7 +153,7 @@ impl ArenaReader {
         is_gpus.then(|| i32::try_from((word & NUMBER_OF_DEVICE) >> 16).ok()).flatten()
     }
 
-    fn chunks(&self, allocator: u64, layout: ChunkLayout) -> Option<Parts> {
+    fn chunks(&self, allocator: u64, layout: ChunkLayout) -> Option<RegionsAndChunks> {
         let regions = self.vector(allocator, layout.regions, MOST_REGIONS << 6)?;
         let mut regions = REGION_BYTES.into_iter().find_map(|stride| regions_of(&regions, stride))?;
         let bytes = self.vector(allocator, layout.chunks, MOST_CHUNKS.checked_mul(u64::from(layout.stride))?)?;
@@ -201,7 +201,7 @@ impl ArenaReader {
 }
 
 /// Regions as address and size in bytes, and the chunks in them.
-type Parts = (Vec<(u64, u64)>, Vec<ArenaChunk>);
+type RegionsAndChunks = (Vec<(u64, u64)>, Vec<ArenaChunk>);
 
 /// Parses regions of this size; `None` unless each region's end equals its beginning plus its size.
 fn regions_of(bytes: &[u8], stride: u64) -> Option<Vec<(u64, u64)>> {

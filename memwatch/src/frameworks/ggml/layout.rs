@@ -7,7 +7,7 @@ use memwatch_common::tensor::TensorMeaning;
 
 use crate::frameworks::getter::{code_of, pointed_to, returned};
 use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
-use crate::sources::kernel::resolve::{Layout, ResolveError};
+use crate::sources::kernel::resolve::{ResolveError, SymbolLayout};
 use crate::stranger_file::ElfReader;
 
 /// `ggml_backend_buffer_get_size` returns the size, one word after the context.
@@ -42,7 +42,7 @@ impl GgmlLayout {
     pub(crate) fn of(file: &File) -> Result<Option<Self>, ResolveError> {
         let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
         let cache = ElfReader::new(clone);
-        let layout = Layout::parse(&cache)?;
+        let layout = SymbolLayout::parse(&cache)?;
         let found = symbols(file, &layout, &[GET_SIZE, GET_USAGE, GET_NAME])?;
         let code = |name: SymbolName| found.functions.get(&name.key).and_then(|location| code_of(file, location));
         let name = code(GET_NAME).unwrap_or_default();

@@ -11,7 +11,7 @@ use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning};
 use super::layout::name;
 use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
 use crate::sources::kernel::load::chain;
-use crate::sources::kernel::resolve::{FunctionLocation, Layout};
+use crate::sources::kernel::resolve::{FunctionLocation, SymbolLayout};
 use crate::sources::kernel::stub;
 use crate::stranger_file::ElfReader;
 
@@ -37,7 +37,7 @@ const CODE_BYTES: u64 = 64 << 10;
 pub(crate) fn points(file: &File) -> Result<Vec<TensorPoint>, String> {
     let clone = file.try_clone().map_err(|error| chain(&error))?;
     let cache = ElfReader::new(clone);
-    let layout = Layout::parse(&cache).map_err(|error| chain(&error))?;
+    let layout = SymbolLayout::parse(&cache).map_err(|error| chain(&error))?;
     let found = symbols(file, &layout, &[ALLOC, DESTROY, DELETE]).map_err(|error| chain(&error))?;
     let mut points = Vec::new();
     for (function, callee, meaning) in [

@@ -12,7 +12,7 @@ pub(super) fn are_as_expected(code: &[u8]) -> bool {
     let all: Vec<Instruction> = Decoder::new(64, code, DecoderOptions::NONE).into_iter().collect();
     let ends = |one: &&Instruction| !matches!(one.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch);
     let straight: Vec<&Instruction> = all.iter().take_while(|one| !ends(one)).collect();
-    let is_read = |mnemonic: Mnemonic, (base, offset): Place, bytes: usize| {
+    let is_read = |mnemonic: Mnemonic, (base, offset): MemoryOperand, bytes: usize| {
         straight.iter().any(|one| read(one, mnemonic, bytes) == Some((base, offset)))
     };
     let memories = straight.iter().filter_map(|one| {
@@ -30,10 +30,10 @@ pub(super) fn are_as_expected(code: &[u8]) -> bool {
 }
 
 /// A base register and an offset.
-type Place = (Register, u64);
+type MemoryOperand = (Register, u64);
 
 /// Returns where an instruction reads `bytes` bytes into a register.
-fn read(one: &Instruction, mnemonic: Mnemonic, bytes: usize) -> Option<Place> {
+fn read(one: &Instruction, mnemonic: Mnemonic, bytes: usize) -> Option<MemoryOperand> {
     let is_read = one.mnemonic() == mnemonic
         && one.op0_kind() == OpKind::Register
         && one.op0_register().size() == bytes

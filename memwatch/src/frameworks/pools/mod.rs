@@ -11,12 +11,12 @@ use memwatch_common::tensor::{BlockPlan, FrameworkLibrary, PoolPlan, PoolShape, 
 
 use crate::frameworks::getter::{code_of, returned};
 use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
-use crate::sources::kernel::resolve::{Layout, ResolveError};
+use crate::sources::kernel::resolve::{ResolveError, SymbolLayout};
 use crate::stranger_file::ElfReader;
 
 /// A kind of pool: its displayed name, and the ids of the probes without which its events would be
 /// misread.
-struct Sort {
+struct PoolFamily {
     name: &'static str,
     rows: &'static [u16],
     /// Getter of the pool's counter and a description of that counter; `None` if the pool has none.
@@ -24,13 +24,13 @@ struct Sort {
     shapes: &'static [PoolShape],
 }
 
-const POOL: Sort = Sort {
+const POOL: PoolFamily = PoolFamily {
     name: "pool_memory_resource",
     rows: &[67, 68, 70],
     counter: Some(("_ZNK3rmm*2mr6detail25pool_memory_resource_impl9pool_sizeE", "how large its pools are")),
     shapes: &[PoolShape::FromBlock, PoolShape::IntoBlock],
 };
-const FIXED: Sort = Sort {
+const FIXED: PoolFamily = PoolFamily {
     name: "fixed_size_memory_resource",
     rows: &[71, 72, 74],
     counter: Some((
@@ -39,9 +39,9 @@ const FIXED: Sort = Sort {
     )),
     shapes: &[PoolShape::FromFixed, PoolShape::IntoFixed],
 };
-const ARENA: Sort = Sort { name: "arena_memory_resource", rows: &[75, 76, 77], counter: None, shapes: &[] };
+const ARENA: PoolFamily = PoolFamily { name: "arena_memory_resource", rows: &[75, 76, 77], counter: None, shapes: &[] };
 /// CuPy's pool. Its counter is the bytes obtained from the driver; the bytes in use follow.
-const MEMORY_POOL: Sort = Sort {
+const MEMORY_POOL: PoolFamily = PoolFamily {
     name: "SingleDeviceMemoryPool",
     rows: &[78, 79],
     counter: Some((
@@ -85,7 +85,7 @@ pub(crate) fn complete_cupy(file: &File, mut points: Vec<TensorPoint>) -> Result
     }
 }
 
-impl Sort {
+impl PoolFamily {
     /// Adds the counter's offset to the pool's points. Removes all of them if one is missing.
     fn complete(&self, file: &File, points: &mut Vec<TensorPoint>) {
         let has = |row: &u16| points.iter().any(|point| point.row.id == *row);
@@ -135,7 +135,7 @@ fn function(file: &File, beginning: &'static str) -> Option<Vec<u8>> {
     let of = || -> Result<Option<Vec<u8>>, ResolveError> {
         let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
         let cache = ElfReader::new(clone);
-        let layout = Layout::parse(&cache)?;
+        let layout = SymbolLayout::parse(&cache)?;
         let found = symbols(file, &layout, &[SymbolName { key: 0, beginning, ending: "" }])?;
         Ok(found.functions.get(&0).and_then(|location| code_of(file, location)))
     };

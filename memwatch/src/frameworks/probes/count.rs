@@ -8,7 +8,7 @@ use aya::programs::uprobe::UProbeScope;
 
 use super::{TensorProbes, attach_program, chain, hash, in_table};
 use crate::frameworks::pytorch::TensorPoint;
-use crate::sources::kernel::load::{Kernel, LoadError, Mechanism};
+use crate::sources::kernel::load::{KernelHalf, LoadError, Mechanism};
 
 pub(super) const COUNTS: &str = "TENSOR_COUNTS";
 
@@ -25,7 +25,7 @@ pub(super) const fn program_of(mechanism: Mechanism) -> &'static str {
 /// # Errors
 /// A message that explains why nothing is counted.
 pub(crate) fn begin_count(
-    kernel: &mut Kernel,
+    kernel: &mut KernelHalf,
     path: &Path,
     tgid: NonZeroU32,
     point: &TensorPoint,
@@ -44,7 +44,7 @@ pub(crate) fn begin_count(
 /// # Errors
 /// A message that explains why nothing is attached.
 pub(crate) fn begin_load(
-    kernel: &mut Kernel,
+    kernel: &mut KernelHalf,
     path: &Path,
     tgid: NonZeroU32,
     points: &[TensorPoint],
@@ -62,7 +62,7 @@ pub(crate) fn begin_load(
 ///
 /// # Errors
 /// A map is missing: the loaded kernel half is of another build.
-pub(crate) fn counted(kernel: &mut Kernel, tgid: u32) -> Result<Option<u64>, LoadError> {
+pub(crate) fn counted(kernel: &mut KernelHalf, tgid: u32) -> Result<Option<u64>, LoadError> {
     Ok(hash::<u32, u64>(kernel, COUNTS)?.get(&tgid, 0).ok())
 }
 
@@ -70,12 +70,12 @@ pub(crate) fn counted(kernel: &mut Kernel, tgid: u32) -> Result<Option<u64>, Loa
 ///
 /// # Errors
 /// A map is missing: the loaded kernel half is of another build.
-pub(crate) fn forget_count(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
+pub(crate) fn forget_count(kernel: &mut KernelHalf, tgid: u32) -> Result<(), LoadError> {
     // A missing entry is not an error.
     let _ = hash::<u32, u64>(kernel, COUNTS)?.remove(&tgid);
     Ok(())
 }
 
-fn set(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
+fn set(kernel: &mut KernelHalf, tgid: u32) -> Result<(), LoadError> {
     hash::<u32, u64>(kernel, COUNTS)?.insert(&tgid, &0, 0).map_err(in_table(COUNTS))
 }

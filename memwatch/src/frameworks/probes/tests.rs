@@ -13,11 +13,11 @@ use memwatch_common::tensor::{
     FLAG_NO_PYTHON, FLAG_RETURN, FLAG_STACK_OVER_BUDGET, StackFrame, TensorMeaning, TensorRecord, tensor_probe,
 };
 
-use job::{Job, LIBRARIES, Watched};
+use job::{LIBRARIES, ProbedJob, PythonJob};
 
 /// Events of a job, in order.
 #[derive(Debug, Default)]
-struct Sent {
+struct SentEvents {
     events: Vec<TensorRecord>,
     stacks: BTreeMap<u64, Vec<StackFrame>>,
     /// Allocator address, number of events before it, and words.
@@ -25,7 +25,7 @@ struct Sent {
     texts: Vec<String>,
 }
 
-impl Sent {
+impl SentEvents {
     fn of(&self, wanted: TensorMeaning) -> Vec<&TensorRecord> {
         self.events.iter().filter(|event| meaning(event) == wanted).collect()
     }
@@ -46,11 +46,11 @@ fn meaning(event: &TensorRecord) -> TensorMeaning {
     tensor_probe(event.probe).expect("only rows of the table are attached").meaning
 }
 
-fn with_a_job(version: &str, classic: bool, checks: &[fn(&mut Job, &mut Watched)]) {
-    let Some(mut job) = Job::start(version) else { return };
+fn with_a_job(version: &str, classic: bool, checks: &[fn(&mut PythonJob, &mut ProbedJob)]) {
+    let Some(mut job) = PythonJob::start(version) else { return };
     // Memory held before memwatch attaches.
     job.ask("held.append(leaf(3 << 20)); held.append(leaf(100)); train(1)");
-    let mut watched = Watched::attach(&job, (classic, 64 << 20), &LIBRARIES);
+    let mut watched = ProbedJob::attach(&job, (classic, 64 << 20), &LIBRARIES);
     for check in checks {
         check(&mut job, &mut watched);
     }
@@ -111,7 +111,7 @@ fn action(name: &str) -> Option<u64> {
     (0..).zip(names).find(|(_, known)| *known == name).map(|(number, _)| number)
 }
 
-fn events_are_those_of_its_own_trace(job: &mut Job, watched: &mut Watched) {
+fn events_are_those_of_its_own_trace(job: &mut PythonJob, watched: &mut ProbedJob) {
     let before = job.number("torch.cuda.memory_allocated()");
     watched.drain();
     job.ask("torch.cuda.memory._record_memory_history(max_entries=100000)");
@@ -147,7 +147,7 @@ fn events_are_those_of_its_own_trace(job: &mut Job, watched: &mut Watched) {
     assert!(sent.stacks.is_empty(), "no layout, no stacks");
 }
 
-fn statistics_are_those_of_the_event_before(job: &mut Job, watched: &mut Watched) {
+fn statistics_are_those_of_the_event_before(job: &mut PythonJob, watched: &mut ProbedJob) {
     job.ask("held.append(leaf(5000))");
     assert!(watched.drain().statistics.is_empty(), "nobody has asked");
     for _ in 0..2 {
@@ -164,12 +164,12 @@ fn statistics_are_those_of_the_event_before(job: &mut Job, watched: &mut Watched
     }
 }
 
-fn the_numbers_of_nodes_are_all_that_pytorch_gives(job: &mut Job, watched: &mut Watched) {
+fn the_numbers_of_nodes_are_all_that_pytorch_gives(job: &mut PythonJob, watched: &mut ProbedJob) {
     job.ask("weight = torch.zeros(8, device='cuda', requires_grad=True)");
     watched.drain();
     let given = job.ask("out = [(weight * 2).grad_fn._sequence_nr() for _ in range(5)]");
     let given: Vec<u64> = given.as_array().unwrap().iter().filter_map(serde_json::Value::as_u64).collect();
-    let seen = |sent: &Sent| -> Vec<_> {
+    let seen = |sent: &SentEvents| -> Vec<_> {
         sent.of(TensorMeaning::SequenceNumber).iter().map(|event| (event.tid, event.extra[0])).collect()
     };
     let expected: Vec<_> = given.iter().map(|number| (job.tgid(), *number)).collect();
@@ -186,7 +186,7 @@ fn the_numbers_of_nodes_are_all_that_pytorch_gives(job: &mut Job, watched: &mut 
     assert!(sent.of(TensorMeaning::SequenceNumber).iter().all(cheap), "the function's code is not as expected");
 }
 
-fn stacks_are_those_of_the_functions_that_run(job: &mut Job, watched: &mut Watched) {
+fn stacks_are_those_of_the_functions_that_run(job: &mut PythonJob, watched: &mut ProbedJob) {
     watched.set_layout(job, &[]);
     let codes = job.ask("out = [id(f.__code__) for f in (leaf, middle)] + [id(sys._getframe().f_back.f_code)]");
     let codes: Vec<u64> = codes.as_array().unwrap().iter().filter_map(serde_json::Value::as_u64).collect();
@@ -207,7 +207,7 @@ fn stacks_are_those_of_the_functions_that_run(job: &mut Job, watched: &mut Watch
     assert!(grants.iter().any(|event| event.tid != job.tgid()), "backward runs without Python");
 }
 
-fn the_first_argument_of_a_modules_code_comes_with_its_frame(job: &mut Job, watched: &mut Watched) {
+fn the_first_argument_of_a_modules_code_comes_with_its_frame(job: &mut PythonJob, watched: &mut ProbedJob) {
     let code = job.number("id(torch.nn.Module._wrapped_call_impl.__code__)");
     watched.set_layout(job, &[code]);
     let modules = job.ask("out = [id(m) for m in model.modules()]");
@@ -222,14 +222,14 @@ fn the_first_argument_of_a_modules_code_comes_with_its_frame(job: &mut Job, watc
     assert!(others.iter().all(|frame| frame.object == 0));
 }
 
-fn stacks_with_code_that_went_are_sent_again(job: &mut Job, watched: &mut Watched) {
+fn stacks_with_code_that_went_are_sent_again(job: &mut PythonJob, watched: &mut ProbedJob) {
     watched.drain();
     job.ask("exec('def passing(): return leaf(70000)', globals())");
     let code = job.number("id(passing.__code__)");
     job.ask("for _ in range(3): held.append(passing())");
     let sent = watched.drain();
     assert_eq!(sent.stacks_with(code).len(), 1);
-    let goes = |sent: &Sent| sent.of(TensorMeaning::CodeGoes).iter().any(|event| event.args[0] == code);
+    let goes = |sent: &SentEvents| sent.of(TensorMeaning::CodeGoes).iter().any(|event| event.args[0] == code);
     assert!(!goes(&sent));
     let train = "exec('train(1)', {'train': train})";
     let of_training = job.number("id(train.__code__)");
@@ -243,7 +243,7 @@ fn stacks_with_code_that_went_are_sent_again(job: &mut Job, watched: &mut Watche
     assert!(before.stacks.keys().all(|id| !after.stacks.contains_key(id)), "no id means two stacks");
 }
 
-fn a_stack_over_budget_is_left_out_and_counted(job: &mut Job, watched: &mut Watched) {
+fn a_stack_over_budget_is_left_out_and_counted(job: &mut PythonJob, watched: &mut ProbedJob) {
     watched.drain();
     watched.set_window_frames(20);
     // The sleep starts a new window of the budget.
@@ -257,7 +257,7 @@ fn a_stack_over_budget_is_left_out_and_counted(job: &mut Job, watched: &mut Watc
     assert_eq!(watched.left_out(job), left_out as u64);
 }
 
-fn nothing_is_left_of_a_job_that_is_forgotten(job: &mut Job, watched: &mut Watched) {
+fn nothing_is_left_of_a_job_that_is_forgotten(job: &mut PythonJob, watched: &mut ProbedJob) {
     assert!(watched.known(job.tgid()) > 1);
     watched.detach(job);
     assert_eq!(watched.known(job.tgid()), 0);
@@ -266,8 +266,8 @@ fn nothing_is_left_of_a_job_that_is_forgotten(job: &mut Job, watched: &mut Watch
     assert_eq!(watched.drain().events.len(), 0);
 }
 
-fn a_full_ring_loses_events_and_stacks_and_counts_them(job: &mut Job, _: &mut Watched) {
-    let mut watched = Watched::attach(job, (false, 64 << 10), &LIBRARIES[..1]);
+fn a_full_ring_loses_events_and_stacks_and_counts_them(job: &mut PythonJob, _: &mut ProbedJob) {
+    let mut watched = ProbedJob::attach(job, (false, 64 << 10), &LIBRARIES[..1]);
     job.ask("for _ in range(1000): held.append(leaf(70000))");
     watched.set_layout_alone(job);
     // The same stack twice: the first is lost, the second is found.
@@ -282,7 +282,7 @@ fn a_full_ring_loses_events_and_stacks_and_counts_them(job: &mut Job, _: &mut Wa
     job.ask("");
 }
 
-fn nothing_is_walked_any_more_in_a_job_that_has_ended(job: &mut Job, watched: &mut Watched) {
+fn nothing_is_walked_any_more_in_a_job_that_has_ended(job: &mut PythonJob, watched: &mut ProbedJob) {
     watched.set_layout(job, &[]);
     job.ask("held.append(leaf(5000))");
     assert!(watched.known(job.tgid()) > 1);
@@ -290,7 +290,7 @@ fn nothing_is_walked_any_more_in_a_job_that_has_ended(job: &mut Job, watched: &m
     assert!(!watched.is_walked(job.tgid()), "its number may be another's");
 }
 
-fn probes_in_all_processes_report_all_that_are_listed(job: &mut Job, watched: &mut Watched) {
+fn probes_in_all_processes_report_all_that_are_listed(job: &mut PythonJob, watched: &mut ProbedJob) {
     watched.attach_to_all(job, LIBRARIES[0]);
     watched.drain();
     job.ask("held.append(leaf(5000))");
@@ -300,7 +300,7 @@ fn probes_in_all_processes_report_all_that_are_listed(job: &mut Job, watched: &m
     assert_eq!(watched.drain().events.len(), 0);
 }
 
-fn nothing_is_walked_any_more_in_another_image(job: &mut Job, watched: &mut Watched) {
+fn nothing_is_walked_any_more_in_another_image(job: &mut PythonJob, watched: &mut ProbedJob) {
     watched.set_layout_alone(job);
     assert!(watched.is_walked(job.tgid()));
     job.ask("import os; os.execv('/bin/sh', ['sh', '-c', 'echo =1; read line'])");

@@ -11,7 +11,7 @@ use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope
 use super::count::{COUNTS, program_of};
 use super::{TensorProbes, chain, detach, hash, in_table};
 use crate::sources::address_space::AddressSpace;
-use crate::sources::kernel::load::{Kernel, LoadError, loaded_uprobe};
+use crate::sources::kernel::load::{KernelHalf, LoadError, loaded_uprobe};
 
 /// Number of measured rounds, of which the fastest counts. All rounds take 3 ms if a probe costs
 /// 1.5 µs.
@@ -37,7 +37,7 @@ extern "C" fn probed() {
 ///
 /// # Errors
 /// A message that explains why the cost could not be measured.
-pub(crate) fn measure(kernel: &mut Kernel) -> Result<NonZeroU64, String> {
+pub(crate) fn measure(kernel: &mut KernelHalf) -> Result<NonZeroU64, String> {
     let own = std::process::id();
     let space = AddressSpace::open(own).map_err(|error| error.to_string())?;
     // Hides the function pointer from the optimiser, which could otherwise drop calls of a function
@@ -61,7 +61,7 @@ pub(crate) fn measure(kernel: &mut Kernel) -> Result<NonZeroU64, String> {
     Ok(NonZeroU64::new(trap_ns).unwrap_or(NonZeroU64::MIN))
 }
 
-fn attach(kernel: &mut Kernel, own: u32, file_offset: u64) -> Result<TensorProbes, String> {
+fn attach(kernel: &mut KernelHalf, own: u32, file_offset: u64) -> Result<TensorProbes, String> {
     let program = program_of(kernel.mechanism);
     let scope = match NonZeroU32::new(own) {
         Some(own) if kernel.mechanism.attaches_to_processes() => UProbeScope::OneProcess(own),
@@ -73,12 +73,12 @@ fn attach(kernel: &mut Kernel, own: u32, file_offset: u64) -> Result<TensorProbe
     Ok(TensorProbes(vec![(program, link)]))
 }
 
-fn begin_count(kernel: &mut Kernel, own: u32) -> Result<(), LoadError> {
+fn begin_count(kernel: &mut KernelHalf, own: u32) -> Result<(), LoadError> {
     hash::<u32, u64>(kernel, COUNTS)?.insert(&own, &0, 0).map_err(in_table(COUNTS))
 }
 
 /// Removes the counter and returns its value.
-fn end_count(kernel: &mut Kernel, own: u32) -> Result<u64, LoadError> {
+fn end_count(kernel: &mut KernelHalf, own: u32) -> Result<u64, LoadError> {
     let mut counts = hash::<u32, u64>(kernel, COUNTS)?;
     let count = counts.get(&own, 0).map_err(in_table(COUNTS))?;
     counts.remove(&own).map_err(in_table(COUNTS))?;
@@ -110,7 +110,7 @@ mod tests {
         for classic_uprobes in [false, true] {
             let options =
                 LoadOptions { all_processes: false, ring_bytes: 1 << 16, classic_uprobes, diagnostics: false };
-            let mut kernel = Kernel::load(options).expect("it is loaded");
+            let mut kernel = KernelHalf::load(options).expect("it is loaded");
             for _ in 0..2 {
                 measure(&mut kernel).expect("every call comes by it");
             }

@@ -5,10 +5,10 @@ use std::io;
 use std::thread::sleep;
 use std::time::Duration;
 
-use memwatch_core::input::books::{Books, MovingBooks, Numbers};
+use memwatch_core::input::books::{AllocatorNumbers, AllocatorState, MovingBooks};
 use memwatch_core::words::Tgid;
 use memwatch_inspect::pytorch::{
-    ALLOCATOR_SYMBOL, Calibration, Refusal, device_allocators, read, read_moving, read_numbers, standing,
+    ALLOCATOR_SYMBOL, Calibration, ReadRefusal, device_allocators, read, read_moving, read_numbers, standing,
 };
 
 use super::known_builds;
@@ -43,7 +43,7 @@ pub(crate) enum BooksError {
     NoSymbol,
     /// The allocators' state was refused.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] ReadRefusal),
 }
 
 /// Reader of one process's allocator state.
@@ -131,7 +131,7 @@ impl BooksReader {
         }
         // The last reading is confirmed at once.
         readings.push(self.read_moving_some()?);
-        standing(&readings).ok_or_else(|| Refusal::Busy.into())
+        standing(&readings).ok_or_else(|| ReadRefusal::Busy.into())
     }
 
     /// Repeats a reading until it finds blocks. A single one may catch the allocators in the middle
@@ -148,7 +148,7 @@ impl BooksReader {
             sleep(BETWEEN_MOVING);
             read = self.read_moving();
         }
-        read.and_then(|books| if books.devices.is_empty() { Err(Refusal::Busy.into()) } else { Ok(books) })
+        read.and_then(|books| if books.devices.is_empty() { Err(ReadRefusal::Busy.into()) } else { Ok(books) })
     }
 
     /// Reads the allocators' statistics, also while they are active.
@@ -156,20 +156,20 @@ impl BooksReader {
     /// # Errors
     /// There are no allocators, or their state cannot be parsed. The error is passing if they were
     /// in the middle of a change.
-    pub(crate) fn read_numbers(&mut self) -> Result<Numbers, BooksError> {
+    pub(crate) fn read_numbers(&mut self) -> Result<AllocatorNumbers, BooksError> {
         let space = self.space.within(MOST_TIME);
         if self.counters.is_empty() {
             self.counters = device_allocators(&space, self.symbol)?;
         }
         let devices = read_numbers(&space, &self.counters)?;
-        Ok(Numbers { tgid: Tgid(self.tgid), time_ns: boottime_ns(), devices })
+        Ok(AllocatorNumbers { tgid: Tgid(self.tgid), time_ns: boottime_ns(), devices })
     }
 
     /// Reads the allocators once.
     ///
     /// # Errors
     /// The allocators were active, or their state cannot be parsed.
-    pub(crate) fn read(&mut self) -> Result<Books, BooksError> {
+    pub(crate) fn read(&mut self) -> Result<AllocatorState, BooksError> {
         let began_ns = boottime_ns();
         let found = read(&self.space.within(MOST_TIME), self.symbol, self.calibration)?;
         self.searches += found.searches;
@@ -180,7 +180,7 @@ impl BooksReader {
         }
         self.calibration = found.calibration;
         self.allocators = found.devices.iter().map(|device| device.allocator).collect();
-        Ok(Books { tgid: Tgid(self.tgid), began_ns, time_ns: boottime_ns(), devices: found.devices })
+        Ok(AllocatorState { tgid: Tgid(self.tgid), began_ns, time_ns: boottime_ns(), devices: found.devices })
     }
 }
 

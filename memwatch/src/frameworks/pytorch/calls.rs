@@ -12,11 +12,12 @@ use std::os::unix::fs::FileExt as _;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use memwatch_common::tensor::{
-    ALLOCATION_TO_BYTES_WORDS, BLOCK_OFFSETS, BlockPlan, Held, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe,
+    ALLOCATION_TO_BYTES_WORDS, BLOCK_OFFSETS, BlockPlan, HoldingRegister, TENSOR_PROBES, TensorMeaning, TensorPlan,
+    TensorProbe,
 };
 
 use super::symbols::{SymbolName, Symbols, TensorPoint};
-use crate::sources::kernel::resolve::{FunctionLocation, Layout, Machine};
+use crate::sources::kernel::resolve::{FunctionLocation, InstructionSet, SymbolLayout};
 use crate::sources::kernel::stub;
 
 /// Keys of the functions of `DeviceCachingAllocator` that every block passes through.
@@ -70,9 +71,9 @@ const ALLOCATED_TO_RESERVED: u64 = 96;
 const OFFSETS: u64 = 4096;
 
 /// An instruction that calls or jumps to one of the target functions.
-struct Call {
+struct AllocatorCall {
     file_offset: u64,
-    target: Target,
+    target: CallTarget,
     is_jump: bool,
     /// Key of the function that contains the instruction, if it is one of [`NAMES`].
     inside: Option<u16>,
@@ -81,7 +82,7 @@ struct Call {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Target {
+enum CallTarget {
     Report,
     RecordTrace,
     FreeBlock,
@@ -90,19 +91,19 @@ enum Target {
 /// Returns all probe points on calls; `None` if this build's code is not as expected.
 pub(super) fn calls(
     file: &File,
-    layout: &Layout<'_>,
+    layout: &SymbolLayout<'_>,
     all: &[FunctionLocation],
     found: &Symbols,
 ) -> Option<Vec<TensorPoint>> {
     let code_bytes = all.iter().map(|function| function.size_bytes).fold(0, u64::saturating_add);
-    if layout.machine() != Machine::X86_64 || code_bytes > ALL_CODE_BYTES || all.len() > MOST_FUNCTIONS {
+    if layout.machine() != InstructionSet::X86_64 || code_bytes > ALL_CODE_BYTES || all.len() > MOST_FUNCTIONS {
         return None;
     }
     let stubs = stub::find(file, REPORT).ok()?;
-    let mut targets: Vec<(u64, Target)> =
-        stubs.iter().map(|stub| Some((layout.address_of(*stub)?, Target::Report))).collect::<Option<_>>()?;
-    targets.push((found.functions.get(&RECORD_TRACE)?.address, Target::RecordTrace));
-    targets.push((found.functions.get(&FREE_BLOCK)?.address, Target::FreeBlock));
+    let mut targets: Vec<(u64, CallTarget)> =
+        stubs.iter().map(|stub| Some((layout.address_of(*stub)?, CallTarget::Report))).collect::<Option<_>>()?;
+    targets.push((found.functions.get(&RECORD_TRACE)?.address, CallTarget::RecordTrace));
+    targets.push((found.functions.get(&FREE_BLOCK)?.address, CallTarget::FreeBlock));
     let mut calls = Vec::new();
     for function in all {
         let inside = found.functions.iter().find(|(_, named)| named.address == function.address).map(|(key, _)| *key);
@@ -116,8 +117,8 @@ pub(super) fn calls(
 fn find_calls(
     file: &File,
     (function, inside): (&FunctionLocation, Option<u16>),
-    targets: &[(u64, Target)],
-    calls: &mut Vec<Call>,
+    targets: &[(u64, CallTarget)],
+    calls: &mut Vec<AllocatorCall>,
 ) -> Option<()> {
     if function.size_bytes > CODE_BYTES {
         return None;
@@ -139,7 +140,7 @@ fn find_calls(
             };
             let last_first = before.iter().rev().take(LOOKED_AT).copied().collect();
             let file_offset = function.file_offset + offset;
-            calls.push(Call { file_offset, target: *target, is_jump, inside, before: last_first });
+            calls.push(AllocatorCall { file_offset, target: *target, is_jump, inside, before: last_first });
         }
         if instruction.flow_control() == FlowControl::Next {
             before.push(instruction);
@@ -150,13 +151,13 @@ fn find_calls(
     Some(())
 }
 
-fn points(calls: &[Call]) -> Option<Vec<TensorPoint>> {
+fn points(calls: &[AllocatorCall]) -> Option<Vec<TensorPoint>> {
     let mut points = Vec::new();
     let (mut actions, mut block_offset, mut is_given_back) = (Vec::new(), None, false);
     for call in calls {
         let is_in_free = matches!(call.inside, Some(FREE | FREE_LOCKED));
         match call.target {
-            Target::Report if call.inside == Some(ALLOC_FOUND_BLOCK) => {
+            CallTarget::Report if call.inside == Some(ALLOC_FOUND_BLOCK) => {
                 let plan = granted(call)?;
                 let BlockPlan::Granted { offset_bytes, .. } = plan else { return None };
                 if block_offset.replace(offset_bytes).is_some_and(|before| before != offset_bytes) {
@@ -164,12 +165,12 @@ fn points(calls: &[Call]) -> Option<Vec<TensorPoint>> {
                 }
                 points.push(point(call, TensorMeaning::Granted, plan)?);
             }
-            Target::Report if is_in_free => {
+            CallTarget::Report if is_in_free => {
                 points.push(point(call, TensorMeaning::GivenBack, given_back(call)?)?);
                 is_given_back = true;
             }
-            Target::Report => return None,
-            Target::RecordTrace => {
+            CallTarget::Report => return None,
+            CallTarget::RecordTrace => {
                 let action = constant(call, Register::RSI).filter(|_| !call.is_jump)?;
                 let is_expected = match action {
                     ALLOC => call.inside == Some(ALLOC_FOUND_BLOCK),
@@ -185,12 +186,12 @@ fn points(calls: &[Call]) -> Option<Vec<TensorPoint>> {
                     return None;
                 }
             }
-            Target::FreeBlock => {}
+            CallTarget::FreeBlock => {}
         }
     }
     let offset_bytes = block_offset.filter(|_| is_given_back)?;
     let is_traced = [ALLOC, FREE_REQUESTED, FREE_COMPLETED].iter().all(|action| actions.contains(action));
-    for call in calls.iter().filter(|call| call.target == Target::FreeBlock) {
+    for call in calls.iter().filter(|call| call.target == CallTarget::FreeBlock) {
         if !matches!(call.inside, Some(FREE | FREE_LOCKED)) {
             points.push(point(call, TensorMeaning::Completed, BlockPlan::Completed { offset_bytes })?);
         }
@@ -198,14 +199,14 @@ fn points(calls: &[Call]) -> Option<Vec<TensorPoint>> {
     is_traced.then_some(points)
 }
 
-fn point(call: &Call, meaning: TensorMeaning, block: BlockPlan) -> Option<TensorPoint> {
+fn point(call: &AllocatorCall, meaning: TensorMeaning, block: BlockPlan) -> Option<TensorPoint> {
     let row: &'static TensorProbe = TENSOR_PROBES.iter().find(|row| row.meaning == meaning)?;
     let plan: TensorPlan = row.plan.at_call(block);
     Some(TensorPoint { plan, ..TensorPoint::new(row, call.file_offset) })
 }
 
 /// Returns where the block and the allocator are when a block is reported as allocated.
-fn granted(call: &Call) -> Option<BlockPlan> {
+fn granted(call: &AllocatorCall) -> Option<BlockPlan> {
     let (block, address) = loaded(call, Register::RDI)?;
     let (of_size, size) = loaded(call, Register::RSI)?;
     if of_size != block || size.checked_add(SIZE_TO_ADDRESS) != Some(address) {
@@ -220,7 +221,7 @@ fn granted(call: &Call) -> Option<BlockPlan> {
 }
 
 /// Returns where the allocator is when a block is reported as freed.
-fn given_back(call: &Call) -> Option<BlockPlan> {
+fn given_back(call: &AllocatorCall) -> Option<BlockPlan> {
     let (allocator, allocated) = counters(call)?;
     let has_counts = allocated >= ALLOCATION_TO_BYTES_WORDS as u64 * 8;
     let offset_bytes = u16::try_from(allocated).ok().filter(|_| has_counts)?;
@@ -229,7 +230,7 @@ fn given_back(call: &Call) -> Option<BlockPlan> {
 
 /// Returns the register that holds the allocator and the offset of its counter of allocated bytes.
 /// The counters are the third and fourth argument.
-fn counters(call: &Call) -> Option<(Register, u64)> {
+fn counters(call: &AllocatorCall) -> Option<(Register, u64)> {
     let (allocator, reserved) = loaded(call, Register::RCX)?;
     let (of_allocated, allocated) = loaded(call, Register::RDX)?;
     let is_as_expected = of_allocated == allocator && allocated.checked_add(ALLOCATED_TO_RESERVED) == Some(reserved);
@@ -238,7 +239,7 @@ fn counters(call: &Call) -> Option<(Register, u64)> {
 
 /// Returns the last instruction that wrote a register before the call, and the instructions between
 /// the two.
-fn writer(call: &Call, register: Register) -> Option<(&Instruction, &[Instruction])> {
+fn writer(call: &AllocatorCall, register: Register) -> Option<(&Instruction, &[Instruction])> {
     let at = call.before.iter().position(|before| writes(before, register))?;
     Some((&call.before[at], &call.before[..at]))
 }
@@ -250,7 +251,7 @@ fn writes(instruction: &Instruction, register: Register) -> bool {
 
 /// Returns the register and the offset of `mov OFFSET(%register),%argument` if that register is
 /// unchanged until the call.
-fn loaded(call: &Call, argument: Register) -> Option<(Register, u64)> {
+fn loaded(call: &AllocatorCall, argument: Register) -> Option<(Register, u64)> {
     let (instruction, after) = writer(call, argument)?;
     let base = instruction.memory_base();
     let is_load = instruction.mnemonic() == Mnemonic::Mov
@@ -263,7 +264,7 @@ fn loaded(call: &Call, argument: Register) -> Option<(Register, u64)> {
 }
 
 /// Returns the constant of `mov $CONSTANT,%register`, or 0 for `xor %register,%register`.
-fn constant(call: &Call, register: Register) -> Option<u64> {
+fn constant(call: &AllocatorCall, register: Register) -> Option<u64> {
     let (instruction, _) = writer(call, register)?;
     let is_same =
         instruction.op1_kind() == OpKind::Register && instruction.op0_register() == instruction.op1_register();
@@ -274,15 +275,15 @@ fn constant(call: &Call, register: Register) -> Option<u64> {
     }
 }
 
-const fn held(register: Register) -> Option<Held> {
+const fn held(register: Register) -> Option<HoldingRegister> {
     Some(match register {
-        Register::RAX => Held::Rax,
-        Register::RBX => Held::Rbx,
-        Register::RBP => Held::Rbp,
-        Register::R12 => Held::R12,
-        Register::R13 => Held::R13,
-        Register::R14 => Held::R14,
-        Register::R15 => Held::R15,
+        Register::RAX => HoldingRegister::Rax,
+        Register::RBX => HoldingRegister::Rbx,
+        Register::RBP => HoldingRegister::Rbp,
+        Register::R12 => HoldingRegister::R12,
+        Register::R13 => HoldingRegister::R13,
+        Register::R14 => HoldingRegister::R14,
+        Register::R15 => HoldingRegister::R15,
         _ => return None,
     })
 }

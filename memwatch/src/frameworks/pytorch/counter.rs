@@ -19,7 +19,7 @@ const OFFSETS: u64 = 1024;
 
 /// Location of a function's thread-local counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Counter {
+pub(crate) struct ThreadLocalCounter {
     /// Offset of the call to `__tls_get_addr` from the function's entry in bytes. At the call the
     /// first argument is the `tls_index`.
     pub(crate) offset_in_function: u64,
@@ -28,9 +28,9 @@ pub(crate) struct Counter {
 }
 
 /// Returns the location of a function's counter; `None` if the code does anything unexpected.
-pub(crate) fn counter(code: &[u8]) -> Option<Counter> {
+pub(crate) fn counter(code: &[u8]) -> Option<ThreadLocalCounter> {
     let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
-    let mut found: Option<Counter> = None;
+    let mut found: Option<ThreadLocalCounter> = None;
     let mut before = Instruction::default();
     for _ in 0..INSTRUCTIONS {
         let start = decoder.position();
@@ -42,7 +42,7 @@ pub(crate) fn counter(code: &[u8]) -> Option<Counter> {
             // The kernel single-steps prefixed calls, so they are not accepted.
             FlowControl::Call if found.is_none() && code.get(start) == Some(&0xE8) && names_variable(&before) => {
                 let offset_in_variable = loaded(&decoder.decode())?;
-                found = Some(Counter { offset_in_function: start as u64, offset_in_variable });
+                found = Some(ThreadLocalCounter { offset_in_function: start as u64, offset_in_variable });
             }
             FlowControl::Next => {}
             FlowControl::Return => return found,
@@ -73,7 +73,7 @@ fn loaded(instruction: &Instruction) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Counter, counter};
+    use super::{ThreadLocalCounter, counter};
 
     /// `at::sequence_number::get_and_increment()` of PyTorch 2.8.
     const COUNTS: [u8; 42] = [
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_function_that_counts_in_a_variable_of_its_thread_is_known() {
-        assert_eq!(counter(&COUNTS), Some(Counter { offset_in_function: 11, offset_in_variable: 0x130 }));
+        assert_eq!(counter(&COUNTS), Some(ThreadLocalCounter { offset_in_function: 11, offset_in_variable: 0x130 }));
     }
 
     #[test]

@@ -5,16 +5,16 @@ use std::ops::Range;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use memwatch_core::features::holdings::DeviceTotals;
-use memwatch_core::input::books::{Books, MovingBooks, MovingDevice};
+use memwatch_core::features::holdings::AllocatorTotals;
+use memwatch_core::input::books::{AllocatorState, MovingBooks, MovingDevice};
 use memwatch_core::input::holdings::{HoldingClass, Holdings};
 use memwatch_core::words::{Ordinal, Tgid};
-use memwatch_inspect::holdings::{Blocks, Options, read_again};
-use memwatch_inspect::python::layout::Layout;
+use memwatch_inspect::holdings::{Blocks, InspectOptions, read_again};
+use memwatch_inspect::python::layout::CpythonLayout;
 
 use super::books::{BooksError, BooksReader};
 use super::remembered_names::RememberedNames;
-use crate::sources::address_space::{AddressSpace, Mapping};
+use crate::sources::address_space::{AddressSpace, MemoryMapping};
 use crate::sources::binary::Binary;
 use crate::sources::library::is_library;
 use crate::sources::python;
@@ -65,8 +65,8 @@ pub(crate) struct HoldingsReader {
     books: BooksReader,
     space: AddressSpace,
     /// Layout of the process's Python, or the reason for missing names.
-    layout: Result<Layout, String>,
-    options: Options,
+    layout: Result<CpythonLayout, String>,
+    options: InspectOptions,
     /// Maximum time for resolving names in one reading.
     most_time: Duration,
     /// Names found by earlier readings.
@@ -87,7 +87,11 @@ impl HoldingsReader {
             Ok(None) => Err(NO_PYTHON.to_owned()),
             Err(error) => Err(error.to_string()),
         };
-        let options = Options { libraries: libraries(&space), workspaces: workspaces(&space), ..Options::default() };
+        let options = InspectOptions {
+            libraries: libraries(&space),
+            workspaces: workspaces(&space),
+            ..InspectOptions::default()
+        };
         Ok(Some(Self { tgid, books, space, layout, options, most_time, remembered: RememberedNames::default() }))
     }
 
@@ -116,7 +120,7 @@ impl HoldingsReader {
     ///
     /// # Errors
     /// The allocators' state cannot be parsed, or no block stays unchanged.
-    pub(crate) fn read_patiently(&mut self) -> Result<(Holdings, Vec<DeviceTotals>), BooksError> {
+    pub(crate) fn read_patiently(&mut self) -> Result<(Holdings, Vec<AllocatorTotals>), BooksError> {
         let mut best = self.read_within(PATIENCE)?;
         let runs_python = self.layout.is_ok();
         let has_names = |holdings: &Holdings| !runs_python || holdings.without_names.is_none();
@@ -148,7 +152,7 @@ impl HoldingsReader {
     ///
     /// # Errors
     /// The same as [`Self::read_patiently`].
-    pub(crate) fn read_within(&mut self, patience: Duration) -> Result<(Holdings, Vec<DeviceTotals>), BooksError> {
+    pub(crate) fn read_within(&mut self, patience: Duration) -> Result<(Holdings, Vec<AllocatorTotals>), BooksError> {
         let until = Instant::now() + patience;
         loop {
             match self.read() {
@@ -167,7 +171,7 @@ impl HoldingsReader {
     ///
     /// # Errors
     /// The allocators were active, or their state cannot be parsed.
-    pub(crate) fn read(&mut self) -> Result<(Holdings, Vec<DeviceTotals>), BooksError> {
+    pub(crate) fn read(&mut self) -> Result<(Holdings, Vec<AllocatorTotals>), BooksError> {
         let latest = Latest::of_books(&self.books.read()?);
         Ok(self.named(latest))
     }
@@ -176,13 +180,13 @@ impl HoldingsReader {
     ///
     /// # Errors
     /// The allocators' state cannot be parsed.
-    pub(crate) fn read_standing(&mut self) -> Result<(Holdings, Vec<DeviceTotals>), BooksError> {
+    pub(crate) fn read_standing(&mut self) -> Result<(Holdings, Vec<AllocatorTotals>), BooksError> {
         let latest = Latest::of_moving(&self.books.read_standing()?);
         Ok(self.named(latest))
     }
 
     /// Resolves the names of these blocks, and of the blocks that exist by then.
-    fn named(&mut self, mut latest: Latest) -> (Holdings, Vec<DeviceTotals>) {
+    fn named(&mut self, mut latest: Latest) -> (Holdings, Vec<AllocatorTotals>) {
         let Self { books, space, layout, options, most_time, .. } = self;
         let layout = layout.as_ref();
         let first = latest.blocks.clone();
@@ -209,14 +213,14 @@ struct Latest {
     blocks: Blocks,
     began_ns: u64,
     /// Totals by device if the allocators were idle during the reading.
-    totals: Vec<DeviceTotals>,
+    totals: Vec<AllocatorTotals>,
     /// Device, allocated bytes and reserved bytes if the allocators were active.
     moving: Vec<(Ordinal, u64, u64)>,
 }
 
 impl Latest {
-    fn of_books(books: &Books) -> Self {
-        let totals = DeviceTotals::of_books(books);
+    fn of_books(books: &AllocatorState) -> Self {
+        let totals = AllocatorTotals::of_books(books);
         Self { blocks: Blocks::of_books(books), began_ns: books.began_ns, totals, moving: Vec::new() }
     }
 
@@ -242,21 +246,21 @@ impl Latest {
     }
 
     /// Returns the allocators' own totals, compared with the rows.
-    fn totals(self, holdings: &Holdings) -> Vec<DeviceTotals> {
+    fn totals(self, holdings: &Holdings) -> Vec<AllocatorTotals> {
         let rows = |ordinal: Ordinal| {
             let rows = holdings.rows.iter().filter(move |row| row.ordinal == ordinal);
             rows.map(|row| row.block_bytes).fold(0, u64::saturating_add)
         };
         if self.moving.is_empty() {
-            let later = |totals: DeviceTotals| {
+            let later = |totals: AllocatorTotals| {
                 let blocks = self.blocks.iter().filter(|block| block.ordinal == totals.ordinal);
                 let allocated = blocks.map(|block| block.bytes).fold(0, u64::saturating_add);
                 let later_bytes = Some(allocated.saturating_sub(rows(totals.ordinal))).filter(|bytes| *bytes > 0);
-                DeviceTotals { later_bytes, ..totals }
+                AllocatorTotals { later_bytes, ..totals }
             };
             return self.totals.into_iter().map(later).collect();
         }
-        let device = |(ordinal, allocated_bytes, reserved_bytes): (Ordinal, u64, u64)| DeviceTotals {
+        let device = |(ordinal, allocated_bytes, reserved_bytes): (Ordinal, u64, u64)| AllocatorTotals {
             ordinal,
             reserved_bytes,
             changing_bytes: Some(allocated_bytes.saturating_sub(rows(ordinal))),
@@ -286,7 +290,7 @@ fn lacks(holdings: &Holdings) -> Lacks {
     Lacks { names: holdings.without_names.is_some(), lost_bytes: lost.fold(0, u64::saturating_add) }
 }
 
-fn is_one(mapping: &Mapping, name: &str) -> bool {
+fn is_one(mapping: &MemoryMapping, name: &str) -> bool {
     is_library(mapping.path.strip_suffix(b" (deleted)").unwrap_or(&mapping.path), name)
 }
 

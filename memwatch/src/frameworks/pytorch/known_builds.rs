@@ -56,13 +56,13 @@ pub(super) fn state_folder() -> Option<PathBuf> {
 
 /// One entry of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Build {
+struct KnownBuild {
     build_id: String,
     /// Block layout as returned by [`BlockLayout::numbers`].
     block: [usize; 8],
 }
 
-impl Build {
+impl KnownBuild {
     fn is_possible(&self) -> bool {
         let is_id = (1..=MOST_DIGITS).contains(&self.build_id.len())
             && self.build_id.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -74,7 +74,7 @@ impl Build {
 #[derive(Debug, Default)]
 struct KnownBuilds {
     /// Most recently proven build first.
-    builds: VecDeque<Build>,
+    builds: VecDeque<KnownBuild>,
     folder: Option<PathBuf>,
 }
 
@@ -95,7 +95,7 @@ impl KnownBuilds {
     }
 
     fn put(&mut self, build_id: &str, proven: Calibration) {
-        let build = Build { build_id: build_id.to_owned(), block: proven.block.numbers() };
+        let build = KnownBuild { build_id: build_id.to_owned(), block: proven.block.numbers() };
         if self.builds.contains(&build) || !build.is_possible() {
             return;
         }
@@ -118,7 +118,7 @@ fn open_folder(folder: &Path) -> io::Result<(File, [PathBuf; 2])> {
     Ok((opened, [FILE, UNFINISHED].map(|name| below.join(name))))
 }
 
-fn read(folder: &Path) -> io::Result<VecDeque<Build>> {
+fn read(folder: &Path) -> io::Result<VecDeque<KnownBuild>> {
     let (_opened, [path, _]) = open_folder(folder)?;
     // Opening or reading a FIFO in its place would block.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
@@ -128,14 +128,14 @@ fn read(folder: &Path) -> io::Result<VecDeque<Build>> {
     }
     let mut bytes = Vec::new();
     file.take(MOST_FILE_BYTES).read_to_end(&mut bytes)?;
-    let mut builds: VecDeque<Build> = serde_json::from_slice(&bytes)?;
-    builds.retain(Build::is_possible);
+    let mut builds: VecDeque<KnownBuild> = serde_json::from_slice(&bytes)?;
+    builds.retain(KnownBuild::is_possible);
     builds.truncate(MOST_BUILDS);
     Ok(builds)
 }
 
 /// Writes a temporary file and renames it, so that readers never see half a file.
-fn write(folder: &Path, builds: &VecDeque<Build>) -> io::Result<()> {
+fn write(folder: &Path, builds: &VecDeque<KnownBuild>) -> io::Result<()> {
     let (_opened, [path, unfinished]) = open_folder(folder)?;
     // Removes a leftover temporary file, or a link itself instead of its target.
     match std::fs::remove_file(&unfinished) {

@@ -43,7 +43,7 @@ pub(crate) struct FoundLibrary {
 /// Scans processes, each in the queue of its owner.
 pub(crate) struct Looker {
     queues: OwnerQueues,
-    eyes: Arc<Eyes>,
+    eyes: Arc<FrameworkScanner>,
     say: Sender<LookResult>,
     stated: Receiver<LookResult>,
 }
@@ -53,7 +53,7 @@ impl Looker {
     pub(crate) fn new(version: KernelVersion) -> Self {
         let (say, stated) = channel();
         let scan = LibraryScan::new("/proc").with_stems(&LIBRARIES.map(|row| row.stem));
-        let eyes = Arc::new(Eyes { scan, version, known: Mutex::default() });
+        let eyes = Arc::new(FrameworkScanner { scan, version, known: Mutex::default() });
         Self { queues: OwnerQueues::new("pytorch"), eyes, say, stated }
     }
 
@@ -78,7 +78,7 @@ impl Looker {
 }
 
 /// State shared by all scans.
-struct Eyes {
+struct FrameworkScanner {
     scan: LibraryScan,
     version: KernelVersion,
     /// Files inspected before. They are few, since a machine has few versions of a framework. The
@@ -86,7 +86,7 @@ struct Eyes {
     known: Mutex<Vec<(FileIdentity, Contents)>>,
 }
 
-impl Eyes {
+impl FrameworkScanner {
     fn look(&self, tgid: u32, say: &Sender<LookResult>) -> Option<()> {
         let found = self.scan.scan_process(tgid).files;
         for row in &LIBRARIES {

@@ -17,8 +17,8 @@ mod watch;
 
 pub(crate) use books::{BooksError, BooksReader};
 pub(crate) use holdings::{HoldingsReader, NAMES_TIME};
-pub(crate) use memwatch_core::input::{Stacks, TensorLevel};
-pub(crate) use numbers::{Moment, RestingNumbers};
+pub(crate) use memwatch_core::input::{StackSelection, TensorLevel};
+pub(crate) use numbers::{RecordPosition, RestingNumbers};
 pub(crate) use points::points;
 pub(crate) use price::{events, rates};
 pub(crate) use request::TensorRequest;

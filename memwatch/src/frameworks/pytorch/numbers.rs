@@ -16,11 +16,11 @@ use memwatch_common::tensor::{STATISTICS_OFFSET_BYTES, STATISTICS_WORDS};
 const BETWEEN: Duration = Duration::from_millis(50);
 
 /// Statistics words of one allocator.
-pub(crate) type Words = Box<[u64; STATISTICS_WORDS]>;
+pub(crate) type AllocatorWords = Box<[u64; STATISTICS_WORDS]>;
 
 /// Position in the stream of records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Moment {
+pub(crate) struct RecordPosition {
     /// Number of records of the process so far.
     pub(crate) records: u64,
     /// Number of times the ring buffers were drained completely.
@@ -33,9 +33,9 @@ pub(crate) struct RestingNumbers {
     /// `/proc/PID/mem`, tied to the process image at opening.
     memory: File,
     /// Position in the stream of records at the last reading.
-    moment: Moment,
+    moment: RecordPosition,
     looked: Option<Instant>,
-    read: BTreeMap<u64, Words>,
+    read: BTreeMap<u64, AllocatorWords>,
 }
 
 impl RestingNumbers {
@@ -45,7 +45,7 @@ impl RestingNumbers {
     /// The process has exited, or its memory is not readable.
     pub(crate) fn open(tgid: u32) -> io::Result<Self> {
         let memory = File::open(format!("/proc/{tgid}/mem"))?;
-        Ok(Self { memory, moment: Moment::default(), looked: None, read: BTreeMap::new() })
+        Ok(Self { memory, moment: RecordPosition::default(), looked: None, read: BTreeMap::new() })
     }
 
     /// Returns when the next reading is due.
@@ -56,7 +56,7 @@ impl RestingNumbers {
     /// Reads the allocators at these addresses and returns the statistics of those at rest:
     /// unchanged since the last reading, with no record of the process since, and with all records
     /// of that time fetched.
-    pub(crate) fn look(&mut self, now: Moment, allocators: &[u64]) -> Vec<(u64, Words)> {
+    pub(crate) fn look(&mut self, now: RecordPosition, allocators: &[u64]) -> Vec<(u64, AllocatorWords)> {
         self.looked = Some(Instant::now());
         let rests = self.moment.records == now.records && self.moment.fetches < now.fetches;
         self.moment = now;
@@ -73,7 +73,7 @@ impl RestingNumbers {
         found
     }
 
-    fn words(&self, allocator: u64) -> Option<Words> {
+    fn words(&self, allocator: u64) -> Option<AllocatorWords> {
         let mut bytes = [0; 8 * STATISTICS_WORDS];
         self.memory.read_exact_at(&mut bytes, allocator.checked_add(STATISTICS_OFFSET_BYTES)?).ok()?;
         let mut words = Box::new([0; STATISTICS_WORDS]);
@@ -106,9 +106,9 @@ mod tests {
         }
     }
 
-    fn look_again(numbers: &mut RestingNumbers, records: u64, allocators: &[u64]) -> Vec<(u64, Words)> {
+    fn look_again(numbers: &mut RestingNumbers, records: u64, allocators: &[u64]) -> Vec<(u64, AllocatorWords)> {
         let fetches = numbers.moment.fetches + 1;
-        numbers.look(Moment { records, fetches }, allocators)
+        numbers.look(RecordPosition { records, fetches }, allocators)
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(look_again(&mut numbers, 8, &at), [], "a record came");
         allocator.words[20].store(1, Ordering::SeqCst);
         assert_eq!(look_again(&mut numbers, 8, &at), [], "a number is another");
-        let unfetched = Moment { records: 8, fetches: numbers.moment.fetches };
+        let unfetched = RecordPosition { records: 8, fetches: numbers.moment.fetches };
         assert_eq!(numbers.look(unfetched, &at), [], "a record may have come");
         let before = Instant::now();
         let found = look_again(&mut numbers, 8, &at);

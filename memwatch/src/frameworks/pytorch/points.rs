@@ -4,14 +4,14 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
-use memwatch_common::tensor::{FrameworkLibrary, Point, TENSOR_PROBES, TensorProbe};
+use memwatch_common::tensor::{FrameworkLibrary, ProbePoint, TENSOR_PROBES, TensorProbe};
 
 use super::calls;
 use super::counter::counter;
 use super::symbols::{SymbolName, TensorPoint, functions, symbols};
-use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError};
-use crate::sources::kernel::site::{KernelVersion, Site, select, select_without_arguments};
-use crate::sources::native::Image;
+use crate::sources::kernel::resolve::{FunctionLocation, ResolveError, SymbolLayout};
+use crate::sources::kernel::site::{AttachOffset, KernelVersion, select, select_without_arguments};
+use crate::sources::native::CodeImage;
 use crate::stranger_file::ElfReader;
 
 /// Maximum size of a function to read for choosing the attach offset. Only the first block matters,
@@ -30,12 +30,12 @@ pub(crate) fn points(
 ) -> Result<Vec<TensorPoint>, ResolveError> {
     let is_wanted = |row: &&TensorProbe| {
         let TensorProbe { library: own, symbol, point, .. } = row;
-        *own == library && !symbol.is_empty() && *point != Point::Calls
+        *own == library && !symbol.is_empty() && *point != ProbePoint::Calls
     };
     let rows: Vec<&TensorProbe> = TENSOR_PROBES.iter().filter(is_wanted).collect();
     let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
     let cache = ElfReader::new(clone);
-    let layout = Layout::parse(&cache)?;
+    let layout = SymbolLayout::parse(&cache)?;
     let names: Vec<SymbolName> = rows.iter().map(|row| SymbolName::of(row)).collect();
     let found = symbols(file, &layout, &names)?;
     let place = |row: &&'static TensorProbe| {
@@ -47,7 +47,7 @@ pub(crate) fn points(
         let site = select(code, location.address, layout.machine(), kernel);
         Some(of_function(row, location, code, &site))
     };
-    let (answers, others): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.point == Point::Answers);
+    let (answers, others): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.point == ProbePoint::Answers);
     let mut points: Vec<TensorPoint> = others.iter().filter_map(place).collect();
     for row in answers {
         let location = found.functions.get(&row.id);
@@ -66,7 +66,7 @@ pub(crate) fn points(
 /// Returns a point for each return instruction of a function; none if the code cannot be decoded.
 /// The function's end is taken from `.eh_frame`.
 fn answers_of(file: &File, row: &'static TensorProbe, location: &FunctionLocation) -> Vec<TensorPoint> {
-    let image = file.try_clone().ok().and_then(Image::read);
+    let image = file.try_clone().ok().and_then(CodeImage::read);
     let whole = image.and_then(|image| image.function(location.address)).filter(|whole| {
         (whole.address, whole.file_offset) == (location.address, location.file_offset) && whole.size_bytes <= CODE_BYTES
     });
@@ -90,8 +90,13 @@ fn returns(code: &[u8]) -> Vec<u64> {
 }
 
 /// Creates the point of a probe in a function with this code.
-fn of_function(row: &'static TensorProbe, location: &FunctionLocation, code: &[u8], site: &Site) -> TensorPoint {
-    if row.point == Point::Count
+fn of_function(
+    row: &'static TensorProbe,
+    location: &FunctionLocation,
+    code: &[u8],
+    site: &AttachOffset,
+) -> TensorPoint {
+    if row.point == ProbePoint::Count
         && let Some(count) = counter(code)
     {
         let file_offset = location.file_offset + count.offset_in_function;

@@ -8,15 +8,15 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use memwatch_common::tensor::TensorMeaning;
-use memwatch_core::allocators::pytorch::{Family, Scope, statistics_of};
+use memwatch_core::allocators::pytorch::{StatFamily, StatScope, statistics_of};
 use memwatch_core::attribution::price::per_second;
-use memwatch_core::input::books::Numbers;
-use memwatch_inspect::pytorch::Refusal;
+use memwatch_core::input::books::AllocatorNumbers;
+use memwatch_inspect::pytorch::ReadRefusal;
 
 use super::books::{BooksError, BooksReader};
 use super::look::FoundLibrary;
 use crate::frameworks::probes::{self as tensor_probes, TensorProbes};
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 
 /// Duration of a count.
 const COUNTED: Duration = Duration::from_millis(200);
@@ -24,7 +24,7 @@ const COUNTED: Duration = Duration::from_millis(200);
 const BETWEEN_TRIES: Duration = Duration::from_millis(1);
 
 /// A running count of a process's tensor events, and the libraries that wait for the result.
-pub(super) struct Counting {
+pub(super) struct EventCount {
     begun: Instant,
     way: Way,
     pub(super) waiting: Vec<FoundLibrary>,
@@ -33,18 +33,18 @@ pub(super) struct Counting {
 /// Source of the count.
 enum Way {
     /// The allocators' own counters.
-    Allocators(Box<Counter>),
+    Allocators(Box<AllocatorCounter>),
     /// A counting probe.
     Probe(TensorProbes),
 }
 
 /// Reader of a process's allocators, with their event count at the beginning.
-struct Counter {
+struct AllocatorCounter {
     reader: BooksReader,
     before: u64,
 }
 
-impl Counter {
+impl AllocatorCounter {
     /// Reads the first count; `None` if the process has not loaded the allocators.
     fn begin(tgid: u32) -> Result<Option<Self>, BooksError> {
         let Some(mut reader) = BooksReader::open(tgid)? else { return Ok(None) };
@@ -62,12 +62,12 @@ impl Counter {
 
 fn read(reader: &mut BooksReader) -> Result<u64, BooksError> {
     let numbers = reader.read_numbers()?;
-    events(&numbers).ok_or(BooksError::Refused(Refusal::Busy))
+    events(&numbers).ok_or(BooksError::Refused(ReadRefusal::Busy))
 }
 
-impl Counting {
+impl EventCount {
     /// Begins a count with the library that reports tensors; `None` if they cannot be counted.
-    pub(super) fn begin(kernel: &mut Kernel, found: &FoundLibrary) -> Option<Self> {
+    pub(super) fn begin(kernel: &mut KernelHalf, found: &FoundLibrary) -> Option<Self> {
         let way = by_allocators(found.tgid).or_else(|| by_probe(kernel, found))?;
         Some(Self { begun: Instant::now(), way, waiting: Vec::new() })
     }
@@ -79,7 +79,7 @@ impl Counting {
 
     /// Ends the count and detaches the probe, if any. Returns the waiting libraries and the events
     /// per second; `None` if the process has exited.
-    pub(super) fn end(self, kernel: &mut Kernel, tgid: u32) -> (Vec<FoundLibrary>, Option<u64>) {
+    pub(super) fn end(self, kernel: &mut KernelHalf, tgid: u32) -> (Vec<FoundLibrary>, Option<u64>) {
         let elapsed_ns = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let count = match self.way {
             Way::Allocators(mut counter) => counter.since_begun().ok(),
@@ -91,9 +91,9 @@ impl Counting {
 
 /// Returns how many blocks these allocators have allocated and freed since they were created or the
 /// program reset its totals.
-pub(crate) fn events(numbers: &Numbers) -> Option<u64> {
+pub(crate) fn events(numbers: &AllocatorNumbers) -> Option<u64> {
     let of_device = |words| {
-        let blocks = statistics_of(words)?.get(Family::Allocation, Scope::All);
+        let blocks = statistics_of(words)?.get(StatFamily::Allocation, StatScope::All);
         u64::try_from(blocks.allocated.saturating_add(blocks.freed)).ok()
     };
     let counts = numbers.devices.iter().map(|device| of_device(device.words()?));
@@ -104,12 +104,12 @@ pub(crate) fn events(numbers: &Numbers) -> Option<u64> {
 /// [`COUNTED`]; `None` for a process that has not loaded the allocators.
 pub(crate) fn rates(tgids: &[u32]) -> Vec<Result<Option<u64>, BooksError>> {
     let counter = |tgid: &u32| {
-        let counter = patiently(|| Counter::begin(*tgid));
+        let counter = patiently(|| AllocatorCounter::begin(*tgid));
         (Instant::now(), counter)
     };
     let begun: Vec<_> = tgids.iter().map(counter).collect();
     sleep(COUNTED);
-    let rate = |(begun, counter): (Instant, Result<Option<Counter>, BooksError>)| {
+    let rate = |(begun, counter): (Instant, Result<Option<AllocatorCounter>, BooksError>)| {
         let Some(mut counter) = counter? else { return Ok(None) };
         let count = patiently(|| counter.since_begun())?;
         Ok(Some(per_second(count, u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX))))
@@ -131,11 +131,11 @@ fn patiently<T>(mut read: impl FnMut() -> Result<T, BooksError>) -> Result<T, Bo
 }
 
 fn by_allocators(tgid: u32) -> Option<Way> {
-    let counter = Counter::begin(tgid).ok().flatten()?;
+    let counter = AllocatorCounter::begin(tgid).ok().flatten()?;
     Some(Way::Allocators(Box::new(counter)))
 }
 
-fn by_probe(kernel: &mut Kernel, found: &FoundLibrary) -> Option<Way> {
+fn by_probe(kernel: &mut KernelHalf, found: &FoundLibrary) -> Option<Way> {
     let points = found.points.as_ref().ok();
     let reports = points.and_then(|all| all.iter().find(|point| point.row.meaning == TensorMeaning::Reported));
     let (point, tgid) = (reports?, NonZeroU32::new(found.tgid)?);
@@ -144,7 +144,7 @@ fn by_probe(kernel: &mut Kernel, found: &FoundLibrary) -> Option<Way> {
     begun.inspect_err(failed).ok().map(Way::Probe)
 }
 
-fn counted(kernel: &mut Kernel, tgid: u32, probes: TensorProbes) -> Option<u64> {
+fn counted(kernel: &mut KernelHalf, tgid: u32, probes: TensorProbes) -> Option<u64> {
     let counted = tensor_probes::counted(kernel, tgid);
     if let Err(error) = tensor_probes::detach(kernel, probes) {
         log::warn!("process {tgid} keeps a probe that it does not need: {error}");

@@ -2,7 +2,7 @@
 
 use memwatch_common::tensor::{FrameworkLibrary, Purpose, TensorProbe};
 use memwatch_core::attribution::price::Budget;
-use memwatch_core::input::{Stacks, TensorLevel};
+use memwatch_core::input::{StackSelection, TensorLevel};
 
 use super::symbols::TensorPoint;
 
@@ -16,14 +16,14 @@ pub(crate) struct TensorRequest {
     /// shows everything anyway.
     pub(crate) reports_only: bool,
     /// Which blocks get a stack if lines but no modules are wanted.
-    pub(crate) stacks: Stacks,
+    pub(crate) stacks: StackSelection,
     /// Maximum overhead for a process, beyond which less is traced; `None` for no limit.
     pub(crate) budget: Option<Budget>,
 }
 
 /// How the blocks of a process's allocators are traced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Sight {
+pub(super) enum BlockProbing {
     /// The allocators' library has not been found yet.
     #[default]
     Unknown,
@@ -33,7 +33,7 @@ pub(super) enum Sight {
     Functions,
 }
 
-impl Sight {
+impl BlockProbing {
     /// Chooses the best way that these points of the allocators' library allow.
     pub(super) fn of<'a>(points: impl IntoIterator<Item = &'a TensorPoint>) -> Self {
         let has_calls = points.into_iter().any(|point| point.row.purpose == Purpose::AllocatorCalls);
@@ -44,12 +44,12 @@ impl Sight {
 impl TensorRequest {
     /// Requests everything that a level shows.
     pub(crate) const fn of(level: TensorLevel) -> Self {
-        Self { level, reports_only: false, stacks: Stacks::All, budget: None }
+        Self { level, reports_only: false, stacks: StackSelection::All, budget: None }
     }
 
     /// Requests a level with [`Self::reports_only`].
     pub(crate) const fn of_reports(level: TensorLevel) -> Self {
-        Self { level, reports_only: true, stacks: Stacks::All, budget: None }
+        Self { level, reports_only: true, stacks: StackSelection::All, budget: None }
     }
 
     /// Whether the budget allows no probe at all.
@@ -70,16 +70,16 @@ impl TensorRequest {
     }
 
     /// Whether the request needs a probe.
-    pub(super) fn wants(self, row: &TensorProbe, sight: Sight) -> bool {
+    pub(super) fn wants(self, row: &TensorProbe, sight: BlockProbing) -> bool {
         let is_seen_so = match row.purpose {
-            Purpose::AllocatorCalls => sight == Sight::Calls,
+            Purpose::AllocatorCalls => sight == BlockProbing::Calls,
             Purpose::AllocatorReports | Purpose::AllocatorTrace | Purpose::AllocatorUntilTrace => {
-                sight == Sight::Functions
+                sight == BlockProbing::Functions
             }
             _ => true,
         };
         // One probe shows everything, so nothing can be left out.
-        let reports_only = self.reports_only && sight != Sight::Calls;
+        let reports_only = self.reports_only && sight != BlockProbing::Calls;
         let is_rare = row.is_rare() && self.level >= TensorLevel::Read && !self.places_none();
         is_seen_so
             && (is_rare || wants(self.level, row.purpose))

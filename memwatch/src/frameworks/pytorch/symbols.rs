@@ -12,11 +12,11 @@ use std::io;
 
 use memchr::memmem::Finder;
 use memwatch_common::tensor::{
-    BlockPlan, OperatorPlan, Point, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe, VERSION,
+    BlockPlan, OperatorPlan, ProbePoint, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe, VERSION,
 };
 
 use self::remembered::Shelf;
-use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError, SYMBOL_BYTES, Table};
+use crate::sources::kernel::resolve::{FunctionLocation, ResolveError, SYMBOL_BYTES, SymbolLayout, SymbolTableRange};
 use crate::sources::pieces::in_pieces;
 
 /// Maximum bytes of a name. Longer names with the same first bytes are not distinguished.
@@ -53,10 +53,10 @@ impl TensorPoint {
         Some(Self { plan: TensorPlan { block, ..row.plan }, ..Self::new(row, file_offset) })
     }
 
-    /// Whether the point is a return probe. Only [`Point::Count`] may be one: an exception that
+    /// Whether the point is a return probe. Only [`ProbePoint::Count`] may be one: an exception that
     /// unwinds through a return probe ends the program.
     pub(crate) const fn is_return(&self) -> bool {
-        matches!(self.row.point, Point::Count) && !self.plan.thread_variable
+        matches!(self.row.point, ProbePoint::Count) && !self.plan.thread_variable
     }
 
     /// Returns the BPF cookie of the probe.
@@ -69,7 +69,11 @@ impl TensorPoint {
 }
 
 /// Returns all functions of a file without duplicates, and at most `most` + 1 of them.
-pub(super) fn functions(file: &File, layout: &Layout<'_>, most: usize) -> Result<Vec<FunctionLocation>, ResolveError> {
+pub(super) fn functions(
+    file: &File,
+    layout: &SymbolLayout<'_>,
+    most: usize,
+) -> Result<Vec<FunctionLocation>, ResolveError> {
     let mut all = BTreeMap::new();
     for table in layout.tables() {
         in_pieces(file, table.symbols, |_, piece| {
@@ -118,10 +122,10 @@ pub(crate) struct Symbols {
 impl Symbols {
     /// Records a symbol for a key that has none. Returns false if the file does not define the
     /// symbol.
-    fn note(&mut self, layout: &Layout<'_>, key: u16, symbol: &[u8; SYMBOL_BYTES]) -> bool {
+    fn note(&mut self, layout: &SymbolLayout<'_>, key: u16, symbol: &[u8; SYMBOL_BYTES]) -> bool {
         if let Some(location) = layout.function(symbol) {
             self.functions.entry(key).or_insert(location);
-        } else if let Some(address) = Layout::object(symbol) {
+        } else if let Some(address) = SymbolLayout::object(symbol) {
             self.objects.entry(key).or_insert(address);
         } else {
             return false;
@@ -136,7 +140,7 @@ impl Symbols {
 
 /// Position of a found symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct SymbolPosition {
     /// Key of the symbol.
     key: u16,
     /// Index of the symbol table.
@@ -149,7 +153,7 @@ struct Place {
 ///
 /// # Errors
 /// A table cannot be read.
-pub(crate) fn symbols(file: &File, layout: &Layout<'_>, wanted: &[SymbolName]) -> Result<Symbols, ResolveError> {
+pub(crate) fn symbols(file: &File, layout: &SymbolLayout<'_>, wanted: &[SymbolName]) -> Result<Symbols, ResolveError> {
     let shelf = Shelf::of(file, layout);
     if let Some(found) = shelf.as_ref().and_then(|shelf| shelf.recall(file, layout, wanted)) {
         return Ok(found);
@@ -162,7 +166,11 @@ pub(crate) fn symbols(file: &File, layout: &Layout<'_>, wanted: &[SymbolName]) -
 }
 
 /// Searches the small table of exported symbols first, then the large one for the missing symbols.
-fn look_for(file: &File, layout: &Layout<'_>, wanted: &[SymbolName]) -> Result<(Symbols, Vec<Place>), ResolveError> {
+fn look_for(
+    file: &File,
+    layout: &SymbolLayout<'_>,
+    wanted: &[SymbolName],
+) -> Result<(Symbols, Vec<SymbolPosition>), ResolveError> {
     let (mut found, mut places) = (Symbols::default(), Vec::new());
     for (number, table) in layout.tables().enumerate() {
         let missing: Vec<SymbolName> = wanted.iter().filter(|name| !found.has(name.key)).copied().collect();
@@ -172,7 +180,7 @@ fn look_for(file: &File, layout: &Layout<'_>, wanted: &[SymbolName]) -> Result<(
         let take = |key, offset, symbol: &[u8; SYMBOL_BYTES]| {
             let is_new = !found.has(key);
             if found.note(layout, key, symbol) && is_new {
-                places.push(Place { key, table: number, offset });
+                places.push(SymbolPosition { key, table: number, offset });
             }
         };
         search(file, (table, &missing), take).map_err(|_unreadable| ResolveError::Damaged { what: "symbol table" })?;
@@ -183,7 +191,7 @@ fn look_for(file: &File, layout: &Layout<'_>, wanted: &[SymbolName]) -> Result<(
 /// Calls `take` with the key, offset and entry of each symbol of a table with one of these names.
 fn search(
     file: &File,
-    (table, wanted): (Table, &[SymbolName]),
+    (table, wanted): (SymbolTableRange, &[SymbolName]),
     mut take: impl FnMut(u16, u64, &[u8; SYMBOL_BYTES]),
 ) -> io::Result<()> {
     let names = names(file, table, wanted)?;
@@ -204,7 +212,7 @@ fn search(
 
 /// Returns the offsets of matching names in the string table, with their keys. Names of moved
 /// function parts are excluded.
-fn names(file: &File, table: Table, wanted: &[SymbolName]) -> io::Result<HashMap<u64, u16>> {
+fn names(file: &File, table: SymbolTableRange, wanted: &[SymbolName]) -> io::Result<HashMap<u64, u16>> {
     let finders: Vec<(&SymbolName, Finder<'_>)> =
         wanted.iter().map(|name| (name, Finder::new(name.parts().0))).collect();
     let mut names = HashMap::new();

@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 
 use memwatch_common::python::{STACKS_BY_BYTES, STACKS_OF_ALL, STACKS_OF_RARE};
 use memwatch_common::tensor::{FrameworkLibrary, Purpose, TENSOR_PROBES, TensorProbe};
-use memwatch_core::input::{Stacks, TensorLevel};
+use memwatch_core::input::{StackSelection, TensorLevel};
 use memwatch_core::words::Framework;
 
-use self::library::{Library, attach, take_out};
+use self::library::{ProbedLibrary, attach, take_out};
 use super::look::{FoundLibrary, LookResult, Looker};
-use super::price::Counting;
-use super::request::{Sight, TensorRequest};
+use super::price::EventCount;
+use super::request::{BlockProbing, TensorRequest};
 use crate::frameworks::bfc::ArenaLayout;
 use crate::frameworks::libraries::{Keeps, keeps};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 use crate::sources::kernel::site::KernelVersion;
 
 /// Polling of a process without a framework library: every [`EAGER_EVERY`] during the first
@@ -43,7 +43,7 @@ pub(crate) struct TorchWatch {
     /// `None` if tensors are not traced at all.
     looker: Option<Looker>,
     request: TensorRequest,
-    processes: BTreeMap<u32, Watched>,
+    processes: BTreeMap<u32, TracedProcess>,
 }
 
 /// When memwatch began to trace a process.
@@ -55,16 +55,16 @@ pub(crate) enum Arrival {
     Late,
 }
 
-struct Watched {
+struct TracedProcess {
     since: Instant,
     /// The running count of tensor events, before any is traced.
-    counting: Option<Counting>,
+    counting: Option<EventCount>,
     /// Trace level of the process, once decided.
     level: Option<TensorLevel>,
     /// Trace only what the allocator reports to the profiler.
     reports_only: bool,
     /// How blocks are traced: by call sites or by functions.
-    sight: Sight,
+    sight: BlockProbing,
     /// Number of polls of this process.
     looks: u64,
     /// Time of the last poll. `waiting` is set until its result arrives.
@@ -74,7 +74,7 @@ struct Watched {
     found: Option<Instant>,
     /// Field offsets of the process's arenas by framework.
     arenas: BTreeMap<Framework, ArenaLayout>,
-    libraries: BTreeMap<FrameworkLibrary, Library>,
+    libraries: BTreeMap<FrameworkLibrary, ProbedLibrary>,
     /// Extra counting probes that measure the overhead of tracing.
     load: Vec<TensorProbes>,
 }
@@ -98,7 +98,7 @@ impl TorchWatch {
     /// that could not be placed.
     pub(crate) fn update(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut KernelHalf,
         wanted: &BTreeMap<u32, Arrival>,
         mut decide: impl FnMut(u32, (u64, bool)) -> TensorLevel,
     ) -> Vec<(u32, Vec<u16>)> {
@@ -108,7 +108,7 @@ impl TorchWatch {
             watched.take_out(kernel, tgid);
         }
         for &tgid in wanted.keys() {
-            let watched = self.processes.entry(tgid).or_insert_with(Watched::new);
+            let watched = self.processes.entry(tgid).or_insert_with(TracedProcess::new);
             if watched.next_look(now).is_some_and(|next| next <= now) {
                 watched.looked = Some(now);
                 watched.waiting = true;
@@ -134,7 +134,8 @@ impl TorchWatch {
         for (tgid, counting) in self.counted() {
             let (waiting, rate) = counting.end(kernel, tgid);
             let points = || waiting.iter().flat_map(|found| found.points.iter().flatten());
-            let several_probes = Sight::of(points()) == Sight::Functions && self.request.needs_several(points());
+            let several_probes =
+                BlockProbing::of(points()) == BlockProbing::Functions && self.request.needs_several(points());
             self.set_level(tgid, rate.map_or(self.request.level, |rate| decide(tgid, (rate, several_probes))));
             new.extend(waiting.into_iter().filter_map(|found| self.take_in(kernel, found)));
         }
@@ -150,7 +151,7 @@ impl TorchWatch {
     pub(crate) fn needs_several_probes(&self, tgid: u32) -> bool {
         self.processes.get(&tgid).is_some_and(|watched| {
             let points = watched.libraries.values().flat_map(|library| &library.points);
-            watched.sight == Sight::Functions && watched.request(self.request).needs_several(points)
+            watched.sight == BlockProbing::Functions && watched.request(self.request).needs_several(points)
         })
     }
 
@@ -193,12 +194,12 @@ impl TorchWatch {
     /// counting probe; `None` if it cannot, because the functions are already probed or have no
     /// symbols.
     pub(crate) fn load_percent(&self, tgid: u32) -> Option<NonZeroU64> {
-        let watched = self.processes.get(&tgid).filter(|watched| watched.sight == Sight::Calls)?;
-        NonZeroU64::new(watched.libraries.values().map(Library::load_percent).sum())
+        let watched = self.processes.get(&tgid).filter(|watched| watched.sight == BlockProbing::Calls)?;
+        NonZeroU64::new(watched.libraries.values().map(ProbedLibrary::load_percent).sum())
     }
 
     /// Attaches or detaches the extra counting probes of a process.
-    pub(crate) fn load(&mut self, kernel: &mut Kernel, tgid: u32, is_on: bool) {
+    pub(crate) fn load(&mut self, kernel: &mut KernelHalf, tgid: u32, is_on: bool) {
         let Some(watched) = self.processes.get_mut(&tgid) else { return };
         if is_on && watched.load.is_empty() {
             watched.load = watched.libraries.values().filter_map(|library| library.begin_load(kernel, tgid)).collect();
@@ -214,14 +215,14 @@ impl TorchWatch {
     pub(crate) fn stacks_of(&self, tgid: u32) -> u32 {
         match (self.level_of(tgid), self.request.stacks) {
             (TensorLevel::Off | TensorLevel::Read | TensorLevel::Blocks, _) => STACKS_OF_RARE,
-            (TensorLevel::Sites, Stacks::ByBytes) => STACKS_BY_BYTES,
+            (TensorLevel::Sites, StackSelection::ByBytes) => STACKS_BY_BYTES,
             _ => STACKS_OF_ALL,
         }
     }
 
     /// Changes what is traced of a process. Returns the ids of allocator probes that no library
     /// provides.
-    pub(crate) fn change(&mut self, kernel: &mut Kernel, tgid: u32, request: TensorRequest) -> Vec<u16> {
+    pub(crate) fn change(&mut self, kernel: &mut KernelHalf, tgid: u32, request: TensorRequest) -> Vec<u16> {
         let Some(watched) = self.processes.get_mut(&tgid) else { return Vec::new() };
         (watched.level, watched.reports_only) = (Some(request.level), request.reports_only);
         watched.follow(kernel, tgid, request);
@@ -229,19 +230,20 @@ impl TorchWatch {
     }
 
     /// Stops tracing a process. The probes are detached once the returned thread ends.
-    pub(crate) fn close(&mut self, kernel: &mut Kernel, tgid: u32) -> Option<JoinHandle<()>> {
+    pub(crate) fn close(&mut self, kernel: &mut KernelHalf, tgid: u32) -> Option<JoinHandle<()>> {
         let watched = self.processes.get_mut(&tgid)?;
         (watched.level, watched.reports_only) = (Some(TensorLevel::Read), false);
-        let probes = watched.libraries.values_mut().flat_map(Library::clear).collect();
+        let probes = watched.libraries.values_mut().flat_map(ProbedLibrary::clear).collect();
         let failed = |error: &std::io::Error| log::warn!("process {tgid} keeps probes that it does not need: {error}");
         tensor_probes::detach_beside(kernel, probes).inspect_err(failed).ok()
     }
 
     /// Takes the counts that have run long enough.
-    fn counted(&mut self) -> Vec<(u32, Counting)> {
+    fn counted(&mut self) -> Vec<(u32, EventCount)> {
         let now = Instant::now();
-        let over =
-            |(tgid, watched): (&u32, &mut Watched)| Some((*tgid, watched.counting.take_if(|one| one.over() <= now)?));
+        let over = |(tgid, watched): (&u32, &mut TracedProcess)| {
+            Some((*tgid, watched.counting.take_if(|one| one.over() <= now)?))
+        };
         self.processes.iter_mut().filter_map(over).collect()
     }
 
@@ -253,7 +255,7 @@ impl TorchWatch {
 
     /// Handles a newly found library. If the process used PyTorch before memwatch traced it, its
     /// events are counted first.
-    fn meet(&mut self, kernel: &mut Kernel, found: FoundLibrary, arrival: Arrival) -> Option<(u32, Vec<u16>)> {
+    fn meet(&mut self, kernel: &mut KernelHalf, found: FoundLibrary, arrival: Arrival) -> Option<(u32, Vec<u16>)> {
         let watched = self.processes.get_mut(&found.tgid)?;
         if let Some(counting) = &mut watched.counting {
             if counting.waiting.iter().all(|waiting| waiting.library != found.library) {
@@ -267,7 +269,7 @@ impl TorchWatch {
             watched.level.get_or_insert(self.request.level);
             return self.take_in(kernel, found);
         }
-        let Some(mut counting) = Counting::begin(kernel, &found) else {
+        let Some(mut counting) = EventCount::begin(kernel, &found) else {
             watched.level = Some(self.request.level);
             return self.take_in(kernel, found);
         };
@@ -285,11 +287,11 @@ impl TorchWatch {
     }
 
     /// Attaches the probes for allocators without a trace of their own.
-    pub(crate) fn do_without_trace(&mut self, kernel: &mut Kernel, tgid: u32) {
+    pub(crate) fn do_without_trace(&mut self, kernel: &mut KernelHalf, tgid: u32) {
         let Some(watched) = self.processes.get_mut(&tgid) else { return };
-        if watched.sight == Sight::Calls {
+        if watched.sight == BlockProbing::Calls {
             log::warn!("process {tgid}: its allocator's blocks are not where its code says: several probes show each");
-            watched.sight = Sight::Functions;
+            watched.sight = BlockProbing::Functions;
             let request = watched.request(self.request);
             watched.follow(kernel, tgid, request);
             return;
@@ -302,7 +304,7 @@ impl TorchWatch {
 
     /// Detaches the probes that duplicate the allocators' own trace, which saves one probe per
     /// allocation. They are attached again if the trace ends, which may happen before PyTorch 2.4.
-    pub(crate) fn trust_trace(&mut self, kernel: &mut Kernel, tgid: u32) {
+    pub(crate) fn trust_trace(&mut self, kernel: &mut KernelHalf, tgid: u32) {
         let Some(watched) = self.processes.get_mut(&tgid) else { return };
         for library in watched.libraries.values_mut() {
             if let Some((points, probes)) = library.until_trace.take() {
@@ -313,7 +315,7 @@ impl TorchWatch {
     }
 
     /// Forgets a process after exec: its libraries are gone, and their probes with them.
-    pub(crate) fn forget(&mut self, kernel: &mut Kernel, tgid: u32) {
+    pub(crate) fn forget(&mut self, kernel: &mut KernelHalf, tgid: u32) {
         if let Some(watched) = self.processes.remove(&tgid) {
             watched.take_out(kernel, tgid);
         }
@@ -321,7 +323,7 @@ impl TorchWatch {
 
     /// Probes a library unless it is probed. Returns the process once its allocator is fully
     /// probed.
-    fn take_in(&mut self, kernel: &mut Kernel, found: FoundLibrary) -> Option<(u32, Vec<u16>)> {
+    fn take_in(&mut self, kernel: &mut KernelHalf, found: FoundLibrary) -> Option<(u32, Vec<u16>)> {
         let FoundLibrary { tgid, library, file, points, arenas } = found;
         // The process may have exited.
         let watched = self.processes.get_mut(&tgid)?;
@@ -334,9 +336,9 @@ impl TorchWatch {
             Vec::new()
         });
         if library == FrameworkLibrary::C10Cuda {
-            watched.sight = Sight::of(&points);
+            watched.sight = BlockProbing::of(&points);
         }
-        watched.libraries.insert(library, Library::new(file, points));
+        watched.libraries.insert(library, ProbedLibrary::new(file, points));
         watched.follow(kernel, tgid, request);
         watched.found.get_or_insert_with(Instant::now);
         if keeps(library) != Some(Keeps::Blocks) {
@@ -361,14 +363,14 @@ fn allocator_rows() -> impl Iterator<Item = u16> {
     TENSOR_PROBES.iter().filter(is_one).map(|row| row.id)
 }
 
-impl Watched {
+impl TracedProcess {
     fn new() -> Self {
         Self {
             since: Instant::now(),
             counting: None,
             level: None,
             reports_only: false,
-            sight: Sight::default(),
+            sight: BlockProbing::default(),
             looks: 0,
             looked: None,
             waiting: false,
@@ -387,7 +389,7 @@ impl Watched {
 
     /// Attaches the probes of a request. The library with the trace comes before the one with
     /// reports: a report without a trace lacks the requested size.
-    fn follow(&mut self, kernel: &mut Kernel, tgid: u32, request: TensorRequest) {
+    fn follow(&mut self, kernel: &mut KernelHalf, tgid: u32, request: TensorRequest) {
         for library in self.libraries.values_mut().rev() {
             // An unchanged library keeps its probes, so that no event is missed.
             if library.rows(request, self.sight) != library.wanted {
@@ -427,10 +429,10 @@ impl Watched {
     fn due(&self, now: Instant) -> Option<Instant> {
         // The polling thread does not wake this one, so check for a result at once.
         let answer = self.waiting.then_some(now);
-        answer.or_else(|| self.counting.as_ref().map(Counting::over)).or_else(|| self.next_look(now))
+        answer.or_else(|| self.counting.as_ref().map(EventCount::over)).or_else(|| self.next_look(now))
     }
 
-    fn take_out(self, kernel: &mut Kernel, tgid: u32) {
+    fn take_out(self, kernel: &mut KernelHalf, tgid: u32) {
         self.load.into_iter().for_each(|probes| take_out(kernel, tgid, probes));
         for mut library in self.libraries.into_values() {
             library.take_out(kernel, tgid);

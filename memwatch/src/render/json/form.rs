@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use memwatch_core::words::json::{Form, form, name_of};
+use memwatch_core::words::json::{ReportForm, form, name_of};
 use serde::ser::{
     Impossible, SerializeMap, SerializeSeq, SerializeStruct, SerializeStructVariant, SerializeTuple,
     SerializeTupleStruct, SerializeTupleVariant,
@@ -19,14 +19,14 @@ use crate::render::wall_clock::WallClock;
 /// A value and its representation in the report.
 pub(crate) struct Formed<'a, T: ?Sized> {
     value: &'a T,
-    form: Form,
+    form: ReportForm,
     clock: &'a WallClock,
 }
 
 impl<'a, T: ?Sized> Formed<'a, T> {
     /// Wraps a whole report. `clock` converts its times.
     pub(crate) const fn new(value: &'a T, clock: &'a WallClock) -> Self {
-        Self { value, form: Form::Same, clock }
+        Self { value, form: ReportForm::Same, clock }
     }
 }
 
@@ -39,7 +39,7 @@ impl<T: ?Sized + Serialize> Serialize for Formed<'_, T> {
 /// Adapter between a value, or a part of it, and the output serializer.
 struct Through<'a, S> {
     inner: S,
-    form: Form,
+    form: ReportForm,
     clock: &'a WallClock,
 }
 
@@ -54,7 +54,7 @@ impl<'a, S> Through<'a, S> {
 
     /// Wraps a compound part that `inner` writes.
     fn part<P, E>(self, begin: impl FnOnce(S) -> Result<P, E>) -> Result<Through<'a, P>, E> {
-        Ok(Through { inner: begin(self.inner)?, form: Form::Same, clock: self.clock })
+        Ok(Through { inner: begin(self.inner)?, form: ReportForm::Same, clock: self.clock })
     }
 }
 
@@ -86,9 +86,9 @@ impl<'a, S: Serializer> Serializer for Through<'a, S> {
 
     fn serialize_u64(self, value: u64) -> Result<S::Ok, S::Error> {
         match self.form {
-            Form::Date => self.inner.serialize_str(&self.clock.rfc3339(value)),
-            Form::Seconds => self.inner.serialize_f64(seconds(value)),
-            Form::Same | Form::Apart => self.inner.serialize_u64(value),
+            ReportForm::Date => self.inner.serialize_str(&self.clock.rfc3339(value)),
+            ReportForm::Seconds => self.inner.serialize_f64(seconds(value)),
+            ReportForm::Same | ReportForm::Apart => self.inner.serialize_u64(value),
         }
     }
 
@@ -208,11 +208,11 @@ impl<P: SerializeMap> SerializeMap for Through<'_, P> {
         value: &V,
     ) -> Result<(), P::Error> {
         let formed = self.formed(value);
-        match value.serialize(Look) {
+        match value.serialize(FormProbe) {
             Err(_) => self.inner.serialize_entry(key, &formed),
-            Ok((Form::Apart, _)) => Ok(()),
+            Ok((ReportForm::Apart, _)) => Ok(()),
             Ok((_, Some(name))) => self.inner.serialize_entry(name, &formed),
-            Ok((form, None)) => self.inner.serialize_entry(&name_of(&Text(key).to_string(), form), &formed),
+            Ok((form, None)) => self.inner.serialize_entry(&name_of(&KeyText(key).to_string(), form), &formed),
         }
     }
 
@@ -249,19 +249,19 @@ impl<P: SerializeStructVariant> SerializeStructVariant for Through<'_, P> {
 }
 
 /// Text of a map key.
-struct Text<'a, K: ?Sized>(&'a K);
+struct KeyText<'a, K: ?Sized>(&'a K);
 
-impl<K: ?Sized + Serialize> fmt::Display for Text<'_, K> {
+impl<K: ?Sized + Serialize> fmt::Display for KeyText<'_, K> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.serialize(formatter)
     }
 }
 
 /// Serializer that only detects whether a value is marked with a form.
-struct Look;
+struct FormProbe;
 
-type Seen = (Form, Option<&'static str>);
-type None = Impossible<Seen, fmt::Error>;
+type MarkedForm = (ReportForm, Option<&'static str>);
+type None = Impossible<MarkedForm, fmt::Error>;
 
 macro_rules! not_marked {
     ($($method:ident $(<$of:ident>)? ($($type:ty),*) -> $ok:ty;)*) => {$(
@@ -271,8 +271,8 @@ macro_rules! not_marked {
     )*};
 }
 
-impl Serializer for Look {
-    type Ok = Seen;
+impl Serializer for FormProbe {
+    type Ok = MarkedForm;
     type Error = fmt::Error;
     type SerializeSeq = None;
     type SerializeTuple = None;
@@ -282,21 +282,25 @@ impl Serializer for Look {
     type SerializeStruct = None;
     type SerializeStructVariant = None;
 
-    fn serialize_newtype_struct<T: ?Sized + Serialize>(self, name: &'static str, _: &T) -> Result<Seen, fmt::Error> {
+    fn serialize_newtype_struct<T: ?Sized + Serialize>(
+        self,
+        name: &'static str,
+        _: &T,
+    ) -> Result<MarkedForm, fmt::Error> {
         form(name).ok_or(fmt::Error)
     }
 
-    fn collect_str<T: ?Sized + fmt::Display>(self, _: &T) -> Result<Seen, fmt::Error> {
+    fn collect_str<T: ?Sized + fmt::Display>(self, _: &T) -> Result<MarkedForm, fmt::Error> {
         Err(fmt::Error)
     }
 
     not_marked! {
-        serialize_bool(bool) -> Seen; serialize_i8(i8) -> Seen; serialize_i16(i16) -> Seen; serialize_i32(i32) -> Seen; serialize_i64(i64) -> Seen;
-        serialize_u8(u8) -> Seen; serialize_u16(u16) -> Seen; serialize_u32(u32) -> Seen; serialize_u64(u64) -> Seen;
-        serialize_f32(f32) -> Seen; serialize_f64(f64) -> Seen; serialize_char(char) -> Seen; serialize_str(&str) -> Seen; serialize_bytes(&[u8]) -> Seen;
-        serialize_none() -> Seen; serialize_some<T>(&T) -> Seen; serialize_unit() -> Seen; serialize_unit_struct(&'static str) -> Seen;
-        serialize_unit_variant(&'static str, u32, &'static str) -> Seen;
-        serialize_newtype_variant<T>(&'static str, u32, &'static str, &T) -> Seen;
+        serialize_bool(bool) -> MarkedForm; serialize_i8(i8) -> MarkedForm; serialize_i16(i16) -> MarkedForm; serialize_i32(i32) -> MarkedForm; serialize_i64(i64) -> MarkedForm;
+        serialize_u8(u8) -> MarkedForm; serialize_u16(u16) -> MarkedForm; serialize_u32(u32) -> MarkedForm; serialize_u64(u64) -> MarkedForm;
+        serialize_f32(f32) -> MarkedForm; serialize_f64(f64) -> MarkedForm; serialize_char(char) -> MarkedForm; serialize_str(&str) -> MarkedForm; serialize_bytes(&[u8]) -> MarkedForm;
+        serialize_none() -> MarkedForm; serialize_some<T>(&T) -> MarkedForm; serialize_unit() -> MarkedForm; serialize_unit_struct(&'static str) -> MarkedForm;
+        serialize_unit_variant(&'static str, u32, &'static str) -> MarkedForm;
+        serialize_newtype_variant<T>(&'static str, u32, &'static str, &T) -> MarkedForm;
         serialize_seq(Option<usize>) -> None; serialize_tuple(usize) -> None; serialize_tuple_struct(&'static str, usize) -> None;
         serialize_tuple_variant(&'static str, u32, &'static str, usize) -> None; serialize_map(Option<usize>) -> None;
         serialize_struct(&'static str, usize) -> None; serialize_struct_variant(&'static str, u32, &'static str, usize) -> None;

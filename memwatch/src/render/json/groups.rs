@@ -2,7 +2,7 @@
 
 use memwatch_core::owner::Owner;
 use memwatch_core::snapshot::Snapshot;
-use memwatch_core::snapshot::groups::{By, Group, Rest, groups};
+use memwatch_core::snapshot::groups::{OwnerGroup, OwnerGrouping, UngroupedBytes, groups};
 use serde::Serialize;
 
 use crate::render::owners;
@@ -10,28 +10,29 @@ use crate::render::text::groups as table;
 
 /// Sums by owner, in addition to the list of processes.
 #[derive(Serialize)]
-pub(crate) struct Groups<'a> {
+pub(crate) struct OwnerSums<'a> {
     by: &'static str,
-    groups: Vec<Named<'a>>,
-    rest: Vec<Rest>,
+    groups: Vec<OwnerGroupJson<'a>>,
+    rest: Vec<UngroupedBytes>,
 }
 
 #[derive(Serialize)]
-struct Named<'a> {
+struct OwnerGroupJson<'a> {
     #[serde(flatten)]
-    group: Group<'a>,
+    group: OwnerGroup<'a>,
     name: String,
     /// Owner of one of the group's processes; `null` for the processes without such an owner.
     owner: Option<&'a Owner>,
 }
 
 /// Computes the sums of a snapshot.
-pub(crate) fn of(snapshot: &Snapshot, by: By) -> Groups<'_> {
+pub(crate) fn of(snapshot: &Snapshot, by: OwnerGrouping) -> OwnerSums<'_> {
     let (groups, rest) = groups(snapshot, by);
-    Groups { by: owners::by_name(by), groups: groups.into_iter().map(|group| named(by, group)).collect(), rest }
+    OwnerSums { by: owners::by_name(by), groups: groups.into_iter().map(|group| named(by, group)).collect(), rest }
 }
 
-fn named(by: By, group: Group<'_>) -> Named<'_> {
-    let owner = group.owner.filter(|_| !matches!(by, By::User | By::Gpu)).map(|process| &process.owner);
-    Named { name: table::name(by, &group), owner, group }
+fn named(by: OwnerGrouping, group: OwnerGroup<'_>) -> OwnerGroupJson<'_> {
+    let owner =
+        group.owner.filter(|_| !matches!(by, OwnerGrouping::User | OwnerGrouping::Gpu)).map(|process| &process.owner);
+    OwnerGroupJson { name: table::name(by, &group), owner, group }
 }

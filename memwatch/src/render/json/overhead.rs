@@ -6,15 +6,15 @@ use serde::Serialize;
 /// Estimated overhead: the number of records of each type times a cost per record that was measured
 /// beforehand.
 #[derive(Serialize)]
-pub(crate) struct Overhead<'a> {
+pub(crate) struct OverheadJson<'a> {
     estimated: bool,
     #[serde(flatten)]
     view: &'a OverheadView,
 }
 
 /// Returns the `overhead` field of a process.
-pub(crate) fn of(process: &ProcessView) -> Option<Overhead<'_>> {
-    process.overhead.as_ref().map(|view| Overhead { estimated: true, view })
+pub(crate) fn of(process: &ProcessView) -> Option<OverheadJson<'_>> {
+    process.overhead.as_ref().map(|view| OverheadJson { estimated: true, view })
 }
 
 /// Converts nanoseconds to seconds.

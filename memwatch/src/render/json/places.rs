@@ -10,11 +10,11 @@ use memwatch_core::snapshot::{
 use memwatch_core::words::{Name, Tgid, json};
 use serde::Serialize;
 
-use super::overhead::{self, Overhead};
-use super::{Origin, write_report};
-use crate::render::places::Places;
+use super::overhead::{self, OverheadJson};
+use super::{ReportOrigin, write_report};
+use crate::render::places::AttributionList;
 
-impl Places {
+impl AttributionList {
     const fn schema(self) -> &'static str {
         match self {
             Self::Sites => "memwatch.sites/2",
@@ -31,21 +31,21 @@ impl Places {
 /// If writing to `out` fails.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    (which, top): (Places, usize),
+    (which, top): (AttributionList, usize),
     snapshot: &Snapshot,
-    origin: Origin,
+    origin: ReportOrigin,
 ) -> io::Result<()> {
     let processes = snapshot.processes.iter().filter_map(|own| process(own, which, top)).collect();
-    write_report(out, which.schema(), Listed { processes }, snapshot, origin)
+    write_report(out, which.schema(), AttributionReport { processes }, snapshot, origin)
 }
 
 #[derive(Serialize)]
-struct Listed<'a> {
-    processes: Vec<Process<'a>>,
+struct AttributionReport<'a> {
+    processes: Vec<AttributedProcess<'a>>,
 }
 
 #[derive(Serialize)]
-struct Process<'a> {
+struct AttributedProcess<'a> {
     #[serde(rename = "pid")]
     tgid: Tgid,
     comm: &'a str,
@@ -60,52 +60,65 @@ struct Process<'a> {
     stacks_left_out: u64,
     #[serde(flatten)]
     places: &'a PlacesView,
-    overhead: Option<Overhead<'a>>,
-    devices: Vec<Device<'a>>,
-    failures: Vec<Owned<'a, RefusalView>>,
+    overhead: Option<OverheadJson<'a>>,
+    devices: Vec<AttributedDevice<'a>>,
+    failures: Vec<AttributedBlock<'a, RefusalView>>,
 }
 
 /// Memory of a process on a device, attributed to code. `attributed_bytes` is the sum of the rows
 /// of each list; `allocated_bytes` is the allocator's own number.
 #[derive(Serialize)]
-pub(crate) struct Device<'a> {
+pub(crate) struct AttributedDevice<'a> {
     #[serde(flatten)]
     view: &'a DevicePlacesView,
     attributed_bytes: u64,
     #[serde(flatten)]
-    total: History,
+    total: SumJson,
     #[serde(flatten)]
-    rows: Rows<'a>,
+    rows: AttributionRows<'a>,
 }
 
 /// Lists of one report.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Rows<'a> {
-    Sites { sites: Vec<Row<SiteView>>, large: Vec<Owned<'a, LargeView>>, stacks: Vec<Row<&'a StackView>> },
-    Stages { stages: Vec<Row<&'a StageView>>, phases: Vec<Row<PhaseView>> },
-    Layers { layers: Vec<Row<LayerView>> },
-    All { stages: Vec<Row<&'a StageView>>, layers: Vec<Row<LayerView>>, sites: Vec<Row<SiteView>> },
+enum AttributionRows<'a> {
+    Sites {
+        sites: Vec<AttributionRow<SiteView>>,
+        large: Vec<AttributedBlock<'a, LargeView>>,
+        stacks: Vec<AttributionRow<&'a StackView>>,
+    },
+    Stages {
+        stages: Vec<AttributionRow<&'a StageView>>,
+        phases: Vec<AttributionRow<PhaseView>>,
+    },
+    Layers {
+        layers: Vec<AttributionRow<LayerView>>,
+    },
+    All {
+        stages: Vec<AttributionRow<&'a StageView>>,
+        layers: Vec<AttributionRow<LayerView>>,
+        sites: Vec<AttributionRow<SiteView>>,
+    },
 }
 
 /// A row of a list: its code and the sum of its blocks.
 #[derive(Serialize)]
-struct Row<V> {
+struct AttributionRow<V> {
     #[serde(flatten)]
     place: V,
     allocated_bytes: u64,
     #[serde(flatten)]
-    sum: History,
+    sum: SumJson,
 }
 
 /// A sum without its live bytes, whose field has different names in devices and rows.
 #[derive(Serialize)]
-struct History {
+struct SumJson {
     #[serde(flatten)]
     sum: SumView,
     /// Estimate for all blocks, from tracing windows or from sampled small blocks; `null` if every
     /// block is traced.
-    sampled: Option<Sampled>,
+    sampled: Option<SampledTotal>,
     /// Estimate for the live blocks, from sampled small blocks; `null` if every live block has its
     /// line.
     sampled_live: Option<SampledLive>,
@@ -115,7 +128,7 @@ struct History {
 }
 
 #[derive(Serialize)]
-struct Sampled {
+struct SampledTotal {
     total_bytes: u64,
     standard_error_bytes: Option<u64>,
 }
@@ -128,7 +141,7 @@ struct SampledLive {
 
 /// A block, or a failed allocation, with its attribution.
 #[derive(Serialize)]
-struct Owned<'a, V> {
+struct AttributedBlock<'a, V> {
     #[serde(flatten)]
     view: &'a V,
     stage: &'a str,
@@ -139,10 +152,10 @@ struct Owned<'a, V> {
     layer: &'a PlaceNameView,
 }
 
-fn process(process: &ProcessView, which: Places, top: usize) -> Option<Process<'_>> {
+fn process(process: &ProcessView, which: AttributionList, top: usize) -> Option<AttributedProcess<'_>> {
     let tensors = process.tensors.as_ref()?;
     let places = &tensors.places;
-    Some(Process {
+    Some(AttributedProcess {
         tgid: process.tgid,
         comm: &process.comm,
         command: &process.command,
@@ -161,63 +174,64 @@ fn process(process: &ProcessView, which: Places, top: usize) -> Option<Process<'
 
 /// Returns the largest entries of each device, at most `top` rows per list. The list of stages is
 /// complete.
-pub(crate) fn largest_places(places: &PlacesView, top: usize) -> Vec<Device<'_>> {
+pub(crate) fn largest_places(places: &PlacesView, top: usize) -> Vec<AttributedDevice<'_>> {
     let of = |device| {
-        let rows = Rows::All { stages: stages(device), layers: layers(device, top), sites: sites(device, top) };
+        let rows =
+            AttributionRows::All { stages: stages(device), layers: layers(device, top), sites: sites(device, top) };
         with_rows(device, rows)
     };
     places.devices.iter().map(of).collect()
 }
 
-fn stages(device: &DevicePlacesView) -> Vec<Row<&StageView>> {
+fn stages(device: &DevicePlacesView) -> Vec<AttributionRow<&StageView>> {
     device.stages.iter().map(|stage| row(stage.sum, stage)).collect()
 }
 
-fn layers(device: &DevicePlacesView, top: usize) -> Vec<Row<LayerView>> {
+fn layers(device: &DevicePlacesView, top: usize) -> Vec<AttributionRow<LayerView>> {
     largest(device.layers.clone(), top).into_iter().map(|layer| row(layer.sum, layer)).collect()
 }
 
-fn sites(device: &DevicePlacesView, top: usize) -> Vec<Row<SiteView>> {
+fn sites(device: &DevicePlacesView, top: usize) -> Vec<AttributionRow<SiteView>> {
     largest(device.sites.clone(), top).into_iter().map(|site| row(site.sum, site)).collect()
 }
 
-fn rows(device: &DevicePlacesView, which: Places, top: usize) -> Rows<'_> {
+fn rows(device: &DevicePlacesView, which: AttributionList, top: usize) -> AttributionRows<'_> {
     match which {
-        Places::Sites => Rows::Sites {
+        AttributionList::Sites => AttributionRows::Sites {
             sites: sites(device, top),
             large: device.large.iter().map(|block| owned(block, &block.whose)).collect(),
             stacks: device.stacks.iter().map(|stack| row(stack.sum, stack)).collect(),
         },
-        Places::Stages => Rows::Stages {
+        AttributionList::Stages => AttributionRows::Stages {
             stages: stages(device),
             phases: largest(device.phases.clone(), top).into_iter().map(|phase| row(phase.sum, phase)).collect(),
         },
-        Places::Layers => Rows::Layers { layers: layers(device, top) },
+        AttributionList::Layers => AttributionRows::Layers { layers: layers(device, top) },
     }
 }
 
-fn with_rows<'a>(view: &'a DevicePlacesView, rows: Rows<'a>) -> Device<'a> {
-    Device { view, attributed_bytes: view.total.live_bytes, total: history(view.total), rows }
+fn with_rows<'a>(view: &'a DevicePlacesView, rows: AttributionRows<'a>) -> AttributedDevice<'a> {
+    AttributedDevice { view, attributed_bytes: view.total.live_bytes, total: history(view.total), rows }
 }
 
-fn row<V>(sum: SumView, place: V) -> Row<V> {
-    Row { place, allocated_bytes: sum.live_bytes, sum: history(sum) }
+fn row<V>(sum: SumView, place: V) -> AttributionRow<V> {
+    AttributionRow { place, allocated_bytes: sum.live_bytes, sum: history(sum) }
 }
 
-fn history(sum: SumView) -> History {
+fn history(sum: SumView) -> SumJson {
     let (all, live) = (sum.sampled, sum.sampled_live);
-    History {
+    SumJson {
         sum,
         lower_bound: sum.is_lower_bound(),
-        sampled: all.map(|all| Sampled { total_bytes: all.bytes, standard_error_bytes: all.standard_error_bytes }),
+        sampled: all.map(|all| SampledTotal { total_bytes: all.bytes, standard_error_bytes: all.standard_error_bytes }),
         sampled_live: live
             .map(|live| SampledLive { allocated_bytes: live.bytes, standard_error_bytes: live.standard_error_bytes }),
     }
 }
 
-fn owned<'a, V>(view: &'a V, whose: &'a WhoseView) -> Owned<'a, V> {
+fn owned<'a, V>(view: &'a V, whose: &'a WhoseView) -> AttributedBlock<'a, V> {
     let WhoseView { stage, by, step, site, library, layer } = whose;
-    Owned { view, stage, stage_by: by, step: *step, site, library: library.as_deref(), layer }
+    AttributedBlock { view, stage, stage_by: by, step: *step, site, library: library.as_deref(), layer }
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use memwatch_core::snapshot::{
 use memwatch_core::words::{Name, Tgid, json};
 use serde::Serialize;
 
-use super::overhead::{self, Overhead};
-use super::{Origin, places, write_report};
+use super::overhead::{self, OverheadJson};
+use super::{ReportOrigin, places, write_report};
 
 /// Maximum length of the lists of layers and lines in a process's `tensor` field. The complete
 /// lists are in `memwatch sites`, `stages` and `layers`.
@@ -22,18 +22,18 @@ const PLACES: usize = 10;
 ///
 /// # Errors
 /// If writing to `out` fails.
-pub(crate) fn write(out: &mut impl io::Write, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
+pub(crate) fn write(out: &mut impl io::Write, snapshot: &Snapshot, origin: ReportOrigin) -> io::Result<()> {
     let processes = snapshot.processes.iter().filter_map(process).collect();
     write_report(out, "memwatch.stats/2", StatsReport { processes }, snapshot, origin)
 }
 
 #[derive(Serialize)]
 struct StatsReport<'a> {
-    processes: Vec<Process<'a>>,
+    processes: Vec<StatsProcess<'a>>,
 }
 
 #[derive(Serialize)]
-struct Process<'a> {
+struct StatsProcess<'a> {
     #[serde(rename = "pid")]
     tgid: Tgid,
     comm: &'a str,
@@ -43,8 +43,8 @@ struct Process<'a> {
     exact: bool,
     losses: &'a BTreeMap<Name, u64>,
     books_refused: Option<&'a str>,
-    overhead: Option<Overhead<'a>>,
-    devices: Vec<Device<'a>>,
+    overhead: Option<OverheadJson<'a>>,
+    devices: Vec<StatsDevice<'a>>,
     arenas: &'a [ArenaView],
     /// Buffers of ggml; `null` if ggml's functions are not probed.
     buffers: Option<&'a BuffersView>,
@@ -55,9 +55,9 @@ struct Process<'a> {
 /// A device with all its statistics. `statistics` has PyTorch's keys and values, `null` for unknown
 /// values; `certainty` has the same keys.
 #[derive(Serialize)]
-struct Device<'a> {
+struct StatsDevice<'a> {
     #[serde(flatten)]
-    sums: Sums<'a>,
+    sums: AllocatorSums<'a>,
     #[serde(serialize_with = "json::date")]
     readout_ns: Option<u64>,
     #[serde(serialize_with = "json::date")]
@@ -70,8 +70,8 @@ struct Device<'a> {
 
 /// Caching allocators of a process.
 #[derive(Serialize)]
-pub(crate) struct Tensor<'a> {
-    gpus: Vec<Sums<'a>>,
+pub(crate) struct TensorJson<'a> {
+    gpus: Vec<AllocatorSums<'a>>,
     arenas: &'a [ArenaView],
     /// Buffers of ggml; `null` if ggml's functions are not probed.
     buffers: Option<&'a BuffersView>,
@@ -79,14 +79,14 @@ pub(crate) struct Tensor<'a> {
     pools: Option<&'a PoolsView>,
     /// Tracing windows; `null` if tracing is continuous or off.
     windows: Option<WindowsView>,
-    places: Vec<places::Device<'a>>,
+    places: Vec<places::AttributedDevice<'a>>,
     losses: &'a BTreeMap<Name, u64>,
 }
 
 /// Sums of a caching allocator. Values that require tracing are `null` if only the statistics were
 /// read.
 #[derive(Serialize)]
-struct Sums<'a> {
+struct AllocatorSums<'a> {
     #[serde(flatten)]
     view: &'a AllocatorView,
     active_bytes: Option<i64>,
@@ -104,8 +104,8 @@ struct Sums<'a> {
 }
 
 /// Returns the `tensor` field of a process.
-pub(crate) fn tensor(tensors: &TensorsView) -> Tensor<'_> {
-    Tensor {
+pub(crate) fn tensor(tensors: &TensorsView) -> TensorJson<'_> {
+    TensorJson {
         gpus: tensors.allocators.iter().map(sums).collect(),
         arenas: &tensors.arenas,
         buffers: tensors.buffers.as_ref(),
@@ -116,9 +116,9 @@ pub(crate) fn tensor(tensors: &TensorsView) -> Tensor<'_> {
     }
 }
 
-fn process(process: &ProcessView) -> Option<Process<'_>> {
+fn process(process: &ProcessView) -> Option<StatsProcess<'_>> {
     let tensors = process.tensors.as_ref()?;
-    Some(Process {
+    Some(StatsProcess {
         tgid: process.tgid,
         comm: &process.comm,
         command: &process.command,
@@ -134,9 +134,9 @@ fn process(process: &ProcessView) -> Option<Process<'_>> {
     })
 }
 
-fn device(view: &AllocatorView) -> Device<'_> {
+fn device(view: &AllocatorView) -> StatsDevice<'_> {
     let all = || view.statistics.iter().map(|(key, view): (&Name, &StatisticView)| (key.as_ref(), view));
-    Device {
+    StatsDevice {
         sums: sums(view),
         readout_ns: view.readout_ns,
         peaks_since_ns: view.peaks_begun_ns,
@@ -147,10 +147,10 @@ fn device(view: &AllocatorView) -> Device<'_> {
     }
 }
 
-fn sums(view: &AllocatorView) -> Sums<'_> {
+fn sums(view: &AllocatorView) -> AllocatorSums<'_> {
     let number = |key| view.statistic(key);
     let followed = |value: u64| (&*view.observed_by != "numbers").then_some(value);
-    Sums {
+    AllocatorSums {
         view,
         active_bytes: number("active_bytes.all.current"),
         requested_bytes: number("requested_bytes.all.current"),

@@ -2,20 +2,20 @@ use super::*;
 use crate::render::fixture;
 use serde_json::Value;
 
-fn line(report: Report, snapshot: &Snapshot) -> String {
+fn line(report: JsonReport, snapshot: &Snapshot) -> String {
     let mut out = Vec::new();
     let clock = fixture::clock();
-    write(&mut out, report, snapshot, Origin { host: "node-7", clock: &clock }).expect("memory takes all");
+    write(&mut out, report, snapshot, ReportOrigin { host: "node-7", clock: &clock }).expect("memory takes all");
     String::from_utf8(out).expect("JSON is UTF-8")
 }
 
 fn value(snapshot: &Snapshot) -> serde_json::Value {
-    serde_json::from_str(&line(Report::Ps(None), snapshot)).expect("valid JSON")
+    serde_json::from_str(&line(JsonReport::Ps(None), snapshot)).expect("valid JSON")
 }
 
 #[test]
 fn a_report_is_one_line_with_the_fields_of_the_contract() {
-    let text = line(Report::Ps(None), &fixture::quiet_node());
+    let text = line(JsonReport::Ps(None), &fixture::quiet_node());
     let golden = include_str!("quiet_node.json").replace("VERSION", env!("CARGO_PKG_VERSION"));
     let golden: Value = serde_json::from_str(&golden).expect("valid JSON");
     assert_eq!(serde_json::from_str::<Value>(&text).expect("valid JSON"), golden);
@@ -25,7 +25,7 @@ fn a_report_is_one_line_with_the_fields_of_the_contract() {
 #[test]
 fn a_field_stands_once_in_a_report_wherever_it_comes_from() {
     for snapshot in [fixture::quiet_node(), fixture::owned_node(), fixture::divided_node()] {
-        for report in [Report::Ps(Some(By::Container)), Report::Run] {
+        for report in [JsonReport::Ps(Some(OwnerGrouping::Container)), JsonReport::Run] {
             let text = line(report, &snapshot);
             let read: Value = serde_json::from_str(&text).expect("valid JSON");
             assert_eq!(text.trim_end().len(), read.to_string().len(), "what stands twice is read once: {text}");
@@ -44,7 +44,7 @@ fn an_instance_says_what_it_is_a_part_of() {
 
 #[test]
 fn the_stream_has_its_own_schema() {
-    assert!(line(Report::Watch, &fixture::quiet_node()).starts_with(r#"{"schema":"memwatch.watch/2","#));
+    assert!(line(JsonReport::Watch, &fixture::quiet_node()).starts_with(r#"{"schema":"memwatch.watch/2","#));
 }
 
 #[test]
@@ -86,16 +86,18 @@ fn losses_and_a_missing_nvml_stand_in_every_report() {
 
 #[test]
 fn a_hostile_command_line_is_valid_json() {
-    let report = line(Report::Ps(None), &fixture::busy_node());
+    let report = line(JsonReport::Ps(None), &fixture::busy_node());
     assert!(!report.contains('\x1b'));
     assert_eq!(value(&fixture::busy_node())["data"]["processes"][1]["command"], "vllm serve \x1b[2J日本");
 }
 
 #[test]
 fn sums_by_owner_add_up_to_what_the_driver_says() {
-    for by in [By::Container, By::Pod, By::Job, By::User, By::Gpu] {
+    for by in
+        [OwnerGrouping::Container, OwnerGrouping::Pod, OwnerGrouping::Job, OwnerGrouping::User, OwnerGrouping::Gpu]
+    {
         let snapshot = fixture::owned_node();
-        let report: Value = serde_json::from_str(&line(Report::Ps(Some(by)), &snapshot)).expect("valid JSON");
+        let report: Value = serde_json::from_str(&line(JsonReport::Ps(Some(by)), &snapshot)).expect("valid JSON");
         let data = &report["data"];
         for gpu in data["gpus"].as_array().expect("GPUs") {
             let on_it = |row: &&Value| row["uuid"] == gpu["uuid"];

@@ -2,7 +2,7 @@
 //! the overhead of a level that the user requested.
 
 use memwatch_core::attribution::price::Budget;
-use memwatch_core::input::{LevelChoice, Measured, TensorLevel};
+use memwatch_core::input::{LevelChoice, MeasuredSlowdown, TensorLevel};
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 
 use super::{LISTED, Sentence, and_more};
@@ -24,11 +24,11 @@ pub(crate) fn lowered(choice: &LevelChoice) -> Option<String> {
         let budget = budget.as_deref().unwrap_or_default();
         let tgid = choice.tgid.0;
         match choice.measured {
-            Measured::Slowdown { part, error } => format!(
+            MeasuredSlowdown::Slowdown { part, error } => format!(
                 "at {rate} tensor events/s tracing all slows PID {tgid} by {}{budget}, as measured",
                 slowdown(part, error)
             ),
-            Measured::Not | Measured::Now => {
+            MeasuredSlowdown::Not | MeasuredSlowdown::Now => {
                 format!("at {rate} tensor events/s {who} would slow PID {tgid} by about {percent} %{budget}")
             }
         }
@@ -58,15 +58,15 @@ pub(crate) fn measured(choice: &LevelChoice) -> Option<String> {
     let (tgid, budget) = (choice.tgid.0, choice.budget_ns_per_second.map(percent_of));
     let budget = budget.map(|budget| format!(" (budget {budget})")).unwrap_or_default();
     match choice.measured {
-        Measured::Not => None,
-        Measured::Now => {
+        MeasuredSlowdown::Not => None,
+        MeasuredSlowdown::Now => {
             let (rate, percent) = numbers(choice);
             Some(format!(
                 "whether tracing slows PID {tgid} is measured for some seconds: at {rate} tensor events/s it takes about {percent} % of a processor{budget}"
             ))
         }
-        Measured::Slowdown { .. } if choice.chosen < choice.asked => lowered(choice),
-        Measured::Slowdown { part, error } => Some(format!(
+        MeasuredSlowdown::Slowdown { .. } if choice.chosen < choice.asked => lowered(choice),
+        MeasuredSlowdown::Slowdown { part, error } => Some(format!(
             "all of PID {tgid} is traced: that slows it by {}{budget}, as measured",
             slowdown(part, error)
         )),
@@ -183,15 +183,15 @@ pub(super) fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
 mod tests {
     use std::num::NonZeroU64;
 
-    use memwatch_core::attribution::price::{Asked, Prices};
+    use memwatch_core::attribution::price::{ProbeCost, TracingRequest};
     use memwatch_core::words::Tgid;
 
     use super::*;
     use crate::render::fixture::crowded_node;
 
     fn choice(level: TensorLevel, by_default: bool, events_per_second: u64) -> LevelChoice {
-        let prices = Prices { trap_ns: NonZeroU64::new(1_000).expect("a price") };
-        let asked = Asked { level, by_default, prices, ..Asked::default() };
+        let prices = ProbeCost { trap_ns: NonZeroU64::new(1_000).expect("a price") };
+        let asked = TracingRequest { level, by_default, prices, ..TracingRequest::default() };
         asked.choose((Tgid(1136), 5), events_per_second)
     }
 
@@ -230,7 +230,7 @@ mod tests {
             LevelChoice { chosen, measured, windows: None, ..by_price }
         };
         let text = |chosen, measured| super::measured(&of(chosen, measured)).unwrap_or_default();
-        let slowdown = |part, error| Measured::Slowdown { part, error };
+        let slowdown = |part, error| MeasuredSlowdown::Slowdown { part, error };
         assert_eq!(
             text(TensorLevel::Layers, slowdown(12, 34)),
             "all of PID 1136 is traced: that slows it by 0.1 ± 0.3 % (budget 2 %), as measured"
@@ -240,8 +240,11 @@ mod tests {
             text(TensorLevel::Read, slowdown(1_230, 90)),
             "tensors are read from memory, not traced: at 20,000 tensor events/s tracing all slows PID 1136 by 12.3 ± 0.9 % (budget 2 %), as measured. To trace anyway: --budget none"
         );
-        assert!(text(TensorLevel::Layers, Measured::Now).contains("it takes about 10 % of a processor (budget 2 %)"));
-        assert_eq!(text(TensorLevel::Read, Measured::Not), "");
+        assert!(
+            text(TensorLevel::Layers, MeasuredSlowdown::Now)
+                .contains("it takes about 10 % of a processor (budget 2 %)")
+        );
+        assert_eq!(text(TensorLevel::Read, MeasuredSlowdown::Not), "");
     }
 
     #[test]

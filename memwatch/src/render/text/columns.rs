@@ -15,7 +15,7 @@ const COMMAND_WIDTH: usize = 24;
 
 /// Input of one row: a process on a GPU, or a process without GPU memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cell<'a> {
+pub(crate) struct ProcessRow<'a> {
     /// Displayed snapshot.
     pub(crate) snapshot: &'a Snapshot,
     /// Process of the row.
@@ -28,7 +28,7 @@ pub(crate) struct Cell<'a> {
 
 /// A table column.
 #[derive(Debug)]
-pub(crate) struct Column {
+pub(crate) struct ProcessColumn {
     /// Name for `--columns`.
     pub(crate) name: &'static str,
     title: &'static str,
@@ -36,11 +36,11 @@ pub(crate) struct Column {
     /// Priority: on a narrow terminal the highest value is dropped first. Columns with 0 or 1
     /// always stay.
     rank: u8,
-    text: fn(&Cell<'_>) -> String,
+    text: fn(&ProcessRow<'_>) -> String,
 }
 
 /// All columns in screen order.
-pub(crate) const COLUMNS: [Column; 15] = [
+pub(crate) const COLUMNS: [ProcessColumn; 15] = [
     column(("pid", "PID", Align::Right, 0), |cell| cell.process.tgid.0.to_string()),
     column(("user", "USER", Align::Left, 2), |cell| {
         cell.process.user.as_deref().map_or(UNKNOWN.into(), printable).into_owned()
@@ -68,9 +68,9 @@ pub(crate) const COLUMNS: [Column; 15] = [
 
 const fn column(
     (name, title, align, rank): (&'static str, &'static str, Align, u8),
-    text: fn(&Cell<'_>) -> String,
-) -> Column {
-    Column { name, title, align, rank, text }
+    text: fn(&ProcessRow<'_>) -> String,
+) -> ProcessColumn {
+    ProcessColumn { name, title, align, rank, text }
 }
 
 /// Returns the frameworks of a process, separated by commas; `None` if none was found.
@@ -81,29 +81,29 @@ pub(crate) fn frameworks(process: &ProcessView) -> Option<String> {
 
 /// Formats a number that is derived from driver calls; unknown if the calls of the process are not
 /// seen.
-fn of_calls(cell: &Cell<'_>, text: impl Fn(&ProcessGpuView) -> String) -> String {
+fn of_calls(cell: &ProcessRow<'_>, text: impl Fn(&ProcessGpuView) -> String) -> String {
     known(cell.gpu.filter(|_| !cell.process.is_unprobed()), text)
 }
 
-fn on_gpu(cell: &Cell<'_>, text: impl Fn(&ProcessGpuView) -> String) -> String {
+fn on_gpu(cell: &ProcessRow<'_>, text: impl Fn(&ProcessGpuView) -> String) -> String {
     known(cell.gpu, text)
 }
 
-impl Column {
+impl ProcessColumn {
     /// Returns the title and the alignment for a grid.
     pub(crate) const fn head(&self) -> (&'static str, Align) {
         (self.title, self.align)
     }
 
     /// Returns the text of a row's cell.
-    pub(crate) fn text(&self, cell: &Cell<'_>) -> String {
+    pub(crate) fn text(&self, cell: &ProcessRow<'_>) -> String {
         (self.text)(cell)
     }
 }
 
 /// By what rows are sorted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Sort {
+pub(crate) enum ProcessSort {
     /// Memory used on a GPU, the most first
     #[default]
     Used,
@@ -123,14 +123,14 @@ pub(crate) enum Sort {
 
 /// Columns and sort order of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Shown {
+pub(crate) struct TableSelection {
     /// Names of the columns; empty for all columns that fit.
     pub(crate) columns: Vec<&'static str>,
     /// Sort order of the rows.
-    pub(crate) sort: Sort,
+    pub(crate) sort: ProcessSort,
 }
 
-impl Shown {
+impl TableSelection {
     /// Returns the processes in sort order.
     pub(crate) fn sorted<'a>(&self, snapshot: &'a Snapshot) -> Vec<&'a ProcessView> {
         let mut all = by_holding(snapshot);
@@ -138,34 +138,34 @@ impl Shown {
             Reverse(process.gpus.iter().map(of).max().unwrap_or(0))
         };
         match self.sort {
-            Sort::Used => {}
-            Sort::Driver => all.sort_by_key(|process| most(process, |gpu| gpu.live_bytes)),
-            Sort::Peak => all.sort_by_key(|process| most(process, |gpu| gpu.peak_bytes)),
-            Sort::Failed => all.sort_by_key(|process| most(process, |gpu| gpu.failed_allocations)),
-            Sort::Pid => all.sort_by_key(|process| process.tgid),
-            Sort::User => all.sort_by_key(|process| process.user.clone()),
-            Sort::Command => all.sort_by_key(|process| sentences::command(process)),
+            ProcessSort::Used => {}
+            ProcessSort::Driver => all.sort_by_key(|process| most(process, |gpu| gpu.live_bytes)),
+            ProcessSort::Peak => all.sort_by_key(|process| most(process, |gpu| gpu.peak_bytes)),
+            ProcessSort::Failed => all.sort_by_key(|process| most(process, |gpu| gpu.failed_allocations)),
+            ProcessSort::Pid => all.sort_by_key(|process| process.tgid),
+            ProcessSort::User => all.sort_by_key(|process| process.user.clone()),
+            ProcessSort::Command => all.sort_by_key(|process| sentences::command(process)),
         }
         all
     }
 
     /// Returns the columns for these rows. If the lines would be wider than `wide`, the least
     /// important columns are dropped to keep the command line readable.
-    pub(crate) fn fitting(&self, rows: &[Cell<'_>], wide: Option<usize>) -> Vec<&'static Column> {
+    pub(crate) fn fitting(&self, rows: &[ProcessRow<'_>], wide: Option<usize>) -> Vec<&'static ProcessColumn> {
         if !self.columns.is_empty() {
             let named = self.columns.iter().filter_map(|name| COLUMNS.iter().find(|column| column.name == *name));
             return named.collect();
         }
         let has_workloads = rows.iter().any(|cell| owners::workload(&cell.process.owner).is_some());
         let has_frameworks = rows.iter().any(|cell| !cell.process.frameworks.is_empty());
-        let is_shown = |column: &&Column| match column.name {
+        let is_shown = |column: &&ProcessColumn| match column.name {
             "workload" => has_workloads,
             "framework" => has_frameworks,
             _ => true,
         };
         let mut columns: Vec<_> = COLUMNS.iter().filter(is_shown).collect();
         let Some(wide) = wide else { return columns };
-        let width_of = |column: &Column| {
+        let width_of = |column: &ProcessColumn| {
             let own = rows.iter().map(|cell| width(&column.text(cell))).max().unwrap_or(0).max(width(column.title));
             if column.name == "command" { own.min(COMMAND_WIDTH) } else { own }
         };
@@ -195,8 +195,8 @@ mod tests {
     use super::*;
     use crate::render::fixture::busy_node;
 
-    fn rows(snapshot: &Snapshot) -> Vec<Cell<'_>> {
-        let of = |process| Cell { snapshot, process, gpu: process.gpus.first(), ascii: false };
+    fn rows(snapshot: &Snapshot) -> Vec<ProcessRow<'_>> {
+        let of = |process| ProcessRow { snapshot, process, gpu: process.gpus.first(), ascii: false };
         snapshot.processes.iter().map(of).collect()
     }
 
@@ -205,7 +205,7 @@ mod tests {
         let snapshot = busy_node();
         let rows = rows(&snapshot);
         for wide in [80, 100, 120, 160] {
-            let columns = Shown::default().fitting(&rows, Some(wide));
+            let columns = TableSelection::default().fitting(&rows, Some(wide));
             let names: Vec<_> = columns.iter().map(|column| column.name).collect();
             assert!(names.starts_with(&["pid"]) && names.ends_with(&["command"]), "{wide}: {names:?}");
             assert!(names.contains(&"used") && names.contains(&"driver"), "{wide}: {names:?}");
@@ -218,7 +218,7 @@ mod tests {
             assert!(used + COMMAND_WIDTH <= wide, "{wide}: {names:?}");
         }
         assert_eq!(
-            Shown::default().fitting(&rows, None).len(),
+            TableSelection::default().fitting(&rows, None).len(),
             COLUMNS.len() - 2,
             "no workload and no framework, no column of them"
         );
@@ -227,15 +227,19 @@ mod tests {
     #[test]
     fn columns_and_order_are_all_that_are_named() {
         let snapshot = busy_node();
-        let shown = Shown { columns: vec!["command", "pid"], sort: Sort::Pid };
+        let shown = TableSelection { columns: vec!["command", "pid"], sort: ProcessSort::Pid };
         let names: Vec<_> = shown.fitting(&rows(&snapshot), Some(20)).iter().map(|column| column.name).collect();
         assert_eq!(names, ["command", "pid"]);
         let order = |sort| {
-            Shown { sort, ..Shown::default() }.sorted(&snapshot).iter().map(|one| one.tgid.0).collect::<Vec<_>>()
+            TableSelection { sort, ..TableSelection::default() }
+                .sorted(&snapshot)
+                .iter()
+                .map(|one| one.tgid.0)
+                .collect::<Vec<_>>()
         };
-        assert_eq!(order(Sort::Pid), [1234, 2002, 4321]);
-        assert_eq!(order(Sort::Failed)[0], 1234);
-        assert_eq!(order(Sort::Command), [4321, 1234, 2002]);
+        assert_eq!(order(ProcessSort::Pid), [1234, 2002, 4321]);
+        assert_eq!(order(ProcessSort::Failed)[0], 1234);
+        assert_eq!(order(ProcessSort::Command), [4321, 1234, 2002]);
         assert!(named("memory").expect_err("no such").contains("pre-existing"));
     }
 }

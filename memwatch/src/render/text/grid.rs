@@ -19,12 +19,12 @@ const NAME: usize = 32;
 
 /// Rows of cells below titles. The last column takes the remaining width.
 #[derive(Debug)]
-pub(crate) struct Grid {
+pub(crate) struct TextGrid {
     aligns: Vec<Align>,
     rows: Vec<Vec<String>>,
 }
 
-impl Grid {
+impl TextGrid {
     /// Creates a grid with these columns and no rows.
     pub(crate) fn new(columns: &[(&str, Align)]) -> Self {
         let titles = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn columns_without_room_stand_in_a_second_line_of_each_row() {
         let (number, name) = (Align::Right, Align::Left);
-        let mut grid = Grid::new(&[("PEAK", number), ("AT END", number), ("CALLS", number), ("SETTING", name)]);
+        let mut grid = TextGrid::new(&[("PEAK", number), ("AT END", number), ("CALLS", number), ("SETTING", name)]);
         grid.push(["484.0 MiB", "1.0 MiB", "11", "expandable_segments:True"].map(str::to_owned).to_vec());
         let all = ["     PEAK   AT END  CALLS  SETTING", "484.0 MiB  1.0 MiB     11  expandable_segments:True"];
         assert_eq!(grid.folded(None, "…"), all);
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn numbers_stand_under_one_another_and_wide_letters_count_twice() {
-        let mut grid = Grid::new(&[("PID", Align::Right), ("USER", Align::Left), ("COMMAND", Align::Left)]);
+        let mut grid = TextGrid::new(&[("PID", Align::Right), ("USER", Align::Left), ("COMMAND", Align::Left)]);
         for row in [["7", "日本", "a"], ["1234", "bob", "b c"]] {
             grid.push(row.map(str::to_owned).to_vec());
         }

@@ -5,10 +5,10 @@ use std::io;
 
 use memwatch_core::owner::Container;
 use memwatch_core::snapshot::Snapshot;
-use memwatch_core::snapshot::groups::{By, Group, GroupGpu, Rest, groups};
+use memwatch_core::snapshot::groups::{GroupGpu, OwnerGroup, OwnerGrouping, UngroupedBytes, groups};
 
-use super::grid::{Align, Grid};
-use super::{Page, TableOptions, gpu_line};
+use super::grid::{Align, TextGrid};
+use super::{TableOptions, TextPage, gpu_line};
 use crate::render::Tone;
 use crate::render::format::{UNKNOWN, bytes, count, known, printable, signed_bytes};
 use crate::render::owners;
@@ -22,16 +22,16 @@ use crate::render::wall_clock::WallClock;
 pub(crate) fn write(
     out: &mut impl io::Write,
     snapshot: &Snapshot,
-    by: By,
+    by: OwnerGrouping,
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let mut page = Page { text: String::new(), options: *options };
+    let mut page = TextPage { text: String::new(), options: *options };
     for gpu in &snapshot.gpus {
         page.line(&Sentence::new(Tone::Heading, gpu_line(snapshot, gpu)));
     }
     let (groups, rest) = groups(snapshot, by);
-    let mut grid = Grid::new(&[
+    let mut grid = TextGrid::new(&[
         (title(by), Align::Left),
         ("GPU", Align::Right),
         ("PROCESSES", Align::Right),
@@ -51,7 +51,7 @@ pub(crate) fn write(
             group.gpus.iter().for_each(|gpu| grid.push(row(snapshot, &name, gpu, options.ascii)));
         }
     }
-    for Rest { uuid, bytes } in &rest {
+    for UngroupedBytes { uuid, bytes } in &rest {
         let mut cells = vec!["(not attributed)".to_owned(), sentences::gpu_number(snapshot, Some(uuid))];
         cells.extend([UNKNOWN.to_owned(), known(*bytes, signed_bytes)]);
         cells.resize(8, UNKNOWN.to_owned());
@@ -63,42 +63,42 @@ pub(crate) fn write(
     out.flush()
 }
 
-const fn title(by: By) -> &'static str {
+const fn title(by: OwnerGrouping) -> &'static str {
     match by {
-        By::Container => "CONTAINER",
-        By::Pod => "POD",
-        By::Job => "JOB",
-        By::User => "USER",
-        By::Gpu => "ALL OF",
+        OwnerGrouping::Container => "CONTAINER",
+        OwnerGrouping::Pod => "POD",
+        OwnerGrouping::Job => "JOB",
+        OwnerGrouping::User => "USER",
+        OwnerGrouping::Gpu => "ALL OF",
     }
 }
 
 /// Returns the displayed name of a group.
-pub(crate) fn name(by: By, group: &Group) -> String {
+pub(crate) fn name(by: OwnerGrouping, group: &OwnerGroup) -> String {
     let Some(process) = group.owner else {
         return match by {
-            By::Container => "(no container)",
-            By::Pod => "(no pod)",
-            By::Job => "(no job)",
-            By::User => "(user not known)",
-            By::Gpu => "all processes",
+            OwnerGrouping::Container => "(no container)",
+            OwnerGrouping::Pod => "(no pod)",
+            OwnerGrouping::Job => "(no job)",
+            OwnerGrouping::User => "(user not known)",
+            OwnerGrouping::Gpu => "all processes",
         }
         .to_owned();
     };
     let owner = &process.owner;
     let text = match by {
-        By::Container => owner
+        OwnerGrouping::Container => owner
             .pod
             .as_ref()
             .and_then(|_| owners::workload(owner))
             .or_else(|| owner.container.as_ref().map(Container::label)),
-        By::Pod => owner.pod.as_ref().map(owners::pod),
-        By::Job => owner.slurm.as_ref().map(|job| {
+        OwnerGrouping::Pod => owner.pod.as_ref().map(owners::pod),
+        OwnerGrouping::Job => owner.slurm.as_ref().map(|job| {
             let number = job.number().unwrap_or_default();
             job.name.as_ref().map_or_else(|| number.to_owned(), |name| format!("{number} {name}"))
         }),
-        By::User => process.user.clone().or_else(|| process.uid.map(|uid| uid.to_string())),
-        By::Gpu => None,
+        OwnerGrouping::User => process.user.clone().or_else(|| process.uid.map(|uid| uid.to_string())),
+        OwnerGrouping::Gpu => None,
     };
     text.map_or_else(|| UNKNOWN.to_owned(), |text| printable(&text).into_owned())
 }

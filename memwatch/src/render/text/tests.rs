@@ -1,10 +1,10 @@
 use super::*;
 use crate::render::fixture;
-use memwatch_core::snapshot::groups::By;
+use memwatch_core::snapshot::groups::OwnerGrouping;
 
 fn text(snapshot: &Snapshot, options: TableOptions) -> String {
     let mut out = Vec::new();
-    write(&mut out, snapshot, &Shown::default(), &fixture::clock(), &options).expect("memory takes all");
+    write(&mut out, snapshot, &TableSelection::default(), &fixture::clock(), &options).expect("memory takes all");
     String::from_utf8(out).expect("text is UTF-8")
 }
 
@@ -81,7 +81,7 @@ fn workloads_have_a_column_where_a_process_has_one() {
     assert!(starts("4321  -      job 42.0           1"), "{reported}");
 }
 
-fn summed(by: By) -> String {
+fn summed(by: OwnerGrouping) -> String {
     let mut out = Vec::new();
     groups::write(&mut out, &fixture::owned_node(), by, &fixture::clock(), &TableOptions::default())
         .expect("memory takes all");
@@ -90,7 +90,10 @@ fn summed(by: By) -> String {
 
 #[test]
 fn sums_by_owner_are_reported_with_what_nobody_is_charged_with() {
-    let reported: String = [By::Container, By::Pod, By::Job, By::User, By::Gpu].map(summed).concat();
+    let reported: String =
+        [OwnerGrouping::Container, OwnerGrouping::Pod, OwnerGrouping::Job, OwnerGrouping::User, OwnerGrouping::Gpu]
+            .map(summed)
+            .concat();
     let rows = reported.lines().filter(|line| !line.starts_with("GPU ") && !line.starts_with("observed"));
     assert_eq!(rows.collect::<Vec<_>>().join("\n") + "\n", include_str!("groups.txt"));
 }

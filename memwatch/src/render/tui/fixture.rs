@@ -8,7 +8,7 @@ use memwatch_core::features::forecast::view::{
     EndView, ForecastsView, GrowthView, OutlookView, ProcessForecastView, RangeView,
 };
 use memwatch_core::features::holdings;
-use memwatch_core::features::holdings::view::By;
+use memwatch_core::features::holdings::view::HoldingGrouping;
 use memwatch_core::features::leak::model::Verdict;
 use memwatch_core::features::leak::view::{LeakView, LeaksView};
 use memwatch_core::input::Sensors;
@@ -20,8 +20,8 @@ use memwatch_core::snapshot::{
 };
 use memwatch_core::words::{GpuUuid, Ordinal, Tgid};
 
-use super::outlook::{Held, Outlooks};
-use super::state::State;
+use super::outlook::{Outlooks, ProcessObjects};
+use super::state::ViewState;
 use crate::render::fixture::{self, UUID_0, at};
 
 const MIB: u64 = 1 << 20;
@@ -268,7 +268,8 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
     };
     let forecasts = ForecastsView { time_ns: snapshot.time_ns, gpus: Vec::new(), processes: vec![forecast] };
     let (tgid, observed_since_ns) = (process.tgid, process.observed_since_ns);
-    let held = Held { tgid, observed_since_ns, view: holdings::view(&held_by_training(), &[], By::Name, 10) };
+    let view = holdings::view(&held_by_training(), &[], HoldingGrouping::Name, 10);
+    let held = ProcessObjects { tgid, observed_since_ns, view };
     Outlooks { leaks: vec![leaks], forecasts, holdings: vec![held] }
 }
 
@@ -325,8 +326,8 @@ pub(crate) fn ranked_node() -> Snapshot {
 }
 
 /// Returns a state that has seen 40 seconds of snapshots with growing memory and advancing steps.
-pub(crate) fn watched(opens_alone: bool, snapshot: &Snapshot) -> State {
-    let mut state = State::new(opens_alone);
+pub(crate) fn watched(opens_alone: bool, snapshot: &Snapshot) -> ViewState {
+    let mut state = ViewState::new(opens_alone);
     let mut past = snapshot.clone();
     for second in 0..=40 {
         let to_go = 40 - second;

@@ -37,7 +37,7 @@ pub(crate) enum RowKey {
 
 /// A table column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Column {
+pub(crate) struct GridColumn {
     /// Title, unique within the table.
     pub(crate) title: &'static str,
     /// Width in columns of the screen; 0 takes the remaining width.
@@ -46,7 +46,7 @@ pub(crate) struct Column {
     pub(crate) right: bool,
 }
 
-impl Column {
+impl GridColumn {
     /// Creates a right-aligned column.
     pub(crate) const fn number(title: &'static str, width: u16) -> Self {
         Self { title, width, right: true }
@@ -60,7 +60,7 @@ impl Column {
 
 /// Sort key of a cell.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Order {
+pub(crate) enum SortKey {
     /// Sorted by value, largest first.
     Number(f64),
     /// Sorted by the cell's text.
@@ -71,24 +71,24 @@ pub(crate) enum Order {
 
 /// A table cell.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Cell {
+pub(crate) struct GridCell {
     /// Displayed text, safe for a terminal.
     pub(crate) text: String,
     /// Tone; `None` inherits the row's.
     pub(crate) tone: Option<Tone>,
     /// Sort key within the column.
-    pub(crate) order: Order,
+    pub(crate) order: SortKey,
 }
 
-impl Cell {
+impl GridCell {
     /// Creates a text cell.
     pub(crate) fn text(text: impl Into<String>) -> Self {
-        Self { text: text.into(), tone: None, order: Order::Text }
+        Self { text: text.into(), tone: None, order: SortKey::Text }
     }
 
     /// Creates a cell for an integer.
     pub(crate) fn number(value: u64, text: impl Into<String>) -> Self {
-        Self { text: text.into(), tone: None, order: Order::Number(ratio(value, 1)) }
+        Self { text: text.into(), tone: None, order: SortKey::Number(ratio(value, 1)) }
     }
 
     /// Creates a cell for bytes; `None` is unknown.
@@ -98,12 +98,12 @@ impl Cell {
 
     /// Creates a cell for a fractional or negative number.
     pub(crate) fn real(value: f64, text: impl Into<String>) -> Self {
-        Self { text: text.into(), tone: None, order: Order::Number(value) }
+        Self { text: text.into(), tone: None, order: SortKey::Number(value) }
     }
 
     /// Creates a cell for an unknown value.
     pub(crate) fn unknown() -> Self {
-        Self { text: UNKNOWN.to_owned(), tone: None, order: Order::Unknown }
+        Self { text: UNKNOWN.to_owned(), tone: None, order: SortKey::Unknown }
     }
 
     /// Returns the cell in another tone.
@@ -115,11 +115,11 @@ impl Cell {
 
 /// A table row.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Row {
+pub(crate) struct GridRow {
     /// Identity of the row, independent of its position.
     pub(crate) key: RowKey,
     /// Cells, one per column.
-    pub(crate) cells: Vec<Cell>,
+    pub(crate) cells: Vec<GridCell>,
     /// Tone of cells that have none of their own.
     pub(crate) tone: Tone,
     /// Workload that the row is grouped under in the tree, and its rank there.
@@ -128,18 +128,18 @@ pub(crate) struct Row {
 
 /// A table of columns and rows.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Grid {
+pub(crate) struct ScreenGrid {
     /// Columns from left to right.
-    pub(crate) columns: Vec<Column>,
-    /// Rows, in the order of `natural` until [`Grid::sort`] is called.
-    pub(crate) rows: Vec<Row>,
+    pub(crate) columns: Vec<GridColumn>,
+    /// Rows, in the order of `natural` until [`ScreenGrid::sort`] is called.
+    pub(crate) rows: Vec<GridRow>,
     /// Title of the column that defines the default order.
     pub(crate) natural: &'static str,
     /// Text that replaces a table without rows.
     pub(crate) empty: String,
 }
 
-impl Grid {
+impl ScreenGrid {
     /// Sorts by the column with this title. Does nothing if no column has it; the sort is stable.
     pub(crate) fn sort(&mut self, title: &str, reversed: bool) {
         let Some(place) = self.columns.iter().position(|column| column.title == title) else { return };
@@ -156,13 +156,13 @@ impl Grid {
     }
 }
 
-fn compare(one: &Cell, other: &Cell, reversed: bool) -> Ordering {
+fn compare(one: &GridCell, other: &GridCell, reversed: bool) -> Ordering {
     let turn = |order: Ordering| if reversed { order.reverse() } else { order };
     match (&one.order, &other.order) {
-        (Order::Unknown, Order::Unknown) => Ordering::Equal,
-        (Order::Unknown, _) => Ordering::Greater,
-        (_, Order::Unknown) => Ordering::Less,
-        (Order::Number(one), Order::Number(other)) => turn(other.total_cmp(one)),
+        (SortKey::Unknown, SortKey::Unknown) => Ordering::Equal,
+        (SortKey::Unknown, _) => Ordering::Greater,
+        (_, SortKey::Unknown) => Ordering::Less,
+        (SortKey::Number(one), SortKey::Number(other)) => turn(other.total_cmp(one)),
         _ => turn(one.text.cmp(&other.text)),
     }
 }
@@ -171,22 +171,22 @@ fn compare(one: &Cell, other: &Cell, reversed: bool) -> Ordering {
 mod tests {
     use super::*;
 
-    fn grid() -> Grid {
-        let row = |name: &str, bytes: Option<u64>| Row {
+    fn grid() -> ScreenGrid {
+        let row = |name: &str, bytes: Option<u64>| GridRow {
             key: RowKey::Place(name.to_owned()),
-            cells: vec![Cell::bytes(bytes), Cell::text(name)],
+            cells: vec![GridCell::bytes(bytes), GridCell::text(name)],
             tone: Tone::Plain,
             branch: None,
         };
-        Grid {
-            columns: vec![Column::number("NOW", 10), Column::words("WHAT", 0)],
+        ScreenGrid {
+            columns: vec![GridColumn::number("NOW", 10), GridColumn::words("WHAT", 0)],
             rows: vec![row("Beta", None), row("alpha", Some(5)), row("gamma", Some(7 << 30))],
             natural: "NOW",
             empty: String::new(),
         }
     }
 
-    fn names(grid: &Grid) -> Vec<&str> {
+    fn names(grid: &ScreenGrid) -> Vec<&str> {
         grid.rows.iter().map(|row| row.cells[1].text.as_str()).collect()
     }
 

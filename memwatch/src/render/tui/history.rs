@@ -19,7 +19,7 @@ const RATE_POINTS: usize = 30;
 
 /// Used bytes at one point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Point {
+pub(crate) struct UsagePoint {
     /// `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) time_ns: u64,
     /// Used bytes.
@@ -27,13 +27,13 @@ pub(crate) struct Point {
 }
 
 /// Points, oldest first.
-pub(crate) type Series = VecDeque<Point>;
+pub(crate) type UsageSeries = VecDeque<UsagePoint>;
 
 /// Histories of all GPUs and processes.
 #[derive(Debug, Default)]
 pub(crate) struct Histories {
-    gpus: BTreeMap<GpuUuid, Series>,
-    processes: BTreeMap<(ProcessKey, Option<GpuUuid>), Series>,
+    gpus: BTreeMap<GpuUuid, UsageSeries>,
+    processes: BTreeMap<(ProcessKey, Option<GpuUuid>), UsageSeries>,
     steps: BTreeMap<ProcessKey, VecDeque<(u64, u64)>>,
 }
 
@@ -44,7 +44,7 @@ impl Histories {
         let mut before = std::mem::take(self);
         for gpu in &snapshot.gpus {
             let series = before.gpus.remove(&gpu.uuid).unwrap_or_default();
-            self.gpus.insert(gpu.uuid.clone(), with(series, gpu.used_bytes.map(|bytes| Point { time_ns, bytes })));
+            self.gpus.insert(gpu.uuid.clone(), with(series, gpu.used_bytes.map(|bytes| UsagePoint { time_ns, bytes })));
         }
         for process in by_holding(snapshot).into_iter().take(PROCESSES) {
             let key = ProcessKey::of(process);
@@ -52,7 +52,7 @@ impl Histories {
                 let place = (key, gpu.uuid.clone());
                 let series = before.processes.remove(&place).unwrap_or_default();
                 let bytes = gpu.used_bytes.unwrap_or(gpu.live_bytes);
-                let point = process.ended_ns.is_none().then_some(Point { time_ns, bytes });
+                let point = process.ended_ns.is_none().then_some(UsagePoint { time_ns, bytes });
                 self.processes.insert(place, with(series, point));
             }
             if let Some(steps) = steps(process) {
@@ -64,13 +64,13 @@ impl Histories {
     }
 
     /// Returns the used bytes of a GPU as reported by NVML.
-    pub(crate) fn gpu(&self, uuid: &GpuUuid) -> Option<&Series> {
+    pub(crate) fn gpu(&self, uuid: &GpuUuid) -> Option<&UsageSeries> {
         self.gpus.get(uuid)
     }
 
     /// Returns the used bytes of a process on a GPU as reported by NVML, or its live driver
     /// allocations if NVML does not report the process.
-    pub(crate) fn process(&self, key: ProcessKey, uuid: Option<&GpuUuid>) -> Option<&Series> {
+    pub(crate) fn process(&self, key: ProcessKey, uuid: Option<&GpuUuid>) -> Option<&UsageSeries> {
         self.processes.get(&(key, uuid.cloned()))
     }
 

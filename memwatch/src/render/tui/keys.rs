@@ -2,14 +2,14 @@
 
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEventKind};
 
-use super::state::Step;
+use super::state::ViewAction;
 
 /// Rows per notch of the mouse wheel.
 const WHEEL: isize = 3;
 
 /// A user command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Command {
+pub(crate) enum KeyCommand {
     /// Quit.
     Quit,
     /// Suspend the program until the shell continues it.
@@ -23,7 +23,7 @@ pub(crate) enum Command {
     /// Toggle mouse reports. Without them the mouse selects text in the terminal.
     Mouse,
     /// A step within the view.
-    View(Step),
+    View(ViewAction),
     /// A key without a function, by name.
     Unknown(String),
 }
@@ -42,66 +42,68 @@ pub(crate) const HELP: [[(&str, &str); 2]; 8] = [
 
 /// Returns the command for a terminal event; `None` if the event has no meaning. While a filter is
 /// being typed, letters go to the filter.
-pub(crate) fn command(event: &Event, is_typing: bool) -> Option<Command> {
+pub(crate) fn command(event: &Event, is_typing: bool) -> Option<KeyCommand> {
     match event {
         Event::Key(key) if key.kind != KeyEventKind::Release => of_key(key, is_typing),
-        Event::Resize(..) => Some(Command::Resize),
+        Event::Resize(..) => Some(KeyCommand::Resize),
         Event::Mouse(mouse) => match mouse.kind {
-            MouseEventKind::ScrollDown => Some(Command::View(Step::Move(WHEEL))),
-            MouseEventKind::ScrollUp => Some(Command::View(Step::Move(-WHEEL))),
-            MouseEventKind::Down(MouseButton::Left) => Some(Command::View(Step::Click(mouse.column, mouse.row))),
+            MouseEventKind::ScrollDown => Some(KeyCommand::View(ViewAction::Move(WHEEL))),
+            MouseEventKind::ScrollUp => Some(KeyCommand::View(ViewAction::Move(-WHEEL))),
+            MouseEventKind::Down(MouseButton::Left) => {
+                Some(KeyCommand::View(ViewAction::Click(mouse.column, mouse.row)))
+            }
             _ => None,
         },
         _ => None,
     }
 }
 
-fn of_key(key: &KeyEvent, is_typing: bool) -> Option<Command> {
+fn of_key(key: &KeyEvent, is_typing: bool) -> Option<KeyCommand> {
     if key.modifiers.contains(KeyModifiers::CONTROL) {
         return Some(match key.code {
-            KeyCode::Char('c') => Command::Quit,
-            KeyCode::Char('z') => Command::Suspend,
-            KeyCode::Char('l') => Command::Redraw,
-            code => Command::Unknown(format!("Ctrl-{code}")),
+            KeyCode::Char('c') => KeyCommand::Quit,
+            KeyCode::Char('z') => KeyCommand::Suspend,
+            KeyCode::Char('l') => KeyCommand::Redraw,
+            code => KeyCommand::Unknown(format!("Ctrl-{code}")),
         });
     }
     if is_typing {
-        return typed(key.code).map(Command::View);
+        return typed(key.code).map(KeyCommand::View);
     }
     let step = match key.code {
-        KeyCode::Char('q') => return Some(Command::Quit),
-        KeyCode::Char('r') => return Some(Command::ResetPeaks),
-        KeyCode::Char('m') => return Some(Command::Mouse),
-        KeyCode::Up | KeyCode::Char('k') => Step::Move(-1),
-        KeyCode::Down | KeyCode::Char('j') => Step::Move(1),
-        KeyCode::PageUp => Step::Page(-1),
-        KeyCode::PageDown => Step::Page(1),
-        KeyCode::Home | KeyCode::Char('g') => Step::First,
-        KeyCode::End | KeyCode::Char('G') => Step::Last,
-        KeyCode::Enter => Step::Open,
-        KeyCode::Esc | KeyCode::Backspace => Step::Back,
-        KeyCode::Char(' ') => Step::Pause,
-        KeyCode::Char('?' | 'h') => Step::Help,
-        KeyCode::Char('s') => Step::Sort,
-        KeyCode::Char('S') => Step::Reverse,
-        KeyCode::Char('/') => Step::Filter,
-        KeyCode::Char('t') => Step::Tree,
-        KeyCode::Tab | KeyCode::Right => Step::NextTab(1),
-        KeyCode::BackTab | KeyCode::Left => Step::NextTab(-1),
-        KeyCode::Char(digit @ '1'..='9') => Step::Tab(digit.to_digit(10).unwrap_or(1) as usize),
-        code => return Some(Command::Unknown(code.to_string())),
+        KeyCode::Char('q') => return Some(KeyCommand::Quit),
+        KeyCode::Char('r') => return Some(KeyCommand::ResetPeaks),
+        KeyCode::Char('m') => return Some(KeyCommand::Mouse),
+        KeyCode::Up | KeyCode::Char('k') => ViewAction::Move(-1),
+        KeyCode::Down | KeyCode::Char('j') => ViewAction::Move(1),
+        KeyCode::PageUp => ViewAction::Page(-1),
+        KeyCode::PageDown => ViewAction::Page(1),
+        KeyCode::Home | KeyCode::Char('g') => ViewAction::First,
+        KeyCode::End | KeyCode::Char('G') => ViewAction::Last,
+        KeyCode::Enter => ViewAction::Open,
+        KeyCode::Esc | KeyCode::Backspace => ViewAction::Back,
+        KeyCode::Char(' ') => ViewAction::Pause,
+        KeyCode::Char('?' | 'h') => ViewAction::Help,
+        KeyCode::Char('s') => ViewAction::Sort,
+        KeyCode::Char('S') => ViewAction::Reverse,
+        KeyCode::Char('/') => ViewAction::Filter,
+        KeyCode::Char('t') => ViewAction::Tree,
+        KeyCode::Tab | KeyCode::Right => ViewAction::NextTab(1),
+        KeyCode::BackTab | KeyCode::Left => ViewAction::NextTab(-1),
+        KeyCode::Char(digit @ '1'..='9') => ViewAction::Tab(digit.to_digit(10).unwrap_or(1) as usize),
+        code => return Some(KeyCommand::Unknown(code.to_string())),
     };
-    Some(Command::View(step))
+    Some(KeyCommand::View(step))
 }
 
-fn typed(code: KeyCode) -> Option<Step> {
+fn typed(code: KeyCode) -> Option<ViewAction> {
     Some(match code {
-        KeyCode::Char(letter) => Step::Type(letter),
-        KeyCode::Backspace => Step::Erase,
-        KeyCode::Enter => Step::Keep,
-        KeyCode::Esc => Step::Clear,
-        KeyCode::Up => Step::Move(-1),
-        KeyCode::Down => Step::Move(1),
+        KeyCode::Char(letter) => ViewAction::Type(letter),
+        KeyCode::Backspace => ViewAction::Erase,
+        KeyCode::Enter => ViewAction::Keep,
+        KeyCode::Esc => ViewAction::Clear,
+        KeyCode::Up => ViewAction::Move(-1),
+        KeyCode::Down => ViewAction::Move(1),
         _ => return None,
     })
 }
@@ -112,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    fn press(code: KeyCode, modifiers: KeyModifiers) -> Option<Command> {
+    fn press(code: KeyCode, modifiers: KeyModifiers) -> Option<KeyCommand> {
         command(&Event::Key(KeyEvent::new(code, modifiers)), false)
     }
 
@@ -120,41 +122,41 @@ mod tests {
     fn control_keys_end_and_suspend_also_while_a_filter_is_typed() {
         for is_typing in [false, true] {
             let control = |letter| KeyEvent::new(KeyCode::Char(letter), KeyModifiers::CONTROL);
-            assert_eq!(command(&Event::Key(control('c')), is_typing), Some(Command::Quit));
-            assert_eq!(command(&Event::Key(control('z')), is_typing), Some(Command::Suspend));
+            assert_eq!(command(&Event::Key(control('c')), is_typing), Some(KeyCommand::Quit));
+            assert_eq!(command(&Event::Key(control('z')), is_typing), Some(KeyCommand::Suspend));
         }
-        assert_eq!(press(KeyCode::Char('q'), KeyModifiers::NONE), Some(Command::Quit));
-        assert_eq!(press(KeyCode::Char('r'), KeyModifiers::NONE), Some(Command::ResetPeaks));
+        assert_eq!(press(KeyCode::Char('q'), KeyModifiers::NONE), Some(KeyCommand::Quit));
+        assert_eq!(press(KeyCode::Char('r'), KeyModifiers::NONE), Some(KeyCommand::ResetPeaks));
     }
 
     #[test]
     fn arrows_and_letters_move_alike() {
         for (code, step) in [
-            (KeyCode::Up, Step::Move(-1)),
-            (KeyCode::Char('k'), Step::Move(-1)),
-            (KeyCode::Char('j'), Step::Move(1)),
-            (KeyCode::Char('G'), Step::Last),
-            (KeyCode::Char('3'), Step::Tab(3)),
-            (KeyCode::Enter, Step::Open),
-            (KeyCode::Esc, Step::Back),
+            (KeyCode::Up, ViewAction::Move(-1)),
+            (KeyCode::Char('k'), ViewAction::Move(-1)),
+            (KeyCode::Char('j'), ViewAction::Move(1)),
+            (KeyCode::Char('G'), ViewAction::Last),
+            (KeyCode::Char('3'), ViewAction::Tab(3)),
+            (KeyCode::Enter, ViewAction::Open),
+            (KeyCode::Esc, ViewAction::Back),
         ] {
-            assert_eq!(press(code, KeyModifiers::NONE), Some(Command::View(step)), "{code:?}");
+            assert_eq!(press(code, KeyModifiers::NONE), Some(KeyCommand::View(step)), "{code:?}");
         }
     }
 
     #[test]
     fn no_key_is_silent() {
         for (code, name) in [(KeyCode::Char('c'), "c"), (KeyCode::F(5), "F5"), (KeyCode::Delete, "Del")] {
-            assert_eq!(press(code, KeyModifiers::NONE), Some(Command::Unknown(name.to_owned())));
+            assert_eq!(press(code, KeyModifiers::NONE), Some(KeyCommand::Unknown(name.to_owned())));
         }
     }
 
     #[test]
     fn letters_go_into_the_filter_while_it_is_typed() {
         let typed = |code| command(&Event::Key(KeyEvent::new(code, KeyModifiers::NONE)), true);
-        assert_eq!(typed(KeyCode::Char('q')), Some(Command::View(Step::Type('q'))));
-        assert_eq!(typed(KeyCode::Enter), Some(Command::View(Step::Keep)));
-        assert_eq!(typed(KeyCode::Esc), Some(Command::View(Step::Clear)));
+        assert_eq!(typed(KeyCode::Char('q')), Some(KeyCommand::View(ViewAction::Type('q'))));
+        assert_eq!(typed(KeyCode::Enter), Some(KeyCommand::View(ViewAction::Keep)));
+        assert_eq!(typed(KeyCode::Esc), Some(KeyCommand::View(ViewAction::Clear)));
     }
 
     #[test]
@@ -163,8 +165,8 @@ mod tests {
             let event = MouseEvent { kind, column: 4, row: 7, modifiers: KeyModifiers::NONE };
             command(&Event::Mouse(event), false)
         };
-        assert_eq!(mouse(MouseEventKind::ScrollUp), Some(Command::View(Step::Move(-3))));
-        assert_eq!(mouse(MouseEventKind::Down(MouseButton::Left)), Some(Command::View(Step::Click(4, 7))));
+        assert_eq!(mouse(MouseEventKind::ScrollUp), Some(KeyCommand::View(ViewAction::Move(-3))));
+        assert_eq!(mouse(MouseEventKind::Down(MouseButton::Left)), Some(KeyCommand::View(ViewAction::Click(4, 7))));
         assert_eq!(mouse(MouseEventKind::Moved), None);
     }
 
@@ -173,6 +175,6 @@ mod tests {
         let release = KeyEvent::new_with_kind(KeyCode::Char('q'), KeyModifiers::NONE, KeyEventKind::Release);
         assert_eq!(command(&Event::Key(release), false), None);
         assert_eq!(command(&Event::Paste("q".to_owned()), false), None);
-        assert_eq!(command(&Event::Resize(80, 24), false), Some(Command::Resize));
+        assert_eq!(command(&Event::Resize(80, 24), false), Some(KeyCommand::Resize));
     }
 }

@@ -21,18 +21,18 @@ use memwatch_core::words::Tgid;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use self::keys::Command;
-pub(crate) use self::outlook::{Held, Outlooks, WARNED_BYTES_PER_MINUTE};
-use self::state::State;
-pub(crate) use self::state::Step;
+use self::keys::KeyCommand;
+pub(crate) use self::outlook::{Outlooks, ProcessObjects, WARNED_BYTES_PER_MINUTE};
+pub(crate) use self::state::ViewAction;
+use self::state::ViewState;
 use self::terminal::FullScreen;
 pub(crate) use self::terminal::usable;
-use self::view::{Look, Shown};
+use self::view::{FrameInput, TerminalLook};
 use super::wall_clock::WallClock;
 
 /// An input event of the live view.
 #[derive(Clone, Debug)]
-pub(crate) enum Event {
+pub(crate) enum ScreenEvent {
     /// A terminal event: key, mouse or resize.
     Terminal(ratatui::crossterm::event::Event),
     /// The program continued after a stop. The screen may hold other output.
@@ -52,7 +52,7 @@ pub(crate) struct ScreenOptions {
 
 /// What the caller does after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flow {
+pub(crate) enum ScreenFlow {
     /// Continue.
     Continue,
     /// Quit.
@@ -64,8 +64,8 @@ pub(crate) enum Flow {
 /// The live view on this terminal. Dropping it restores the terminal.
 pub(crate) struct Screen {
     terminal: FullScreen,
-    state: State,
-    look: Look,
+    state: ViewState,
+    look: TerminalLook,
     shown: Option<(Snapshot, WallClock, Outlooks)>,
     /// Outlooks for the next snapshot.
     outlooks: Outlooks,
@@ -79,8 +79,8 @@ impl Screen {
     pub(crate) fn open(options: ScreenOptions) -> io::Result<Self> {
         Ok(Self {
             terminal: FullScreen::enter()?,
-            state: State::new(options.single_target),
-            look: Look { color: options.color, ascii: options.ascii },
+            state: ViewState::new(options.single_target),
+            look: TerminalLook { color: options.color, ascii: options.ascii },
             shown: None,
             outlooks: Outlooks::default(),
         })
@@ -106,31 +106,33 @@ impl Screen {
 
     /// Executes the command of an event and redraws immediately.
     #[allow(clippy::needless_pass_by_value, reason = "an event is handled once")]
-    pub(crate) fn handle(&mut self, event: Event) -> Flow {
+    pub(crate) fn handle(&mut self, event: ScreenEvent) -> ScreenFlow {
         let command = match event {
-            Event::Continued => {
+            ScreenEvent::Continued => {
                 self.terminal.resume();
-                Some(Command::Resize)
+                Some(KeyCommand::Resize)
             }
-            Event::Terminal(event) => keys::command(&event, self.state.is_typing()),
+            ScreenEvent::Terminal(event) => keys::command(&event, self.state.is_typing()),
         };
-        let mut flow = Flow::Continue;
+        let mut flow = ScreenFlow::Continue;
         match command {
-            Some(Command::Quit) => return Flow::Quit,
-            Some(Command::ResetPeaks) => {
-                flow = Flow::ResetPeaks(self.state.process());
+            Some(KeyCommand::Quit) => return ScreenFlow::Quit,
+            Some(KeyCommand::ResetPeaks) => {
+                flow = ScreenFlow::ResetPeaks(self.state.process());
                 self.state.notify("peaks are reset");
             }
-            Some(Command::Suspend) => self.terminal.suspend(),
-            Some(Command::Redraw) => self.terminal.repaint(),
-            Some(Command::Mouse) => {
+            Some(KeyCommand::Suspend) => self.terminal.suspend(),
+            Some(KeyCommand::Redraw) => self.terminal.repaint(),
+            Some(KeyCommand::Mouse) => {
                 let on = self.terminal.toggle_mouse();
                 self.state.notify(if on { "mouse on: click, wheel" } else { "mouse off: it selects text" });
             }
-            Some(Command::Resize) => {}
-            Some(Command::View(step)) => self.state.take(step),
-            Some(Command::Unknown(key)) => self.state.notify(format!("{key} has no function here: ? lists the keys")),
-            None => return Flow::Continue,
+            Some(KeyCommand::Resize) => {}
+            Some(KeyCommand::View(step)) => self.state.take(step),
+            Some(KeyCommand::Unknown(key)) => {
+                self.state.notify(format!("{key} has no function here: ? lists the keys"))
+            }
+            None => return ScreenFlow::Continue,
         }
         // If the terminal is gone, the next `draw` reports the error.
         let _ = self.redraw();
@@ -140,19 +142,19 @@ impl Screen {
     fn redraw(&mut self) -> io::Result<()> {
         let Some((snapshot, clock, outlooks)) = &self.shown else { return Ok(()) };
         let (state, look) = (&mut self.state, self.look);
-        self.terminal.draw(|frame| view::draw(frame, state, &Shown { snapshot, clock, look, outlooks }))
+        self.terminal.draw(|frame| view::draw(frame, state, &FrameInput { snapshot, clock, look, outlooks }))
     }
 }
 
 /// Forwards terminal events, read on a thread of their own, and `SIGCONT` to `events`. Stops when
 /// the receiver is dropped or the terminal is gone.
-pub(crate) fn spawn_keys(events: mpsc::Sender<Event>) {
+pub(crate) fn spawn_keys(events: mpsc::Sender<ScreenEvent>) {
     let continued = events.clone();
     // If the signal handler cannot be installed, Ctrl-L still forces a redraw.
     if let Ok(mut signals) = signal(SignalKind::from_raw(libc::SIGCONT)) {
         tokio::spawn(async move {
             while signals.recv().await.is_some() {
-                if continued.send(Event::Continued).await.is_err() {
+                if continued.send(ScreenEvent::Continued).await.is_err() {
                     return;
                 }
             }
@@ -160,7 +162,7 @@ pub(crate) fn spawn_keys(events: mpsc::Sender<Event>) {
     }
     std::thread::spawn(move || {
         while let Ok(event) = ratatui::crossterm::event::read() {
-            if events.blocking_send(Event::Terminal(event)).is_err() {
+            if events.blocking_send(ScreenEvent::Terminal(event)).is_err() {
                 return;
             }
         }

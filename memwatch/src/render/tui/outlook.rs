@@ -23,12 +23,12 @@ pub(crate) struct Outlooks {
     /// Forecasts of the time at which memory runs out.
     pub(crate) forecasts: ForecastsView,
     /// Live objects by name, per process.
-    pub(crate) holdings: Vec<Held>,
+    pub(crate) holdings: Vec<ProcessObjects>,
 }
 
 /// Live objects of one process, by name.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Held {
+pub(crate) struct ProcessObjects {
     /// Process id.
     pub(crate) tgid: Tgid,
     /// Start of the observation: `CLOCK_BOOTTIME`, nanoseconds.
@@ -39,12 +39,12 @@ pub(crate) struct Held {
 
 /// Converts growth per minute to growth per step if the program counts steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Pace {
+pub(crate) struct GrowthPace {
     /// Steps per second; `None` if the program counts no steps.
     pub(crate) steps_per_second: Option<f64>,
 }
 
-impl Pace {
+impl GrowthPace {
     /// Returns the growth in bytes per step, or per minute if there are no steps.
     pub(crate) fn of(self, bytes_per_minute: f64) -> f64 {
         self.steps_per_second.map_or(bytes_per_minute, |steps| bytes_per_minute / 60.0 / steps)
@@ -60,7 +60,8 @@ impl Pace {
 impl Outlooks {
     /// Returns the live objects of a process by name; `None` if they were not read.
     pub(crate) fn holdings(&self, process: &ProcessView) -> Option<&HoldingsView> {
-        let is_it = |own: &&Held| (own.tgid, own.observed_since_ns) == (process.tgid, process.observed_since_ns);
+        let is_it =
+            |own: &&ProcessObjects| (own.tgid, own.observed_since_ns) == (process.tgid, process.observed_since_ns);
         self.holdings.iter().find(is_it).map(|own| &own.view)
     }
 
@@ -109,7 +110,7 @@ impl Outlooks {
     }
 
     /// `OOM in 1m20s to 2m42s (70 %): +126 MiB/step at train_leak.py:10 forward`, or only the leak.
-    pub(crate) fn warning(&self, process: &ProcessView, pace: Pace) -> Option<(Tone, String)> {
+    pub(crate) fn warning(&self, process: &ProcessView, pace: GrowthPace) -> Option<(Tone, String)> {
         let at = |leak: &LeakView| {
             let line = places::leak(leak).unwrap_or_else(|| "driver allocations".to_owned());
             // Growth between sampling windows is not seen.
@@ -145,7 +146,7 @@ mod tests {
     fn a_warning_names_time_growth_and_line() {
         let snapshot = leaking_node();
         let mut outlooks = leaking_outlooks();
-        let pace = Pace { steps_per_second: Some(3.0) };
+        let pace = GrowthPace { steps_per_second: Some(3.0) };
         let warning = |outlooks: &Outlooks| outlooks.warning(&snapshot.processes[0], pace);
         let (tone, text) = warning(&outlooks).expect("it runs out");
         assert_eq!(tone, Tone::Bad);
@@ -164,18 +165,20 @@ mod tests {
         let outlooks = Outlooks { forecasts: ForecastsView::default(), ..leaking_outlooks() };
         let tensors = snapshot.processes[0].tensors.as_mut().expect("PyTorch");
         tensors.windows = Some(WindowsView { windows: 5, discarded: 0, open_ns: 1_000_000_000 });
-        let (_, text) = outlooks.warning(&snapshot.processes[0], Pace { steps_per_second: None }).expect("it leaks");
+        let (_, text) =
+            outlooks.warning(&snapshot.processes[0], GrowthPace { steps_per_second: None }).expect("it leaks");
         assert!(text.starts_with("leak: at least +"), "{text}");
         let mut between = outlooks.clone();
         let faster = LeakView { kind: Some("preexisting".into()), file: None, ..between.leaks[0].findings[0].clone() };
         between.leaks[0].findings.insert(0, faster);
-        let (_, same) = between.warning(&snapshot.processes[0], Pace { steps_per_second: None }).expect("it leaks");
+        let (_, same) =
+            between.warning(&snapshot.processes[0], GrowthPace { steps_per_second: None }).expect("it leaks");
         assert_eq!(same, text, "what has no line names none");
     }
 
     #[test]
     fn without_steps_growth_is_a_minute() {
-        let pace = Pace { steps_per_second: None };
+        let pace = GrowthPace { steps_per_second: None };
         assert_eq!(pace.text(63_000_000.0), "+60 MiB/min");
     }
 

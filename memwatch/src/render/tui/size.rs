@@ -9,12 +9,12 @@ const FULL: f64 = 999.5;
 
 /// Unit names for one factor, smallest first, without plain bytes.
 #[derive(Clone, Copy)]
-struct Scale {
+struct SizeScale {
     factor: u64,
     names: [&'static str; 4],
 }
 
-impl Scale {
+impl SizeScale {
     /// Returns the scale selected by `--units`. The live view has no room for plain byte counts, so
     /// `bytes` uses binary units.
     fn chosen() -> Self {
@@ -27,10 +27,10 @@ impl Scale {
 
 /// `12 B`, `4.5 KiB`, `126 MiB`, `28.90 GiB`: at most ten columns wide.
 pub(crate) fn size(bytes: u64) -> String {
-    written(bytes, Scale::chosen())
+    written(bytes, SizeScale::chosen())
 }
 
-fn written(bytes: u64, Scale { factor, names: [kilo, mega, giga, tera] }: Scale) -> String {
+fn written(bytes: u64, SizeScale { factor, names: [kilo, mega, giga, tera] }: SizeScale) -> String {
     let in_unit = |power| ratio(bytes, factor.pow(power));
     let whole =
         |value: f64, unit| if value < 9.95 { format!("{value:.1} {unit}") } else { format!("{value:.0} {unit}") };
@@ -51,12 +51,12 @@ pub(crate) fn signed(bytes: i64) -> String {
 
 /// `28.90`, without the unit: for lines that show [`giga_unit`] elsewhere.
 pub(crate) fn giga(bytes: u64) -> String {
-    format!("{:.2}", ratio(bytes, Scale::chosen().factor.pow(3)))
+    format!("{:.2}", ratio(bytes, SizeScale::chosen().factor.pow(3)))
 }
 
 /// Returns `GiB` or `GB`.
 pub(crate) fn giga_unit() -> &'static str {
-    Scale::chosen().names[2]
+    SizeScale::chosen().names[2]
 }
 
 /// Formats like [`giga`], with a sign for negative values.
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_size_in_powers_of_1000_has_their_names() {
-        let scale = Scale { factor: 1000, names: ["kB", "MB", "GB", "TB"] };
+        let scale = SizeScale { factor: 1000, names: ["kB", "MB", "GB", "TB"] };
         let sizes = [999, 1024, 999_600, 31_030_000_000, 2_000_000_000_000].map(|bytes| written(bytes, scale));
         assert_eq!(sizes, ["999 B", "1.0 kB", "1.0 MB", "31.03 GB", "2.00 TB"]);
     }

@@ -8,12 +8,12 @@ use memwatch_core::words::Tgid;
 
 pub(crate) use super::grid::{ProcessKey, RowKey};
 
-use super::grid::Grid;
+use super::grid::ScreenGrid;
 use super::history::Histories;
 
 /// Page below the GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Page {
+pub(crate) enum ScreenPage {
     /// Process list.
     List,
     /// A single process.
@@ -66,7 +66,7 @@ pub(crate) enum Overlay {
 
 /// User action within the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum ViewAction {
     /// Move the selection down by rows; negative moves up.
     Move(isize),
     /// Move the selection down by pages; negative moves up.
@@ -120,7 +120,7 @@ struct Position {
 
 /// Clickable areas of the last frame.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Targets {
+pub(crate) struct ClickTargets {
     /// Screen row of the first table row.
     pub(crate) first_row: u16,
     /// Number of visible table rows.
@@ -132,8 +132,8 @@ pub(crate) struct Targets {
 /// State of the live view.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch that a key turns on and off")]
-pub(crate) struct State {
-    page: Page,
+pub(crate) struct ViewState {
+    page: ScreenPage,
     tab: Tab,
     overlay: Option<Overlay>,
     /// First visible line of the overlay.
@@ -152,16 +152,16 @@ pub(crate) struct State {
     natural: &'static str,
     height: usize,
     /// Clickable areas of the last frame.
-    pub(crate) targets: Targets,
+    pub(crate) targets: ClickTargets,
     /// Histories of used bytes and steps.
     pub(crate) histories: Histories,
 }
 
-impl State {
+impl ViewState {
     /// Creates the initial state. `opens_alone` opens a single target instead of the list.
     pub(crate) fn new(opens_alone: bool) -> Self {
         Self {
-            page: Page::List,
+            page: ScreenPage::List,
             tab: Tab::Lines,
             overlay: None,
             overlay_top: 0,
@@ -176,13 +176,13 @@ impl State {
             columns: Vec::new(),
             natural: "",
             height: 0,
-            targets: Targets::default(),
+            targets: ClickTargets::default(),
             histories: Histories::default(),
         }
     }
 
     /// Returns the page below any overlay.
-    pub(crate) const fn page(&self) -> Page {
+    pub(crate) const fn page(&self) -> ScreenPage {
         self.page
     }
 
@@ -193,7 +193,7 @@ impl State {
 
     /// Returns the open process.
     pub(crate) fn process(&self) -> Option<Tgid> {
-        if let Page::Process(key) = self.page { Some(key.tgid) } else { None }
+        if let ScreenPage::Process(key) = self.page { Some(key.tgid) } else { None }
     }
 
     /// Returns the open overlay.
@@ -266,7 +266,7 @@ impl State {
 
     /// Returns the visible table: `None` is the process list, otherwise a tab.
     fn table(&self) -> Option<Tab> {
-        matches!(self.page, Page::Process(_)).then_some(self.tab)
+        matches!(self.page, ScreenPage::Process(_)).then_some(self.tab)
     }
 
     fn position(&self) -> Option<&Position> {
@@ -281,21 +281,21 @@ impl State {
     /// when it appears.
     pub(crate) fn follow(&mut self, snapshot: &Snapshot) {
         let is_there = |key| snapshot.processes.iter().any(|process| ProcessKey::of(process) == key);
-        if let Page::Process(key) = self.page
+        if let ScreenPage::Process(key) = self.page
             && !is_there(key)
         {
-            self.turn_to(Page::List);
+            self.turn_to(ScreenPage::List);
         }
         let mut holders = snapshot.processes.iter().filter(|process| !process.gpus.is_empty());
         if let (true, Some(only), None) = (self.opens_alone, holders.next(), holders.next()) {
             self.opens_alone = false;
-            self.turn_to(Page::Process(ProcessKey::of(only)));
+            self.turn_to(ScreenPage::Process(ProcessKey::of(only)));
         }
     }
 
     /// Stores the rows of the table in order and the number of visible rows. The selection stays on
     /// its row when the order changes.
-    pub(crate) fn settle(&mut self, grid: &Grid, height: usize) {
+    pub(crate) fn settle(&mut self, grid: &ScreenGrid, height: usize) {
         self.keys = grid.rows.iter().map(|row| row.key.clone()).collect();
         self.columns = grid.columns.iter().map(|column| column.title).collect();
         self.natural = grid.natural;
@@ -317,38 +317,42 @@ impl State {
     }
 
     /// Executes an action.
-    pub(crate) fn take(&mut self, step: Step) {
+    pub(crate) fn take(&mut self, step: ViewAction) {
         self.notice = None;
         match step {
-            Step::Move(rows) => self.go(|at| at.saturating_add_signed(rows)),
-            Step::Page(pages) => {
+            ViewAction::Move(rows) => self.go(|at| at.saturating_add_signed(rows)),
+            ViewAction::Page(pages) => {
                 let rows = pages.saturating_mul(isize::try_from(self.height.max(1)).unwrap_or(isize::MAX));
                 self.go(|at| at.saturating_add_signed(rows));
             }
-            Step::First => self.go(|_| 0),
-            Step::Last => self.go(|_| usize::MAX),
-            Step::Pause => self.paused = !self.paused,
-            Step::Help => self.toggle(Overlay::Help),
-            Step::Open => self.open(),
-            Step::Back => self.back(),
-            Step::Sort => self.sort_next(),
-            Step::Reverse => {
+            ViewAction::First => self.go(|_| 0),
+            ViewAction::Last => self.go(|_| usize::MAX),
+            ViewAction::Pause => self.paused = !self.paused,
+            ViewAction::Help => self.toggle(Overlay::Help),
+            ViewAction::Open => self.open(),
+            ViewAction::Back => self.back(),
+            ViewAction::Sort => self.sort_next(),
+            ViewAction::Reverse => {
                 let position = self.position_mut();
                 position.reversed = !position.reversed;
             }
-            Step::Filter | Step::Type(_) | Step::Erase | Step::Keep | Step::Clear => self.type_filter(step),
-            Step::Tab(_) | Step::NextTab(_) if self.table().is_none() => {
+            ViewAction::Filter | ViewAction::Type(_) | ViewAction::Erase | ViewAction::Keep | ViewAction::Clear => {
+                self.type_filter(step)
+            }
+            ViewAction::Tab(_) | ViewAction::NextTab(_) if self.table().is_none() => {
                 self.notify("tabs belong to a process: Enter opens the selected one");
             }
-            Step::Tab(number) => self.turn_to_tab(number.wrapping_sub(1)),
-            Step::NextTab(by) => {
+            ViewAction::Tab(number) => self.turn_to_tab(number.wrapping_sub(1)),
+            ViewAction::NextTab(by) => {
                 let all = isize::try_from(Tab::ALL.len()).unwrap_or(1);
                 let now = Tab::ALL.iter().position(|tab| *tab == self.tab).and_then(|now| isize::try_from(now).ok());
                 self.turn_to_tab(usize::try_from((now.unwrap_or(0) + by).rem_euclid(all)).unwrap_or(0));
             }
-            Step::Tree if self.table().is_some() => self.notify("the tree is of processes: Esc goes back to them"),
-            Step::Tree => self.tree = !self.tree,
-            Step::Click(column, row) => self.click(column, row),
+            ViewAction::Tree if self.table().is_some() => {
+                self.notify("the tree is of processes: Esc goes back to them")
+            }
+            ViewAction::Tree => self.tree = !self.tree,
+            ViewAction::Click(column, row) => self.click(column, row),
         }
     }
 
@@ -370,7 +374,7 @@ impl State {
             return self.back();
         }
         match self.selected_key().cloned() {
-            Some(RowKey::Process(key, _)) => self.turn_to(Page::Process(key)),
+            Some(RowKey::Process(key, _)) => self.turn_to(ScreenPage::Process(key)),
             Some(RowKey::Workload(name)) => {
                 if !self.folded.remove(&name) {
                     self.folded.insert(name);
@@ -386,10 +390,10 @@ impl State {
             self.overlay_top = 0;
         } else if !self.filter().is_empty() {
             self.position_mut().filter.clear();
-        } else if self.page == Page::List {
+        } else if self.page == ScreenPage::List {
             self.notify("this is the first page: q quits");
         } else {
-            self.turn_to(Page::List);
+            self.turn_to(ScreenPage::List);
         }
     }
 
@@ -403,13 +407,13 @@ impl State {
         (position.sort, position.reversed) = (title, false);
     }
 
-    fn type_filter(&mut self, step: Step) {
-        self.typing = !matches!(step, Step::Keep | Step::Clear);
+    fn type_filter(&mut self, step: ViewAction) {
+        self.typing = !matches!(step, ViewAction::Keep | ViewAction::Clear);
         let filter = &mut self.position_mut().filter;
         match step {
-            Step::Type(letter) => filter.push(letter),
-            Step::Erase => drop(filter.pop()),
-            Step::Clear => filter.clear(),
+            ViewAction::Type(letter) => filter.push(letter),
+            ViewAction::Erase => drop(filter.pop()),
+            ViewAction::Clear => filter.clear(),
             _ => {}
         }
     }
@@ -453,7 +457,7 @@ impl State {
         }
     }
 
-    fn turn_to(&mut self, page: Page) {
+    fn turn_to(&mut self, page: ScreenPage) {
         if self.page != page {
             self.page = page;
             self.overlay = None;

@@ -15,12 +15,12 @@ use ratatui::symbols::border;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
 
-pub(crate) use self::look::Look;
+pub(crate) use self::look::TerminalLook;
 
-use super::grid::Grid;
+use super::grid::ScreenGrid;
 use super::outlook::Outlooks;
-use super::state::{Overlay, Page, ProcessKey, State, Tab};
-use super::tables::{self, Facts};
+use super::state::{Overlay, ProcessKey, ScreenPage, Tab, ViewState};
+use super::tables::{self, TableInput};
 use crate::render::Tone;
 use crate::render::format::{count, fit, plural};
 use crate::render::wall_clock::WallClock;
@@ -47,26 +47,26 @@ const ASCII_BORDER: border::Set = border::Set {
 
 /// Input of a frame.
 #[derive(Clone, Copy)]
-pub(crate) struct Shown<'a> {
+pub(crate) struct FrameInput<'a> {
     /// Displayed snapshot.
     pub(crate) snapshot: &'a Snapshot,
     /// Clock for the snapshot's times.
     pub(crate) clock: &'a WallClock,
     /// Colours and characters.
-    pub(crate) look: Look,
+    pub(crate) look: TerminalLook,
     /// Leaks, forecasts and named objects.
     pub(crate) outlooks: &'a Outlooks,
 }
 
-impl<'a> Shown<'a> {
-    fn facts(&self, width: usize) -> Facts<'a> {
+impl<'a> FrameInput<'a> {
+    fn facts(&self, width: usize) -> TableInput<'a> {
         let Self { snapshot, clock, look, outlooks } = *self;
-        Facts { snapshot, clock, outlooks, ascii: look.ascii, width }
+        TableInput { snapshot, clock, outlooks, ascii: look.ascii, width }
     }
 }
 
 /// Draws a frame.
-pub(crate) fn draw(frame: &mut Frame, state: &mut State, shown: &Shown) {
+pub(crate) fn draw(frame: &mut Frame, state: &mut ViewState, shown: &FrameInput) {
     let area = frame.area();
     let (width, height) = (usize::from(area.width), usize::from(area.height));
     let facts = shown.facts(width);
@@ -105,7 +105,12 @@ fn put(frame: &mut Frame, area: Rect, top: usize, lines: Vec<Line>) {
 }
 
 /// Draws everything above the table and returns the number of rows used.
-fn draw_top(frame: &mut Frame, state: &State, shown: &Shown, (process, room): (Option<&ProcessView>, usize)) -> usize {
+fn draw_top(
+    frame: &mut Frame,
+    state: &ViewState,
+    shown: &FrameInput,
+    (process, room): (Option<&ProcessView>, usize),
+) -> usize {
     let area = frame.area();
     let width = usize::from(area.width);
     let most = room.saturating_sub(TABLE);
@@ -147,7 +152,7 @@ fn draw_top(frame: &mut Frame, state: &State, shown: &Shown, (process, room): (O
 /// Appends a process's numbers if they fit, and returns the area for a graph beside them.
 fn numbers(
     lines: &mut Vec<Line<'static>>,
-    shown: &Shown,
+    shown: &FrameInput,
     process: &ProcessView,
     (area, room): (Rect, usize),
 ) -> Option<Rect> {
@@ -177,7 +182,7 @@ fn numbers(
     })
 }
 
-fn process_graph(frame: &mut Frame, place: Rect, state: &State, (shown, process): (&Shown, &ProcessView)) {
+fn process_graph(frame: &mut Frame, place: Rect, state: &ViewState, (shown, process): (&FrameInput, &ProcessView)) {
     let Some(gpu) = process.gpus.first() else { return };
     if let Some(series) = state.histories.process(ProcessKey::of(process), gpu.uuid.as_ref()) {
         graph::draw(frame, place, series, (shown.look, None));
@@ -185,7 +190,7 @@ fn process_graph(frame: &mut Frame, place: Rect, state: &State, (shown, process)
 }
 
 /// Draws the graphs of the GPUs side by side.
-fn gpu_graphs(frame: &mut Frame, place: Rect, state: &State, shown: &Shown) {
+fn gpu_graphs(frame: &mut Frame, place: Rect, state: &ViewState, shown: &FrameInput) {
     let gpus = gpus::of_page(shown.snapshot, None);
     let fitting = gpus.len().min(usize::from(place.width / 40).max(1)).min(4);
     let Some(wide) = place.width.checked_div(u16::try_from(fitting).unwrap_or(1)) else { return };
@@ -202,7 +207,7 @@ fn gpu_graphs(frame: &mut Frame, place: Rect, state: &State, shown: &Shown) {
     }
 }
 
-fn title(state: &State, shown: &Shown, width: usize) -> Line<'static> {
+fn title(state: &ViewState, shown: &FrameInput, width: usize) -> Line<'static> {
     let look = shown.look;
     let number = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
     let gpus = plural(number(shown.snapshot.gpus.len()), "GPU", "GPUs");
@@ -212,7 +217,7 @@ fn title(state: &State, shown: &Shown, width: usize) -> Line<'static> {
 }
 
 /// Returns the time of the displayed snapshot.
-fn clock(state: &State, shown: &Shown) -> Span<'static> {
+fn clock(state: &ViewState, shown: &FrameInput) -> Span<'static> {
     let time = shown.clock.time_of_day(shown.snapshot.time_ns);
     if state.is_paused() {
         shown.look.span(Tone::Warning, format!("  paused at {time}"))
@@ -222,7 +227,7 @@ fn clock(state: &State, shown: &Shown) -> Span<'static> {
 }
 
 /// Draws the bar above the table, the table, and the details beside or over it.
-fn draw_body(frame: &mut Frame, area: Rect, state: &mut State, (shown, grid): (&Shown, &Grid)) {
+fn draw_body(frame: &mut Frame, area: Rect, state: &mut ViewState, (shown, grid): (&FrameInput, &ScreenGrid)) {
     if area.height < 3 {
         return table::draw(frame, area, state, (grid, shown));
     }
@@ -230,7 +235,7 @@ fn draw_body(frame: &mut Frame, area: Rect, state: &mut State, (shown, grid): (&
     // The table determines the visible rows, and the bar shows their range.
     let below = rows(area, 1, usize::from(area.height) - 1);
     let below = Rect { y: area.y + 1, height: area.height - 1, ..below };
-    let beside = area.width >= DETAIL_WIDTH && matches!(state.page(), Page::Process(_)) && !grid.rows.is_empty();
+    let beside = area.width >= DETAIL_WIDTH && matches!(state.page(), ScreenPage::Process(_)) && !grid.rows.is_empty();
     let wide = if beside { area.width * 3 / 5 } else { area.width };
     table::draw(frame, Rect { width: wide, ..below }, state, (grid, shown));
     let details = tables::detail(state, &shown.facts(width));
@@ -238,7 +243,7 @@ fn draw_body(frame: &mut Frame, area: Rect, state: &mut State, (shown, grid): (&
     let lines: Vec<Line> = details.into_iter().map(Line::raw).collect();
     if state.overlay() == Some(Overlay::Detail) {
         if lines.is_empty() {
-            state.take(super::state::Step::Back);
+            state.take(super::state::ViewAction::Back);
             state.notify("there is nothing more about this row");
             return;
         }
@@ -251,10 +256,10 @@ fn draw_body(frame: &mut Frame, area: Rect, state: &mut State, (shown, grid): (&
 }
 
 /// Returns the bar: tabs or heading, filter, sort column and visible rows.
-fn bar(state: &mut State, shown: &Shown, (grid, area): (&Grid, Rect), rows: usize) -> Line<'static> {
+fn bar(state: &mut ViewState, shown: &FrameInput, (grid, area): (&ScreenGrid, Rect), rows: usize) -> Line<'static> {
     let look = shown.look;
     let mut left = Vec::new();
-    if let Page::Process(_) = state.page() {
+    if let ScreenPage::Process(_) = state.page() {
         let mut ends = Vec::new();
         let mut column = area.x;
         for (number, tab) in (1..).zip(Tab::ALL) {
@@ -285,7 +290,12 @@ fn bar(state: &mut State, shown: &Shown, (grid, area): (&Grid, Rect), rows: usiz
 }
 
 /// Draws lines over the table, in a frame titled with the selected row's name.
-fn popup(frame: &mut Frame, area: Rect, state: &mut State, (shown, grid, lines): (&Shown, &Grid, Vec<Line<'static>>)) {
+fn popup(
+    frame: &mut Frame,
+    area: Rect,
+    state: &mut ViewState,
+    (shown, grid, lines): (&FrameInput, &ScreenGrid, Vec<Line<'static>>),
+) {
     let set = if shown.look.ascii { ASCII_BORDER } else { border::PLAIN };
     let name = grid.rows.get(state.selected()).and_then(|row| row.cells.last()).map_or("", |cell| &cell.text);
     let name = fit(name, usize::from(area.width.saturating_sub(2)), shown.look.mark()).into_owned();
@@ -297,7 +307,7 @@ fn popup(frame: &mut Frame, area: Rect, state: &mut State, (shown, grid, lines):
 }
 
 /// Draws the lines that fit, starting at the overlay's scroll position.
-fn scroll(frame: &mut Frame, area: Rect, state: &mut State, lines: Vec<Line<'static>>) {
+fn scroll(frame: &mut Frame, area: Rect, state: &mut ViewState, lines: Vec<Line<'static>>) {
     let height = usize::from(area.height);
     state.settle_overlay(lines.len(), height);
     let shown = lines.into_iter().skip(state.overlay_top()).take(height).collect();

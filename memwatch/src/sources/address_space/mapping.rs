@@ -11,7 +11,7 @@ const MOST_MAPS_BYTES: u64 = 16 << 20;
 
 /// A line of `/proc/PID/maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mapping {
+pub(crate) struct MemoryMapping {
     /// First address.
     pub(crate) start: u64,
     /// Address after the last one.
@@ -26,7 +26,7 @@ pub(crate) struct Mapping {
     pub(crate) path: Vec<u8>,
 }
 
-impl Mapping {
+impl MemoryMapping {
     /// Returns the address range as named in `map_files`.
     pub(super) fn range(&self) -> String {
         format!("{:x}-{:x}", self.start, self.end)
@@ -34,7 +34,7 @@ impl Mapping {
 }
 
 /// Reads the mappings of the process at this directory of `/proc`, in order of addresses.
-pub(super) fn read(process: &Path) -> io::Result<Vec<Mapping>> {
+pub(super) fn read(process: &Path) -> io::Result<Vec<MemoryMapping>> {
     let file = File::open(process.join("maps"))?;
     let mut lines = BufReader::with_capacity(64 << 10, file.take(MOST_MAPS_BYTES));
     let (mut line, mut all) = (Vec::new(), Vec::new());
@@ -48,7 +48,7 @@ pub(super) fn read(process: &Path) -> io::Result<Vec<Mapping>> {
 }
 
 /// Parses `start-end perms offset major:minor inode   path`.
-fn parse(line: &[u8]) -> Option<Mapping> {
+fn parse(line: &[u8]) -> Option<MemoryMapping> {
     let path_start = line.iter().position(|byte| matches!(byte, b'/' | b'[')).unwrap_or(line.len());
     let mut fields = std::str::from_utf8(&line[..path_start]).ok()?.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
@@ -57,7 +57,7 @@ fn parse(line: &[u8]) -> Option<Mapping> {
     let is_readable = fields.next()?.starts_with('r');
     let offset = number(fields.next()?)?;
     let inode = fields.nth(1)?.parse().ok()?;
-    Some(Mapping { start, end, is_readable, offset, inode, path: unescape(&line[path_start..]) })
+    Some(MemoryMapping { start, end, is_readable, offset, inode, path: unescape(&line[path_start..]) })
 }
 
 #[cfg(test)]

@@ -5,12 +5,12 @@ use std::ptr::null_mut;
 use super::*;
 
 /// A mapping of this process. It is unmapped when it is dropped.
-struct Mapped {
+struct TestMapping {
     address: *mut libc::c_void,
     bytes: usize,
 }
 
-impl Mapped {
+impl TestMapping {
     fn new(file: Option<&File>, bytes: usize) -> Self {
         let (flags, file) = match file {
             Some(file) => (libc::MAP_PRIVATE, file.as_raw_fd()),
@@ -45,7 +45,7 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for TestMapping {
     fn drop(&mut self) {
         // SAFETY: nothing else refers to it.
         unsafe { libc::munmap(self.address, self.bytes) };
@@ -54,7 +54,7 @@ impl Drop for Mapped {
 
 #[test]
 fn pages_that_were_never_touched_read_as_zero_and_are_not_made() {
-    let mapped = Mapped::new(None, 64 << 12);
+    let mapped = TestMapping::new(None, 64 << 12);
     mapped.write(5 << 12, 7);
     let space = AddressSpace::open(std::process::id()).expect("own memory");
     let before = mapped.resident();
@@ -69,7 +69,7 @@ fn pages_that_were_never_touched_read_as_zero_and_are_not_made() {
 fn an_untouched_page_of_a_file_has_what_the_file_has() {
     let mut file = tempfile::tempfile().expect("a temporary file");
     file.write_all(&[3; 5000]).expect("written");
-    let mapped = Mapped::new(Some(&file), 2 << 12);
+    let mapped = TestMapping::new(Some(&file), 2 << 12);
     let space = AddressSpace::open(std::process::id()).expect("own memory");
     let mut bytes = vec![1; 2 << 12];
     assert!(space.fill(mapped.at(0), &mut bytes));

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use memwatch_inspect::memory::Memory;
+use memwatch_inspect::memory::MemoryAccess;
 
 use super::AddressSpace;
 
@@ -22,7 +22,7 @@ impl AddressSpace {
     }
 }
 
-impl Memory for TimedSpace<'_> {
+impl MemoryAccess for TimedSpace<'_> {
     fn fill(&self, address: u64, into: &mut [u8]) -> bool {
         self.space.fill(address, into)
     }

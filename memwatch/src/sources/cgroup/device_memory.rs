@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn this_kernels_accounts_are_read() {
-        let Some(memory) = crate::sources::cgroup::Groups::open().device_memory else {
+        let Some(memory) = crate::sources::cgroup::ControlGroups::open().device_memory else {
             eprintln!("skipped: this kernel keeps no account of device memory (no dmem in cgroup.controllers)");
             return;
         };

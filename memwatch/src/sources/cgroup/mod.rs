@@ -24,7 +24,7 @@ const ROOT: &str = "/";
 
 /// State of the machine's control groups.
 #[derive(Debug)]
-pub(crate) struct Groups {
+pub(crate) struct ControlGroups {
     unified: Option<Mount>,
     device_memory: Option<DeviceMemory>,
     has_v1: bool,
@@ -33,7 +33,7 @@ pub(crate) struct Groups {
     moved: BTreeSet<u32>,
 }
 
-impl Groups {
+impl ControlGroups {
     /// Finds the machine's cgroup trees.
     pub(crate) fn open() -> Self {
         let unified = fs::read("/proc/self/mountinfo").ok().and_then(|mounts| Mount::open(&mounts));

@@ -2,13 +2,13 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use super::{Groups, REMEMBERED};
+use super::{ControlGroups, REMEMBERED};
 
 /// A group in the machine's own tree. It is removed when it is dropped.
 struct RealGroup(PathBuf);
 
 impl RealGroup {
-    fn new(groups: &Groups, name: &str) -> Option<Self> {
+    fn new(groups: &ControlGroups, name: &str) -> Option<Self> {
         let Some(mount) = &groups.unified else {
             eprintln!("skipped: no tree of cgroup v2 is mounted here");
             return None;
@@ -37,7 +37,7 @@ impl Drop for RealGroup {
     }
 }
 
-fn may_open_handles(groups: &Groups) -> bool {
+fn may_open_handles(groups: &ControlGroups) -> bool {
     let root = groups.unified.as_ref().map(|mount| (mount, fs::metadata(&mount.point).expect("it is mounted").ino()));
     let denied = root.and_then(|(mount, id)| mount.path_of(id).err());
     if let Some(error) = &denied {
@@ -48,7 +48,7 @@ fn may_open_handles(groups: &Groups) -> bool {
 
 #[test]
 fn an_id_is_the_path_of_its_group_until_that_is_removed() {
-    let groups = Groups::open();
+    let groups = ControlGroups::open();
     let Some(group) = RealGroup::new(&groups, "memwatch test of ids") else { return };
     if !may_open_handles(&groups) {
         return;
@@ -61,7 +61,7 @@ fn an_id_is_the_path_of_its_group_until_that_is_removed() {
 
 #[test]
 fn a_removed_group_is_remembered_from_a_process_that_was_in_it() {
-    let mut groups = Groups::open();
+    let mut groups = ControlGroups::open();
     let Some(group) = RealGroup::new(&groups, "memwatch-test-of-memory") else { return };
     let (id, stated) = (group.id(), group.stated());
     groups.note(id, &format!("4:memory:/elsewhere\n{stated}"));
@@ -71,7 +71,7 @@ fn a_removed_group_is_remembered_from_a_process_that_was_in_it() {
 
 #[test]
 fn the_root_beside_hierarchies_of_v1_says_nothing_and_without_them_it_does() {
-    let mut groups = Groups::open();
+    let mut groups = ControlGroups::open();
     let Some(mount) = &groups.unified else { return eprintln!("skipped: no tree of cgroup v2 is mounted here") };
     let root = fs::metadata(&mount.point).expect("it is mounted").ino();
     if !may_open_handles(&groups) {
@@ -85,7 +85,7 @@ fn the_root_beside_hierarchies_of_v1_says_nothing_and_without_them_it_does() {
 
 #[test]
 fn no_more_groups_are_remembered_than_there_is_room_for() {
-    let mut groups = Groups::open();
+    let mut groups = ControlGroups::open();
     groups.unified = None;
     for id in 1..=REMEMBERED as u64 + 2 {
         groups.note(id, &format!("0::/{id} (deleted)\n"));

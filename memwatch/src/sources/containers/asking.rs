@@ -10,10 +10,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use super::exchange::{Place, Refusal};
+use super::exchange::{EngineSocket, ExchangeError};
 use super::sockets::{Engines, Language};
 use super::words::is_plain;
-use super::{Found, Wanted, WantedNames, cri, docker};
+use super::{NamelessContainer, RuntimeMessage, WantedNames, cri, docker};
 
 /// First pause after a request that failed or found nothing. Doubles each time up to
 /// [`LONGEST_REST`].
@@ -37,14 +37,14 @@ const SLOW: Duration = Duration::from_millis(250);
 
 /// A pause that doubles.
 #[derive(Clone, Copy, Debug)]
-struct Rest {
+struct EnginePause {
     until: Instant,
     length: Duration,
     /// Owner of the engine; `None` for the machine's.
     user: Option<u32>,
 }
 
-impl Rest {
+impl EnginePause {
     fn after(earlier: Option<Self>, user: Option<u32>, now: Instant) -> Self {
         let length = earlier.map_or(FIRST_REST, |rest| (rest.length * 2).min(LONGEST_REST));
         Self { until: now + length, length, user }
@@ -53,33 +53,33 @@ impl Rest {
 
 /// A container to request names for; `named` is set once they are found.
 #[derive(Clone, Debug)]
-struct Pending {
-    wanted: Wanted,
-    rest: Option<Rest>,
+struct PendingContainer {
+    wanted: NamelessContainer,
+    rest: Option<EnginePause>,
     named: bool,
 }
 
 /// State between two rounds of requests.
-struct Round {
+struct RequestRound {
     engines: Engines,
-    pending: BTreeMap<ContainerKey, Pending>,
-    resting: BTreeMap<PathBuf, Rest>,
+    pending: BTreeMap<ContainerKey, PendingContainer>,
+    resting: BTreeMap<PathBuf, EnginePause>,
 }
 
 /// Runs rounds of requests until the receiver is dropped.
 pub(super) async fn ask_forever(
     engines: Engines,
     mut requests: watch::Receiver<WantedNames>,
-    found: mpsc::Sender<Found>,
+    found: mpsc::Sender<RuntimeMessage>,
 ) {
-    let mut round = Round { engines, pending: BTreeMap::new(), resting: BTreeMap::new() };
+    let mut round = RequestRound { engines, pending: BTreeMap::new(), resting: BTreeMap::new() };
     let mut asked = None;
     loop {
         let WantedNames { revision, containers } = requests.borrow_and_update().clone();
         round.adopt(containers);
         let mut reported = round.ask_due(&found).await;
         if asked.replace(revision) != Some(revision) {
-            reported &= found.send(Found::Asked { revision }).await.is_ok();
+            reported &= found.send(RuntimeMessage::Asked { revision }).await.is_ok();
         }
         if !reported {
             return;
@@ -101,20 +101,21 @@ async fn until(due: Option<Instant>) {
     }
 }
 
-impl Round {
+impl RequestRound {
     /// Replaces the wanted containers. A container that was wanted before keeps its pause.
-    fn adopt(&mut self, containers: Vec<Wanted>) {
+    fn adopt(&mut self, containers: Vec<NamelessContainer>) {
         let mut before = std::mem::take(&mut self.pending);
         for wanted in containers {
             let known = before.remove(&wanted.key()).filter(|pending| pending.wanted == wanted);
-            let pending = known.unwrap_or_else(|| Pending { wanted: wanted.clone(), rest: None, named: false });
+            let pending =
+                known.unwrap_or_else(|| PendingContainer { wanted: wanted.clone(), rest: None, named: false });
             self.pending.insert(wanted.key(), pending);
         }
     }
 
     /// Requests the names of all due containers: all queues in parallel, each within its time.
     /// Returns whether the receiver is still open.
-    async fn ask_due(&mut self, found: &mpsc::Sender<Found>) -> bool {
+    async fn ask_due(&mut self, found: &mpsc::Sender<RuntimeMessage>) -> bool {
         let mut running = JoinSet::new();
         for (user, wanted) in self.queues() {
             let resting = self.resting.iter().filter(|(_, rest)| rest.user == user);
@@ -132,7 +133,7 @@ impl Round {
             for (id, named) in asked.outcomes {
                 if let Some(pending) = self.pending.get_mut(&id) {
                     pending.named = named;
-                    pending.rest = (!named).then(|| Rest::after(pending.rest, asked.user, now));
+                    pending.rest = (!named).then(|| EnginePause::after(pending.rest, asked.user, now));
                 }
             }
         }
@@ -140,9 +141,9 @@ impl Round {
     }
 
     /// Returns the due containers by the owner of the engine to ask.
-    fn queues(&self) -> BTreeMap<Option<u32>, Vec<Wanted>> {
-        let mut queues = BTreeMap::<Option<u32>, Vec<Wanted>>::new();
-        for Pending { wanted, .. } in self.pending.values().filter(|pending| is_due(pending)) {
+    fn queues(&self) -> BTreeMap<Option<u32>, Vec<NamelessContainer>> {
+        let mut queues = BTreeMap::<Option<u32>, Vec<NamelessContainer>>::new();
+        for PendingContainer { wanted, .. } in self.pending.values().filter(|pending| is_due(pending)) {
             let engines = self.engines.of(wanted.runtime.as_deref(), wanted.user);
             let user = engines.first().and_then(|(_, place)| place.user);
             queues.entry(user).or_default().push(wanted.clone());
@@ -157,7 +158,7 @@ impl Round {
     }
 }
 
-fn is_due(pending: &Pending) -> bool {
+fn is_due(pending: &PendingContainer) -> bool {
     !pending.named && pending.rest.is_none_or(|rest| rest.until <= Instant::now())
 }
 
@@ -165,25 +166,25 @@ fn is_due(pending: &Pending) -> bool {
 /// other.
 struct Queue {
     user: Option<u32>,
-    wanted: Vec<Wanted>,
-    resting: BTreeMap<PathBuf, Rest>,
+    wanted: Vec<NamelessContainer>,
+    resting: BTreeMap<PathBuf, EnginePause>,
 }
 
 /// Result of a queue.
-struct Asked {
+struct QueueResult {
     user: Option<u32>,
-    resting: BTreeMap<PathBuf, Rest>,
+    resting: BTreeMap<PathBuf, EnginePause>,
     /// Requested containers and whether names were found. Missing containers are still due.
     outcomes: Vec<(ContainerKey, bool)>,
     is_heard: bool,
 }
 
 impl Queue {
-    async fn ask(self, engines: Engines, found: mpsc::Sender<Found>) -> Asked {
+    async fn ask(self, engines: Engines, found: mpsc::Sender<RuntimeMessage>) -> QueueResult {
         let Self { user, wanted, resting } = self;
         let time = if user.is_some() { USERS_TIME } else { MACHINES_TIME };
         let end = Instant::now() + time;
-        let mut asked = Asked { user, resting, outcomes: Vec::new(), is_heard: true };
+        let mut asked = QueueResult { user, resting, outcomes: Vec::new(), is_heard: true };
         let mut names = Vec::new();
         for wanted in wanted {
             let answer = ask(&engines, &mut asked.resting, &wanted).await;
@@ -203,12 +204,16 @@ impl Queue {
 }
 
 /// Sends the names, if there are any. Returns whether the receiver is still open.
-async fn send(found: &mpsc::Sender<Found>, names: &mut Vec<(u64, ContainerNames)>) -> bool {
-    names.is_empty() || found.send(Found::Names(std::mem::take(names))).await.is_ok()
+async fn send(found: &mpsc::Sender<RuntimeMessage>, names: &mut Vec<(u64, ContainerNames)>) -> bool {
+    names.is_empty() || found.send(RuntimeMessage::Names(std::mem::take(names))).await.is_ok()
 }
 
 /// Asks one engine after the other, except those with a pause.
-async fn ask(engines: &Engines, resting: &mut BTreeMap<PathBuf, Rest>, wanted: &Wanted) -> Option<ContainerNames> {
+async fn ask(
+    engines: &Engines,
+    resting: &mut BTreeMap<PathBuf, EnginePause>,
+    wanted: &NamelessContainer,
+) -> Option<ContainerNames> {
     if !is_plain(&wanted.id) {
         return None;
     }
@@ -223,7 +228,7 @@ async fn ask(engines: &Engines, resting: &mut BTreeMap<PathBuf, Rest>, wanted: &
                 resting.remove(&place.path);
                 return Some(names);
             }
-            Err(Refusal::Unknown(why)) => {
+            Err(ExchangeError::Unknown(why)) => {
                 log::debug!("{} does not know {}: {}", place.path.display(), wanted.id, why.escape_debug());
                 // A user's engine should know the user's containers, and no engine takes long to
                 // answer that one is unknown; otherwise it gets a pause.
@@ -233,10 +238,10 @@ async fn ask(engines: &Engines, resting: &mut BTreeMap<PathBuf, Rest>, wanted: &
                     resting.remove(&place.path);
                 }
             }
-            Err(Refusal::Absent) => {
+            Err(ExchangeError::Absent) => {
                 note_rest(resting, place, rest);
             }
-            Err(Refusal::Failed(why)) => {
+            Err(ExchangeError::Failed(why)) => {
                 log::info!("no names from {}: {}", place.path.display(), why.escape_debug());
                 note_rest(resting, place, rest);
             }
@@ -245,21 +250,21 @@ async fn ask(engines: &Engines, resting: &mut BTreeMap<PathBuf, Rest>, wanted: &
     None
 }
 
-async fn ask_one(language: Language, place: &Place, id: &str) -> Result<ContainerNames, Refusal> {
+async fn ask_one(language: Language, place: &EngineSocket, id: &str) -> Result<ContainerNames, ExchangeError> {
     match language {
         Language::Docker => docker::ask(place, id).await,
         Language::Cri => cri::ask(place, id).await,
     }
 }
 
-fn note_rest(resting: &mut BTreeMap<PathBuf, Rest>, place: Place, earlier: Option<Rest>) {
-    let Place { path, user, .. } = place;
+fn note_rest(resting: &mut BTreeMap<PathBuf, EnginePause>, place: EngineSocket, earlier: Option<EnginePause>) {
+    let EngineSocket { path, user, .. } = place;
     let now = Instant::now();
     if resting.len() >= MOST_RESTING {
         resting.retain(|_, rest| rest.until > now);
     }
     if resting.len() < MOST_RESTING || resting.contains_key(&path) {
-        resting.insert(path, Rest::after(earlier, user, now));
+        resting.insert(path, EnginePause::after(earlier, user, now));
     }
 }
 

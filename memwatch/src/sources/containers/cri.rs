@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use memwatch_core::owner::{ContainerNames, PodNames};
 use prost::Message;
 
-use super::exchange::{Place, Refusal, call};
+use super::exchange::{EngineSocket, ExchangeError, call};
 use super::words::{name, pod_in};
 
 /// Maximum size of a container's or pod's description. Annotations may have 256 KiB (Kubernetes'
@@ -19,7 +19,7 @@ const MOST_BYTES: usize = 1 << 20;
 
 /// `ContainerStatusRequest` and `PodSandboxStatusRequest`.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Asked {
+pub(super) struct ContainerIdRequest {
     #[prost(string, tag = "1")]
     pub(super) id: String,
 }
@@ -59,18 +59,18 @@ pub(super) struct ImageSpec {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ListContainersRequest {
     #[prost(message, optional, tag = "1")]
-    pub(super) filter: Option<Asked>,
+    pub(super) filter: Option<ContainerIdRequest>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ListContainersResponse {
     #[prost(message, repeated, tag = "1")]
-    pub(super) containers: Vec<Listed>,
+    pub(super) containers: Vec<CriContainer>,
 }
 
 /// `Container` of the interface.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Listed {
+pub(super) struct CriContainer {
     #[prost(string, tag = "1")]
     pub(super) id: String,
     #[prost(string, tag = "2")]
@@ -100,12 +100,12 @@ pub(super) struct PodSandboxMetadata {
 }
 
 /// Asks a runtime for the names of a container.
-pub(super) async fn ask(runtime: &Place, id: &str) -> Result<ContainerNames, Refusal> {
-    let asked = Asked { id: id.to_owned() };
+pub(super) async fn ask(runtime: &EngineSocket, id: &str) -> Result<ContainerNames, ExchangeError> {
+    let asked = ContainerIdRequest { id: id.to_owned() };
     let answer: ContainerStatusResponse =
         call(runtime, "/runtime.v1.RuntimeService/ContainerStatus", &asked, MOST_BYTES).await?;
     let status = answer.status.filter(|status| status.id == id);
-    let status = status.ok_or_else(|| Refusal::Unknown("another container".to_owned()))?;
+    let status = status.ok_or_else(|| ExchangeError::Unknown("another container".to_owned()))?;
     let mut names = read(status);
     if names.pod.is_none() {
         // The container's own name is useful without the pod's.
@@ -129,13 +129,17 @@ fn read(status: ContainerStatus) -> ContainerNames {
     }
 }
 
-async fn ask_pod(runtime: &Place, asked: Asked, container: Option<String>) -> Result<Option<PodNames>, Refusal> {
+async fn ask_pod(
+    runtime: &EngineSocket,
+    asked: ContainerIdRequest,
+    container: Option<String>,
+) -> Result<Option<PodNames>, ExchangeError> {
     let list = ListContainersRequest { filter: Some(asked) };
     let listed: ListContainersResponse =
         call(runtime, "/runtime.v1.RuntimeService/ListContainers", &list, MOST_BYTES).await?;
     let filter = list.filter.unwrap_or_default();
     let Some(found) = listed.containers.into_iter().find(|listed| listed.id == filter.id) else { return Ok(None) };
-    let sandbox = Asked { id: found.pod_sandbox_id };
+    let sandbox = ContainerIdRequest { id: found.pod_sandbox_id };
     let pod: PodSandboxStatusResponse =
         call(runtime, "/runtime.v1.RuntimeService/PodSandboxStatus", &sandbox, MOST_BYTES).await?;
     let metadata = pod.status.and_then(|status| status.metadata).unwrap_or_default();

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use memwatch_core::owner::ContainerNames;
 use serde::Deserialize;
 
-use super::exchange::{Place, Refusal, get};
+use super::exchange::{EngineSocket, ExchangeError, get};
 use super::words::{name, pod_in};
 
 /// Maximum size of a description. Those with many mounts and variables have tens of kilobytes.
@@ -15,7 +15,7 @@ const MOST_BYTES: usize = 1 << 20;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Container {
+struct DockerContainer {
     id: String,
     name: Option<String>,
     config: Option<Config>,
@@ -29,7 +29,7 @@ struct Config {
 }
 
 /// Asks an engine for the names of a container.
-pub(super) async fn ask(engine: &Place, id: &str) -> Result<ContainerNames, Refusal> {
+pub(super) async fn ask(engine: &EngineSocket, id: &str) -> Result<ContainerNames, ExchangeError> {
     let body = get(engine, &format!("/containers/{id}/json"), MOST_BYTES).await?;
     let names = read(id, &body)?;
     // A user's own engine may answer anything. A false container name harms no other user, but a
@@ -37,12 +37,13 @@ pub(super) async fn ask(engine: &Place, id: &str) -> Result<ContainerNames, Refu
     Ok(if engine.user.is_some() { ContainerNames { pod: None, ..names } } else { names })
 }
 
-fn read(id: &str, body: &[u8]) -> Result<ContainerNames, Refusal> {
-    let container: Container = serde_json::from_slice(body).map_err(|error| Refusal::Failed(error.to_string()))?;
+fn read(id: &str, body: &[u8]) -> Result<ContainerNames, ExchangeError> {
+    let container: DockerContainer =
+        serde_json::from_slice(body).map_err(|error| ExchangeError::Failed(error.to_string()))?;
     // The engine also accepts names and id prefixes, and a container's name may be another one's
     // id.
     if container.id != id {
-        return Err(Refusal::Unknown("another container of this name".to_owned()));
+        return Err(ExchangeError::Unknown("another container of this name".to_owned()));
     }
     let config = container.config.as_ref();
     Ok(ContainerNames {
@@ -79,13 +80,13 @@ mod tests {
 
     #[test]
     fn a_container_that_is_only_named_so_is_not_the_one() {
-        assert!(matches!(read("0a", br#"{"Id":"0b","Name":"/0a"}"#), Err(Refusal::Unknown(_))));
+        assert!(matches!(read("0a", br#"{"Id":"0b","Name":"/0a"}"#), Err(ExchangeError::Unknown(_))));
     }
 
     #[test]
     fn what_is_no_container_is_a_failure() {
         for body in [b"".as_slice(), b"[]", b"{\"Id\":7}", b"{\"Id\":\"0a\",\"Name\":\"\xff\"}"] {
-            assert!(matches!(read("0a", body), Err(Refusal::Failed(_))), "{body:?}");
+            assert!(matches!(read("0a", body), Err(ExchangeError::Failed(_))), "{body:?}");
         }
     }
 }

@@ -30,7 +30,7 @@ const HEADERS_BYTES: usize = 16 << 10;
 
 /// A socket on which a server may listen.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct EngineSocket {
     /// Path of the socket.
     pub(super) path: PathBuf,
     /// Set for a default path. In a container that shares the host's pid namespace, the host's file
@@ -42,7 +42,7 @@ pub(super) struct Place {
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum ExchangeError {
     /// No server listens on the socket.
     Absent,
     /// The server does not know the subject of the request, or refuses it.
@@ -51,20 +51,20 @@ pub(super) enum Refusal {
     Failed(String),
 }
 
-impl Refusal {
+impl ExchangeError {
     fn failed(error: impl std::fmt::Display) -> Self {
         Self::Failed(error.to_string())
     }
 }
 
 /// Sends `GET target` over HTTP/1.1 and returns the JSON body of at most `most_bytes`.
-pub(super) async fn get(place: &Place, target: &str, most_bytes: usize) -> Result<Bytes, Refusal> {
+pub(super) async fn get(place: &EngineSocket, target: &str, most_bytes: usize) -> Result<Bytes, ExchangeError> {
     let request = Request::get(target)
         .header(header::HOST, "localhost")
         .header(header::ACCEPT, "application/json")
         .header(header::CONNECTION, "close")
         .body(Empty::<Bytes>::new())
-        .map_err(Refusal::failed)?;
+        .map_err(ExchangeError::failed)?;
     within_timeout(async {
         let stream = TokioIo::new(connect(place).await?);
         let (mut sender, connection) = http1::Builder::new()
@@ -72,15 +72,15 @@ pub(super) async fn get(place: &Place, target: &str, most_bytes: usize) -> Resul
             .max_headers(64)
             .handshake(stream)
             .await
-            .map_err(Refusal::failed)?;
+            .map_err(ExchangeError::failed)?;
         driven(connection, async move {
-            let response = sender.send_request(request).await.map_err(Refusal::failed)?;
+            let response = sender.send_request(request).await.map_err(ExchangeError::failed)?;
             match response.status() {
                 StatusCode::OK => check_content(&response, "application/json")?,
                 status @ (StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST | StatusCode::FORBIDDEN) => {
-                    return Err(Refusal::Unknown(status.to_string()));
+                    return Err(ExchangeError::Unknown(status.to_string()));
                 }
-                status => return Err(Refusal::Failed(status.to_string())),
+                status => return Err(ExchangeError::Failed(status.to_string())),
             }
             Ok(collect(response, most_bytes).await?.to_bytes())
         })
@@ -92,29 +92,29 @@ pub(super) async fn get(place: &Place, target: &str, most_bytes: usize) -> Resul
 /// Makes one gRPC call (PROTOCOL-HTTP2.md of the gRPC project) and returns the message of at most
 /// `most_bytes`.
 pub(super) async fn call<A: Message + Default>(
-    place: &Place,
+    place: &EngineSocket,
     method: &str,
     question: &impl Message,
     most_bytes: usize,
-) -> Result<A, Refusal> {
+) -> Result<A, ExchangeError> {
     let request = Request::post(format!("http://localhost{method}"))
         .version(Version::HTTP_2)
         .header(header::CONTENT_TYPE, "application/grpc")
         .header(header::TE, "trailers")
         .header("grpc-timeout", format!("{}m", TIMEOUT.as_millis()))
         .body(BoxBody::new(Full::new(grpc::framed(&question.encode_to_vec(), false))))
-        .map_err(Refusal::failed)?;
+        .map_err(ExchangeError::failed)?;
     within_timeout(async {
         let stream = TokioIo::new(connect(place).await?);
         let (mut sender, connection) = http2::Builder::new(TokioExecutor::new())
             .max_header_list_size(u32::try_from(HEADERS_BYTES).unwrap_or(u32::MAX))
             .handshake(stream)
             .await
-            .map_err(Refusal::failed)?;
+            .map_err(ExchangeError::failed)?;
         driven(connection, async move {
-            let response = sender.send_request(request).await.map_err(Refusal::failed)?;
+            let response = sender.send_request(request).await.map_err(ExchangeError::failed)?;
             if response.status() != StatusCode::OK {
-                return Err(Refusal::Failed(response.status().to_string()));
+                return Err(ExchangeError::Failed(response.status().to_string()));
             }
             check_content(&response, "application/grpc")?;
             let early = response.headers().clone();
@@ -127,12 +127,12 @@ pub(super) async fn call<A: Message + Default>(
     .await
 }
 
-async fn within_timeout<T>(exchange: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
-    let late = |_| Refusal::Failed(format!("no answer within {TIMEOUT:?}"));
+async fn within_timeout<T>(exchange: impl Future<Output = Result<T, ExchangeError>>) -> Result<T, ExchangeError> {
+    let late = |_| ExchangeError::Failed(format!("no answer within {TIMEOUT:?}"));
     timeout(TIMEOUT, exchange).await.map_err(late)?
 }
 
-async fn connect(place: &Place) -> Result<UnixStream, Refusal> {
+async fn connect(place: &EngineSocket) -> Result<UnixStream, ExchangeError> {
     let stream = match UnixStream::connect(&place.path).await {
         // Without access to the first process's files, only the file of this path is tried.
         Err(absent) if place.well_known && absent.kind() == ErrorKind::NotFound => {
@@ -141,13 +141,13 @@ async fn connect(place: &Place) -> Result<UnixStream, Refusal> {
         outcome => outcome,
     };
     let stream = stream.map_err(|error| match error.kind() {
-        ErrorKind::NotFound | ErrorKind::ConnectionRefused => Refusal::Absent,
-        _ => Refusal::failed(error),
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => ExchangeError::Absent,
+        _ => ExchangeError::failed(error),
     })?;
     if let Some(user) = place.user {
-        let peer = stream.peer_cred().map_err(Refusal::failed)?.uid();
+        let peer = stream.peer_cred().map_err(ExchangeError::failed)?.uid();
         if peer != user {
-            return Err(Refusal::Failed(format!("user {peer} listens there, not {user}")));
+            return Err(ExchangeError::Failed(format!("user {peer} listens there, not {user}")));
         }
     }
     Ok(stream)
@@ -171,27 +171,27 @@ async fn driven<T>(connection: impl Future, answer: impl Future<Output = T>) -> 
     answer.await
 }
 
-fn check_content(response: &Response<Incoming>, wanted: &str) -> Result<(), Refusal> {
+fn check_content(response: &Response<Incoming>, wanted: &str) -> Result<(), ExchangeError> {
     let content = response.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     let is_wanted =
         content.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with([';', '+', ' ']));
-    if is_wanted { Ok(()) } else { Err(Refusal::Failed(format!("{content:?} is not {wanted}"))) }
+    if is_wanted { Ok(()) } else { Err(ExchangeError::Failed(format!("{content:?} is not {wanted}"))) }
 }
 
-async fn collect(response: Response<Incoming>, most_bytes: usize) -> Result<Collected<Bytes>, Refusal> {
-    Limited::new(response.into_body(), most_bytes).collect().await.map_err(Refusal::failed)
+async fn collect(response: Response<Incoming>, most_bytes: usize) -> Result<Collected<Bytes>, ExchangeError> {
+    Limited::new(response.into_body(), most_bytes).collect().await.map_err(ExchangeError::failed)
 }
 
-fn unframed<A: Message + Default>(body: &[u8]) -> Result<A, Refusal> {
-    A::decode(grpc::unframed(body).map_err(Refusal::failed)?).map_err(Refusal::failed)
+fn unframed<A: Message + Default>(body: &[u8]) -> Result<A, ExchangeError> {
+    A::decode(grpc::unframed(body).map_err(ExchangeError::failed)?).map_err(ExchangeError::failed)
 }
 
 /// Checks the gRPC status: 0 is success; any other comes from a working server that refuses.
-fn check_status(headers: &header::HeaderMap) -> Result<(), Refusal> {
+fn check_status(headers: &header::HeaderMap) -> Result<(), ExchangeError> {
     match grpc::status(headers) {
         Some(("0", _)) => Ok(()),
-        Some((status, why)) => Err(Refusal::Unknown(format!("status {status} {why}"))),
-        None => Err(Refusal::Failed("no gRPC status".to_owned())),
+        Some((status, why)) => Err(ExchangeError::Unknown(format!("status {status} {why}"))),
+        None => Err(ExchangeError::Failed("no gRPC status".to_owned())),
     }
 }
 

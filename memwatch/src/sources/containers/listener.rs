@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixListener;
 
-use super::exchange::Place;
+use super::exchange::EngineSocket;
 
 /// A socket and its server, which ends when this is dropped.
 pub(super) struct Listener {
@@ -74,7 +74,7 @@ impl Listener {
     }
 
     /// Creates a gRPC server.
-    pub(super) fn calls(answer: impl Fn(&str) -> Answer + Clone + Send + Sync + 'static) -> Self {
+    pub(super) fn calls(answer: impl Fn(&str) -> GrpcAnswer + Clone + Send + Sync + 'static) -> Self {
         Self::start(move |stream| {
             let answer = answer.clone();
             async move {
@@ -89,8 +89,8 @@ impl Listener {
     }
 
     /// Returns the socket as a place to ask.
-    pub(super) fn place(&self) -> Place {
-        Place { path: self.path(), well_known: false, user: None }
+    pub(super) fn place(&self) -> EngineSocket {
+        EngineSocket { path: self.path(), well_known: false, user: None }
     }
 
     /// Returns the path of the socket.
@@ -106,14 +106,14 @@ impl Listener {
 
 /// A gRPC answer.
 #[derive(Clone, Debug)]
-pub(super) struct Answer {
+pub(super) struct GrpcAnswer {
     pub(super) content_type: &'static str,
     pub(super) body: Vec<u8>,
     /// Status trailer; `None` omits it.
     pub(super) status: Option<&'static str>,
 }
 
-impl Answer {
+impl GrpcAnswer {
     /// Creates a successful answer with a message.
     pub(super) fn of(message: &impl Message) -> Self {
         let encoded = message.encode_to_vec();

@@ -19,7 +19,7 @@ mod words;
 use std::collections::BTreeMap;
 use std::io;
 
-use memwatch_core::attribution::names::{Nameless, Names};
+use memwatch_core::attribution::names::{ContainerRegistry, Nameless};
 use memwatch_core::input::Input;
 use memwatch_core::owner::{ContainerKey, ContainerNames, Promise};
 use memwatch_core::words::Name;
@@ -33,7 +33,7 @@ const MOST_OF_USER: usize = 256;
 
 /// A container without names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Wanted {
+struct NamelessContainer {
     id: String,
     runtime: Option<Name>,
     /// Owner of the slice that the container runs in; `None` outside user slices.
@@ -48,12 +48,12 @@ struct Wanted {
 #[derive(Clone, Debug, Default)]
 struct WantedNames {
     revision: u64,
-    containers: Vec<Wanted>,
+    containers: Vec<NamelessContainer>,
 }
 
 /// A message from the thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum RuntimeMessage {
     /// Names, each with the life number of the requested container.
     Names(Vec<(u64, ContainerNames)>),
     /// All of the kubelet's promises.
@@ -65,7 +65,7 @@ pub(crate) enum Found {
 /// Handle of the thread, which ends when this is dropped.
 pub(crate) struct RuntimeNames {
     requests: watch::Sender<WantedNames>,
-    found: mpsc::Receiver<Found>,
+    found: mpsc::Receiver<RuntimeMessage>,
     asked: Option<u64>,
 }
 
@@ -93,10 +93,10 @@ impl RuntimeNames {
     }
 
     /// Sends the thread the containers without names. Costs nothing while they are unchanged.
-    pub(crate) fn want(&self, known: &Names) {
+    pub(crate) fn want(&self, known: &ContainerRegistry) {
         let revision = known.revision();
         if self.requests.borrow().revision != revision {
-            let containers = share(known.nameless().map(Wanted::from));
+            let containers = share(known.nameless().map(NamelessContainer::from));
             // Fails only if the thread has ended; then nothing is requested.
             let _ = self.requests.send(WantedNames { revision, containers });
         }
@@ -110,7 +110,7 @@ impl RuntimeNames {
     /// Receives the next message; pends forever if the thread has ended.
     ///
     /// Cancel safe.
-    pub(crate) async fn next(&mut self) -> Found {
+    pub(crate) async fn next(&mut self) -> RuntimeMessage {
         match self.found.recv().await {
             Some(found) => found,
             None => std::future::pending().await,
@@ -119,14 +119,14 @@ impl RuntimeNames {
 
     /// Converts a message to an input of the pipeline, if it is one. `known` are the names the
     /// pipeline has.
-    pub(crate) fn take(&mut self, found: Found, known: &Names) -> Option<Input> {
+    pub(crate) fn take(&mut self, found: RuntimeMessage, known: &ContainerRegistry) -> Option<Input> {
         match found {
-            Found::Asked { revision } => {
+            RuntimeMessage::Asked { revision } => {
                 self.asked = Some(revision);
                 None
             }
-            Found::Promised(promised) => Some(Input::Promised(promised)),
-            Found::Names(names) => {
+            RuntimeMessage::Promised(promised) => Some(Input::Promised(promised)),
+            RuntimeMessage::Names(names) => {
                 // The container may have ended since the request and its id been reused.
                 let names = names.into_iter().filter(|(life, names)| known.lacks(&names.key(), *life));
                 Some(Input::Names(names.map(|(_, names)| names).collect()))
@@ -135,16 +135,16 @@ impl RuntimeNames {
     }
 }
 
-impl Wanted {
+impl NamelessContainer {
     fn key(&self) -> ContainerKey {
         (self.of_user, self.id.clone())
     }
 }
 
 /// Limits the containers requested at a time, in all and for each user.
-fn share(wanted: impl Iterator<Item = Wanted>) -> Vec<Wanted> {
+fn share(wanted: impl Iterator<Item = NamelessContainer>) -> Vec<NamelessContainer> {
     let mut of_users = BTreeMap::<u32, usize>::new();
-    let has_room = |wanted: &Wanted| {
+    let has_room = |wanted: &NamelessContainer| {
         let Some(user) = wanted.user else { return true };
         let own = of_users.entry(user).or_default();
         *own += 1;
@@ -153,7 +153,7 @@ fn share(wanted: impl Iterator<Item = Wanted>) -> Vec<Wanted> {
     wanted.filter(has_room).take(MOST_WANTED).collect()
 }
 
-impl From<Nameless<'_>> for Wanted {
+impl From<Nameless<'_>> for NamelessContainer {
     fn from(nameless: Nameless<'_>) -> Self {
         let Nameless { container, cgroup, life } = nameless;
         let user = cgroup.and_then(slice_user);
@@ -175,8 +175,13 @@ mod tests {
 
     #[test]
     fn one_users_containers_leave_room_for_others() {
-        let wanted =
-            |number: usize, user| Wanted { id: format!("{number:04x}"), runtime: None, user, of_user: None, life: 1 };
+        let wanted = |number: usize, user| NamelessContainer {
+            id: format!("{number:04x}"),
+            runtime: None,
+            user,
+            of_user: None,
+            life: 1,
+        };
         let of_alice = (0..MOST_WANTED * 2).map(|number| wanted(number, Some(1001)));
         let of_machine = [wanted(0xffff, None)];
         let shared = share(of_alice.chain(of_machine.clone()));

@@ -5,7 +5,7 @@
 use memwatch_core::owner::Promise;
 use prost::Message;
 
-use super::exchange::{Place, Refusal, call};
+use super::exchange::{EngineSocket, ExchangeError, call};
 use super::words::name;
 
 /// Maximum size of the answer, the same as gRPC's default. A node has 110 pods by default, each
@@ -68,7 +68,7 @@ pub(super) struct ClaimResource {
 }
 
 /// Asks the kubelet for all its promises of devices.
-pub(super) async fn ask(kubelet: &Place) -> Result<Vec<Promise>, Refusal> {
+pub(super) async fn ask(kubelet: &EngineSocket) -> Result<Vec<Promise>, ExchangeError> {
     let answer: ListPodResourcesResponse =
         call(kubelet, "/v1.PodResourcesLister/List", &ListPodResourcesRequest {}, MOST_BYTES).await?;
     Ok(read(&answer))

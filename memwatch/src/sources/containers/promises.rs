@@ -6,8 +6,8 @@ use memwatch_core::owner::Promise;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::Found;
-use super::exchange::{Place, Refusal};
+use super::RuntimeMessage;
+use super::exchange::{EngineSocket, ExchangeError};
 use super::pod_resources;
 
 /// Poll interval. The kubelet accepts a hundred such requests per second from all clients together
@@ -18,15 +18,15 @@ pub(super) const EVERY: Duration = Duration::from_secs(10);
 const MOST_FAILURES: u32 = 6;
 
 /// Polls until the receiver is dropped, with a pause of `every`.
-pub(super) async fn report(kubelet: Place, every: Duration, found: mpsc::Sender<Found>) {
+pub(super) async fn report(kubelet: EngineSocket, every: Duration, found: mpsc::Sender<RuntimeMessage>) {
     let mut reported: Vec<Promise> = Vec::new();
     let mut failures = 0;
     loop {
         let answer = pod_resources::ask(&kubelet).await;
         match &answer {
             Ok(_) => failures = 0,
-            Err(Refusal::Absent) => failures += 1,
-            Err(Refusal::Unknown(why) | Refusal::Failed(why)) => {
+            Err(ExchangeError::Absent) => failures += 1,
+            Err(ExchangeError::Unknown(why) | ExchangeError::Failed(why)) => {
                 failures += 1;
                 log::info!("the kubelet at {}: {}", kubelet.path.display(), why.escape_debug());
             }
@@ -38,7 +38,7 @@ pub(super) async fn report(kubelet: Place, every: Duration, found: mpsc::Sender<
         };
         if promises != reported {
             reported.clone_from(&promises);
-            if found.send(Found::Promised(promises)).await.is_err() {
+            if found.send(RuntimeMessage::Promised(promises)).await.is_err() {
                 return;
             }
         }
@@ -52,22 +52,24 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::sources::containers::listener::{Answer, Listener};
+    use crate::sources::containers::listener::{GrpcAnswer, Listener};
     use crate::sources::containers::pod_resources::{
         ContainerDevices, ContainerResources, ListPodResourcesResponse, PodResources,
     };
 
-    fn answer(device: &str) -> Answer {
+    fn answer(device: &str) -> GrpcAnswer {
         let devices =
             vec![ContainerDevices { resource_name: "nvidia.com/gpu".to_owned(), device_ids: vec![device.to_owned()] }];
         let container = ContainerResources { name: "main".to_owned(), devices, ..ContainerResources::default() };
         let pod = PodResources { name: "train-0".to_owned(), namespace: "ml".to_owned(), containers: vec![container] };
-        Answer::of(&ListPodResourcesResponse { pod_resources: vec![pod] })
+        GrpcAnswer::of(&ListPodResourcesResponse { pod_resources: vec![pod] })
     }
 
-    fn devices(found: Option<Found>) -> Vec<String> {
+    fn devices(found: Option<RuntimeMessage>) -> Vec<String> {
         match found {
-            Some(Found::Promised(promises)) => promises.into_iter().flat_map(|promise| promise.devices).collect(),
+            Some(RuntimeMessage::Promised(promises)) => {
+                promises.into_iter().flat_map(|promise| promise.devices).collect()
+            }
             other => panic!("promises were expected, not {other:?}"),
         }
     }
@@ -79,7 +81,7 @@ mod tests {
             0 | 1 if method == "/v1.PodResourcesLister/List" => answer("GPU-a"),
             3 | 4 => answer("GPU-b"),
             // A kubelet that restarts at the third request and ends after the fifth.
-            _ => Answer::refusal("14"),
+            _ => GrpcAnswer::refusal("14"),
         });
         let (sender, mut found) = mpsc::channel(1);
         let task = tokio::spawn(report(kubelet.place(), Duration::from_millis(1), sender));

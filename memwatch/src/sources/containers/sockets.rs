@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::exchange::Place;
+use super::exchange::EngineSocket;
 
 /// Default sockets of Docker (dockerd(8), `--host`) and of Podman's compatible API
 /// (podman-system-service(1)).
@@ -41,9 +41,9 @@ pub(crate) struct RuntimeSockets {
 /// Sockets to ask for names, by runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Engines {
-    docker: Vec<Place>,
-    podman: Vec<Place>,
-    cri: Vec<Place>,
+    docker: Vec<EngineSocket>,
+    podman: Vec<EngineSocket>,
+    cri: Vec<EngineSocket>,
     /// Directory of users' own engines, if these are asked, too: a subdirectory for each uid.
     of_users: Option<PathBuf>,
 }
@@ -59,7 +59,7 @@ pub(super) enum Language {
 
 impl RuntimeSockets {
     pub(super) fn engines(&self) -> Engines {
-        let or_usual = |paths: &[PathBuf], usual: &[&str]| -> Vec<Place> {
+        let or_usual = |paths: &[PathBuf], usual: &[&str]| -> Vec<EngineSocket> {
             let usual = || usual.iter().map(|path| well_known(path)).collect();
             if paths.is_empty() { usual() } else { paths.iter().cloned().map(named).collect() }
         };
@@ -85,7 +85,7 @@ impl RuntimeSockets {
         places
     }
 
-    pub(super) fn kubelet(&self) -> Place {
+    pub(super) fn kubelet(&self) -> EngineSocket {
         self.kubelet.clone().map_or_else(|| well_known(KUBELET), named)
     }
 }
@@ -99,15 +99,16 @@ impl Engines {
 
     /// Returns the engines to ask for a container, most likely first. `runtime` is the runtime
     /// named in its cgroup path, `user` the owner of its slice.
-    pub(super) fn of(&self, runtime: Option<&str>, user: Option<u32>) -> Vec<(Language, Place)> {
+    pub(super) fn of(&self, runtime: Option<&str>, user: Option<u32>) -> Vec<(Language, EngineSocket)> {
         let own = |socket: &str| {
             let (folder, user) = (self.of_users.as_ref()?, user?);
             let path = folder.join(user.to_string()).join(socket);
-            Some(vec![Place { path, well_known: true, user: Some(user) }])
+            Some(vec![EngineSocket { path, well_known: true, user: Some(user) }])
         };
         let docker = || own("docker.sock").unwrap_or_else(|| self.docker.clone());
         let podman = || own("podman/podman.sock").unwrap_or_else(|| self.podman.clone());
-        let speaking = |language: Language, places: Vec<Place>| places.into_iter().map(move |place| (language, place));
+        let speaking =
+            |language: Language, places: Vec<EngineSocket>| places.into_iter().map(move |place| (language, place));
         match runtime {
             Some("docker") => speaking(Language::Docker, docker()).collect(),
             Some("podman") => speaking(Language::Docker, podman()).collect(),
@@ -120,19 +121,19 @@ impl Engines {
     }
 }
 
-fn well_known(path: &str) -> Place {
-    Place { path: PathBuf::from(path), well_known: true, user: None }
+fn well_known(path: &str) -> EngineSocket {
+    EngineSocket { path: PathBuf::from(path), well_known: true, user: None }
 }
 
-fn named(path: PathBuf) -> Place {
-    Place { path, well_known: false, user: None }
+fn named(path: PathBuf) -> EngineSocket {
+    EngineSocket { path, well_known: false, user: None }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn paths(asked: &[(Language, Place)]) -> Vec<&str> {
+    fn paths(asked: &[(Language, EngineSocket)]) -> Vec<&str> {
         asked.iter().filter_map(|(_, place)| place.path.to_str()).collect()
     }
 

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use aya::maps::{HashMap, IterableMap as _, MapData};
 use aya::{Ebpf, Pod};
-use memwatch_common::allocation_map::{AllocationMap, Place};
+use memwatch_common::allocation_map::{AllocationKey, AllocationMap};
 use memwatch_common::capture::Booked;
-use memwatch_common::shares::{NOBODY, Table};
+use memwatch_common::shares::{NOBODY, SharedTable};
 use memwatch_core::Unnamed;
-use memwatch_core::input::{Held, HeldAddresses};
+use memwatch_core::input::{HeldAddresses, LiveAddress};
 use memwatch_core::ledger::EndedAddress;
 use memwatch_core::words::Tgid;
 
@@ -21,28 +21,28 @@ use super::shares::GiveBack;
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-struct Key(Place);
+struct AddressKey(AllocationKey);
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-struct Entry(Booked);
+struct AddressEntry(Booked);
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-struct Sums(AllocationMap);
+struct AllocationSums(AllocationMap);
 
 // SAFETY: integers without padding (memwatch-common asserts the sizes); every bit pattern is valid.
-unsafe impl Pod for Key {}
+unsafe impl Pod for AddressKey {}
 // SAFETY: as above.
-unsafe impl Pod for Entry {}
+unsafe impl Pod for AddressEntry {}
 // SAFETY: as above.
-unsafe impl Pod for Sums {}
+unsafe impl Pod for AllocationSums {}
 
 /// Reads the allocation map, and removes entries that were freed in a way the kernel half cannot
 /// see.
 pub(crate) struct KernelAllocationMap {
-    sums: HashMap<MapData, u32, Sums>,
-    addresses: HashMap<MapData, Key, Entry>,
+    sums: HashMap<MapData, u32, AllocationSums>,
+    addresses: HashMap<MapData, AddressKey, AddressEntry>,
     give_back: GiveBack,
     /// Bytes removed by [`Self::remove`] that the kernel half's sums still include, by process and
     /// life.
@@ -104,7 +104,7 @@ impl KernelAllocationMap {
     /// as complete for them. Must be called before the probes are in place.
     pub(crate) fn expect_more(&mut self, tgids: impl Iterator<Item = u32>) {
         // Lives assigned by the kernel half derive from the time and are never 0, either.
-        let more = Sums(AllocationMap { life: 1, missing: 1, owner: NOBODY, ..AllocationMap::default() });
+        let more = AllocationSums(AllocationMap { life: 1, missing: 1, owner: NOBODY, ..AllocationMap::default() });
         for tgid in tgids {
             if let Err(error) = self.sums.insert(&tgid, &more, BPF_NOEXIST) {
                 log::debug!("process {tgid}: {error}");
@@ -138,14 +138,14 @@ impl KernelAllocationMap {
         if still.is_empty() {
             return Vec::new();
         }
-        let mut of_life: BTreeMap<(u32, u32), Vec<Held>> =
+        let mut of_life: BTreeMap<(u32, u32), Vec<LiveAddress>> =
             still.iter().map(|(tgid, sums)| ((*tgid, sums.life), Vec::new())).collect();
         let entries = self.entries();
         self.next_look = Some(after(now, BETWEEN_LOOKS));
         for (place, booked) in entries {
             if let Some(held) = of_life.get_mut(&(place.tgid, place.life)) {
                 let probe = u16::try_from(booked.probe).unwrap_or(0);
-                held.push(Held { address: place.address, bytes: booked.bytes, probe });
+                held.push(LiveAddress { address: place.address, bytes: booked.bytes, probe });
             }
         }
         let mut all = Vec::new();
@@ -169,7 +169,7 @@ impl KernelAllocationMap {
     }
 
     /// Returns these addresses if the map was complete and did not change during the walk.
-    fn whole(&self, tgid: u32, before: &AllocationMap, held: Vec<Held>) -> Option<HeldAddresses> {
+    fn whole(&self, tgid: u32, before: &AllocationMap, held: Vec<LiveAddress>) -> Option<HeldAddresses> {
         let stood_still = self.sums(tgid).is_some_and(|after| after == *before);
         let removed_bytes = self.removed_bytes.get(&(tgid, before.life)).copied().unwrap_or(0);
         let held_bytes = held.iter().fold(removed_bytes, |sum, held| sum.wrapping_add(held.bytes));
@@ -182,8 +182,8 @@ impl KernelAllocationMap {
         let alive = self.sums(tgid).is_some_and(|sums| sums.life == life);
         let mut owners = Vec::new();
         for &EndedAddress { address, until_ns } in &unnamed.addresses {
-            let key = Key(Place { address, tgid, life });
-            let Ok(Entry(booked)) = self.addresses.get(&key, 0) else { continue };
+            let key = AddressKey(AllocationKey { address, tgid, life });
+            let Ok(AddressEntry(booked)) = self.addresses.get(&key, 0) else { continue };
             if booked.granted_ns > until_ns || self.addresses.remove(&key).is_err() {
                 continue;
             }
@@ -193,7 +193,7 @@ impl KernelAllocationMap {
                 *removed = removed.wrapping_add(booked.bytes);
             }
         }
-        self.give_back.give_all(Table::Addresses, owners.into_iter());
+        self.give_back.give_all(SharedTable::Addresses, owners.into_iter());
         if !alive {
             self.removed_bytes.remove(&(tgid, life));
         }
@@ -218,14 +218,14 @@ impl KernelAllocationMap {
         old.retain(|(place, _)| lives.get(&place.tgid).is_some_and(|life| *life != Some(place.life)));
         let mut owners = Vec::new();
         for (place, booked) in old {
-            owners.extend(self.addresses.remove(&Key(place)).is_ok().then_some(booked.owner));
+            owners.extend(self.addresses.remove(&AddressKey(place)).is_ok().then_some(booked.owner));
             self.removed_bytes.remove(&(place.tgid, place.life));
         }
-        self.give_back.give_all(Table::Addresses, owners.into_iter());
+        self.give_back.give_all(SharedTable::Addresses, owners.into_iter());
     }
 
     /// Returns all addresses of all processes, except those added or removed during the walk.
-    fn entries(&self) -> Vec<(Place, Booked)> {
+    fn entries(&self) -> Vec<(AllocationKey, Booked)> {
         batch::entries(self.addresses.map().fd().as_fd()).unwrap_or_else(|error| {
             log::warn!("the kernel half's allocation map cannot be read: {error}");
             Vec::new()
@@ -244,7 +244,7 @@ mod tests {
     use memwatch_common::shares::TABLES;
 
     use super::*;
-    use crate::sources::kernel::load::{Kernel, LoadOptions};
+    use crate::sources::kernel::load::{KernelHalf, LoadOptions};
 
     #[test]
     fn the_kernel_half_counts_what_user_space_has_taken_out() {
@@ -255,18 +255,18 @@ mod tests {
         }
         let options =
             LoadOptions { all_processes: true, ring_bytes: 1 << 20, classic_uprobes: false, diagnostics: false };
-        let kernel = Kernel::load(options).expect("the kernel half is loaded");
+        let kernel = KernelHalf::load(options).expect("the kernel half is loaded");
         let give_back = GiveBack::open(&kernel.ebpf).expect("it has the program");
-        give_back.give_all(Table::Addresses, [4242, NOBODY, 4242].into_iter());
-        give_back.give(Table::Codes, 4243, 5);
-        let counted = |name: &str, owner: u32, table: Table| {
+        give_back.give_all(SharedTable::Addresses, [4242, NOBODY, 4242].into_iter());
+        give_back.give(SharedTable::Codes, 4243, 5);
+        let counted = |name: &str, owner: u32, table: SharedTable| {
             let owners = kernel.ebpf.map(name).expect("the table is there");
             let owners: HashMap<&MapData, u32, [u64; TABLES]> = HashMap::try_from(owners).expect("as wide as declared");
             owners.get(&owner, 0).ok().map(|of| of[table as usize])
         };
         // No process has taken these entries, so giving them back makes the counters wrap.
-        assert_eq!(counted("OWNERS", 4242, Table::Addresses), Some(2_u64.wrapping_neg()));
-        assert_eq!(counted("STACK_OWNERS", 4243, Table::Codes), Some(5_u64.wrapping_neg()));
-        assert_eq!(counted("OWNERS", NOBODY, Table::Addresses), None);
+        assert_eq!(counted("OWNERS", 4242, SharedTable::Addresses), Some(2_u64.wrapping_neg()));
+        assert_eq!(counted("STACK_OWNERS", 4243, SharedTable::Codes), Some(5_u64.wrapping_neg()));
+        assert_eq!(counted("OWNERS", NOBODY, SharedTable::Addresses), None);
     }
 }

@@ -8,18 +8,18 @@ use std::path::Path;
 
 use aya::maps::{HashMap, MapData};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
-use memwatch_common::arming::Group;
+use memwatch_common::arming::ArmGroup;
 use memwatch_common::plan::ONLY_LISTED;
 use memwatch_common::probes::{PROBES, Probe, When};
 use memwatch_core::input::{KernelCalls, LibraryCoverage};
 
 use self::changes::ChangeProbes;
 pub(crate) use self::changes::LibraryProbes;
-use super::exports::{Export, classify};
-use super::load::{HeldLink, Kernel, LoadError, Mechanism, TakenLink, chain, loaded_uprobe};
+use super::exports::{ExportStatus, classify};
+use super::load::{HeldLink, KernelHalf, LoadError, Mechanism, TakenLink, chain, loaded_uprobe};
 use super::pins::{ENTRY, RETURN, whole_with_handle};
 use super::resolve::{ResolveError, SymbolTable};
-use super::site::{KernelVersion, Site, SiteReason, select};
+use super::site::{AttachOffset, KernelVersion, SiteReason, select};
 use super::stub::{self, NoStub};
 use crate::sources::clock;
 use crate::sources::library::LibraryFile;
@@ -35,19 +35,19 @@ pub(crate) struct PlannedProbe {
     /// Offset of the probed instruction from the start of the file.
     file_offset: u64,
     /// Why this offset was chosen.
-    pub(crate) site: Site,
+    pub(crate) site: AttachOffset,
     when: When,
 }
 
 /// Attach plan of a file.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct AttachPlan {
     /// One entry per row that the file exports.
     pub(crate) probes: Vec<PlannedProbe>,
     /// Rows that the file does not export, mostly because the driver is older than these functions.
     pub(crate) missing: Vec<&'static str>,
     /// Classification of its exports that concern memory.
-    pub(crate) exports: Vec<(String, Export)>,
+    pub(crate) exports: Vec<(String, ExportStatus)>,
     /// GNU build id, if the file has one.
     pub(crate) build_id: Option<String>,
     /// File offsets of the stubs that call `ioctl`; empty in a plan for one process.
@@ -83,7 +83,7 @@ pub(crate) fn plan(
     file: &LibraryFile,
     kernel: KernelVersion,
     (table, when): (&[Probe], When),
-) -> Result<Plan, PlanError> {
+) -> Result<AttachPlan, PlanError> {
     let opened = file.open().map_err(PlanError::Open)?;
     if opened.metadata().map_err(PlanError::Open)?.len() > LARGEST_FILE_BYTES {
         return Err(PlanError::TooLarge);
@@ -94,7 +94,7 @@ pub(crate) fn plan(
     };
     let cache = ElfReader::new(opened);
     let symbols = SymbolTable::parse(&cache)?;
-    let mut plan = Plan {
+    let mut plan = AttachPlan {
         probes: Vec::new(),
         missing: Vec::new(),
         exports: symbols.names().filter_map(|name| Some((name.to_owned(), classify(name)?))).collect(),
@@ -116,7 +116,7 @@ pub(crate) fn plan(
     Ok(plan)
 }
 
-impl Plan {
+impl AttachPlan {
     /// Returns missing rows that are older than a row that the file has. The age of the driver does
     /// not explain them.
     pub(crate) fn older_than_others(&self) -> Vec<&'static str> {
@@ -141,9 +141,9 @@ fn since(symbol: &str) -> Option<(u32, u32)> {
 
 /// Attaches all rows of a plan to its file. Returns the coverage, which includes errors.
 pub(crate) fn attach(
-    kernel: &mut Kernel,
+    kernel: &mut KernelHalf,
     file: &LibraryFile,
-    plan: Result<&Plan, &PlanError>,
+    plan: Result<&AttachPlan, &PlanError>,
 ) -> (LibraryCoverage, LibraryProbes) {
     let mut coverage = LibraryCoverage { path: file.display.clone(), ..LibraryCoverage::default() };
     let mut probes = LibraryProbes::default();
@@ -168,7 +168,12 @@ pub(crate) fn attach(
     (coverage, probes)
 }
 
-fn attach_plan(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, coverage: &mut LibraryCoverage) -> LibraryProbes {
+fn attach_plan(
+    kernel: &mut KernelHalf,
+    file: &LibraryFile,
+    plan: &AttachPlan,
+    coverage: &mut LibraryCoverage,
+) -> LibraryProbes {
     let (changes, always): (Vec<_>, Vec<_>) =
         plan.probes.iter().cloned().partition(|probe| probe.when == When::ContextChanges);
     // The links attached last are those by which the next memwatch recognizes a fully probed file.
@@ -183,9 +188,9 @@ fn attach_plan(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, coverage: &
 
 /// Probes only the requests of a file to the kernel driver. Returns the outcome.
 pub(crate) fn attach_requests(
-    kernel: &mut Kernel,
+    kernel: &mut KernelHalf,
     file: &LibraryFile,
-    plan: Result<&Plan, &PlanError>,
+    plan: Result<&AttachPlan, &PlanError>,
 ) -> (KernelCalls, LibraryProbes) {
     let mut probes = LibraryProbes::default();
     let calls = match plan {
@@ -200,7 +205,7 @@ pub(crate) fn attach_requests(
 /// until no processor is inside one of its probes (see `detach_beside` of the tensor probes), so
 /// the libraries of 30 containers at once would keep the ring from being read for seconds. No call
 /// spans the removal, since no process maps the file.
-pub(crate) fn detach_from_unused(kernel: &mut Kernel, files: Vec<LibraryProbes>) {
+pub(crate) fn detach_from_unused(kernel: &mut KernelHalf, files: Vec<LibraryProbes>) {
     let links: Links = files.into_iter().flat_map(|probes| probes.into_links(kernel)).collect();
     let mut taken = Vec::new();
     for link in links {
@@ -221,7 +226,7 @@ pub(crate) fn detach_from_unused(kernel: &mut Kernel, files: Vec<LibraryProbes>)
 pub(crate) struct ProcessProbes {
     links: Links,
     /// Group of the file.
-    group: Group,
+    group: ArmGroup,
     /// The process, if the probes are attached to all processes and the kernel half therefore lists
     /// this one.
     listed: Option<u32>,
@@ -232,8 +237,8 @@ pub(crate) struct ProcessProbes {
 /// # Errors
 /// A sentence with the reason why nothing is attached.
 pub(crate) fn attach_to_process(
-    kernel: &mut Kernel,
-    (file, plan): (&LibraryFile, &Result<Plan, PlanError>),
+    kernel: &mut KernelHalf,
+    (file, plan): (&LibraryFile, &Result<AttachPlan, PlanError>),
     tgid: NonZeroU32,
 ) -> Result<ProcessProbes, String> {
     let plan = plan.as_ref().map_err(|error| chain(error))?;
@@ -245,9 +250,9 @@ pub(crate) fn attach_to_process(
 /// of the process, the probes are attached to all processes that map the file, and only calls of
 /// listed processes are recorded.
 fn attach_to(
-    kernel: &mut Kernel,
+    kernel: &mut KernelHalf,
     file: &LibraryFile,
-    plan: &Plan,
+    plan: &AttachPlan,
     (tgid, one_process): (NonZeroU32, bool),
 ) -> Result<ProcessProbes, String> {
     if plan.probes.is_empty() {
@@ -279,7 +284,7 @@ fn attach_to(
 ///
 /// # Errors
 /// A sentence with the reason why a probe may still be attached.
-pub(crate) fn detach(kernel: &mut Kernel, probes: ProcessProbes) -> Result<(), String> {
+pub(crate) fn detach(kernel: &mut KernelHalf, probes: ProcessProbes) -> Result<(), String> {
     let detached = detach_links(kernel, probes.group, probes.links);
     let unlisted = probes.listed.map_or(Ok(()), |tgid| list(kernel, tgid, -1).map_err(|error| chain(&error)));
     detached.and(unlisted)
@@ -287,7 +292,7 @@ pub(crate) fn detach(kernel: &mut Kernel, probes: ProcessProbes) -> Result<(), S
 
 /// Changes the number of machine-wide sets of probes that serve this process. At 0, and on the
 /// process's exit, the process is removed from the kernel half's list.
-fn list(kernel: &mut Kernel, tgid: u32, change: i32) -> Result<(), LoadError> {
+fn list(kernel: &mut KernelHalf, tgid: u32, change: i32) -> Result<(), LoadError> {
     const TABLE: &str = "CALL_TARGETS";
     let in_table = |cause| LoadError::Table { table: TABLE, cause };
     let map = kernel.ebpf.map_mut(TABLE).ok_or(LoadError::Missing(TABLE))?;
@@ -316,7 +321,7 @@ struct Attempt {
 impl Attempt {
     /// Writes the outcome to the coverage: the error if no probe is attached, otherwise the
     /// functions without probes.
-    fn note(&self, plan: &Plan, coverage: &mut LibraryCoverage) {
+    fn note(&self, plan: &AttachPlan, coverage: &mut LibraryCoverage) {
         coverage.probes_attached = plan.probes.len() - self.refused.len();
         coverage.probes_refused.extend(self.refused.iter().map(|&symbol| symbol.to_owned()));
         let there = plan.probes.iter().filter(|probe| !self.refused.contains(&probe.symbol));
@@ -331,7 +336,7 @@ impl Attempt {
 
 /// Attaches the probes. `label` names the return link if all functions share one link.
 fn attach_points(
-    kernel: &mut Kernel,
+    kernel: &mut KernelHalf,
     file: &LibraryFile,
     probes: &[PlannedProbe],
     (scope, label): (UProbeScope, &str),
@@ -339,7 +344,7 @@ fn attach_points(
     let mut attempt = Attempt::default();
     let group = file.identity.group();
     let attached = rearming(kernel, group, |kernel| {
-        attach_pairs(kernel, Target { path: &file.path(), group, scope, label }, probes, &mut attempt);
+        attach_pairs(kernel, AttachTarget { path: &file.path(), group, scope, label }, probes, &mut attempt);
         Ok(())
     });
     if let Err(error) = attached {
@@ -351,7 +356,7 @@ fn attach_points(
     attempt
 }
 
-fn detach_links(kernel: &mut Kernel, group: Group, links: Links) -> Result<(), String> {
+fn detach_links(kernel: &mut KernelHalf, group: ArmGroup, links: Links) -> Result<(), String> {
     rearming(kernel, group, |kernel| {
         // An error does not end the loop.
         links.into_iter().map(|link| kernel.release(link)).fold(Ok(()), Result::and)
@@ -361,9 +366,9 @@ fn detach_links(kernel: &mut Kernel, group: Group, links: Links) -> Result<(), S
 /// Changes probes of a group of files. Calls that may span the change are not losses. The group is
 /// armed again even after an error.
 fn rearming<T>(
-    kernel: &mut Kernel,
-    group: Group,
-    change: impl FnOnce(&mut Kernel) -> Result<T, String>,
+    kernel: &mut KernelHalf,
+    group: ArmGroup,
+    change: impl FnOnce(&mut KernelHalf) -> Result<T, String>,
 ) -> Result<T, String> {
     kernel.arm(group, 0).map_err(|error| chain(&error))?;
     let changed = change(kernel);
@@ -374,16 +379,16 @@ fn rearming<T>(
 /// Attaches all functions with one link if the kernel supports that, and one by one if it refuses.
 /// Classic probes take milliseconds each, so each function gets its entry and return probe
 /// together.
-fn attach_pairs(kernel: &mut Kernel, target: Target<'_>, probes: &[PlannedProbe], attempt: &mut Attempt) {
+fn attach_pairs(kernel: &mut KernelHalf, target: AttachTarget<'_>, probes: &[PlannedProbe], attempt: &mut Attempt) {
     let programs = kernel.mechanism.programs();
-    let points: Vec<Point> = probes.iter().map(|probe| (probe.file_offset, probe.cookie)).collect();
+    let points: Vec<AttachPoint> = probes.iter().map(|probe| (probe.file_offset, probe.cookie)).collect();
     let together = kernel.mechanism == Mechanism::UprobeMulti && points.len() > 1;
     if together && let Ok(links) = attach_pair(kernel, target, programs, &points) {
         attempt.links.extend(links);
         return;
     }
     for (probe, point) in probes.iter().zip(points) {
-        match attach_pair(kernel, Target { label: RETURN, ..target }, programs, &[point]) {
+        match attach_pair(kernel, AttachTarget { label: RETURN, ..target }, programs, &[point]) {
             Ok(links) => attempt.links.extend(links),
             Err(error) => {
                 attempt.refused.push(probe.symbol);
@@ -395,20 +400,20 @@ fn attach_pairs(kernel: &mut Kernel, target: Target<'_>, probes: &[PlannedProbe]
 
 /// Target of an attach, and the label of its return links.
 #[derive(Clone, Copy)]
-struct Target<'a> {
+struct AttachTarget<'a> {
     path: &'a Path,
-    group: Group,
+    group: ArmGroup,
     scope: UProbeScope,
     label: &'a str,
 }
 
 /// An offset in a file, and the cookie of the probe there.
-type Point = (u64, u64);
+type AttachPoint = (u64, u64);
 
 /// Probes the requests of a file to the kernel driver. Nothing else depends on these probes, so a
 /// failure is not an error of the file.
 fn attach_stubs(
-    kernel: &mut Kernel,
+    kernel: &mut KernelHalf,
     file: &LibraryFile,
     stubs: &Result<Vec<u64>, KernelCalls>,
     links: &mut Links,
@@ -418,7 +423,7 @@ fn attach_stubs(
         Err(none) => return none.clone(),
     };
     let group = file.identity.group().of_requests();
-    let target = Target { path: &file.path(), group, scope: UProbeScope::AllProcesses, label: RETURN };
+    let target = AttachTarget { path: &file.path(), group, scope: UProbeScope::AllProcesses, label: RETURN };
     let programs = kernel.mechanism.ioctl_programs();
     let attached = rearming(kernel, group, |kernel| {
         let mut links = Links::new();
@@ -456,10 +461,10 @@ fn not_probed(reason: &NoStub) -> KernelCalls {
 
 /// Attaches the entry before the return, so that a return probe never fires without its entry.
 fn attach_pair(
-    kernel: &mut Kernel,
-    target: Target<'_>,
+    kernel: &mut KernelHalf,
+    target: AttachTarget<'_>,
     (entry, leave): (&'static str, &'static str),
-    points: &[Point],
+    points: &[AttachPoint],
 ) -> Result<Links, String> {
     let mut links = Links::new();
     for program in [entry, leave] {

@@ -15,7 +15,7 @@ const PER_THREAD: [&str; 2] = ["_ptsz", "_ptds"];
 
 /// Why a function is not probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum LeftOut {
+pub(crate) enum SkipReason {
     /// The function only reads or describes.
     Reads,
     /// The function changes a setting, an order or an access right.
@@ -32,7 +32,7 @@ pub(crate) enum LeftOut {
     Unexplained,
 }
 
-impl LeftOut {
+impl SkipReason {
     /// Returns the reason as a phrase about such functions.
     pub(crate) const fn words(self) -> &'static str {
         match self {
@@ -49,32 +49,32 @@ impl LeftOut {
 
 /// Classification of an export of these families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Export {
+pub(crate) enum ExportStatus {
     /// The function is in the probe table.
     Probed,
     /// The function is left out on purpose.
-    LeftOut(LeftOut),
+    LeftOut(SkipReason),
     /// The function is unknown.
     Unknown,
 }
 
 /// Patterns of names that are not probed, by reason; `*` matches any characters. A new version
 /// suffix on an exact name makes another function, which is unknown.
-const RULES: &[(LeftOut, &str)] = &[
+const RULES: &[(SkipReason, &str)] = &[
     (
-        LeftOut::Reads,
+        SkipReason::Reads,
         "cuArray*Get* cuCtxGet* cuGraph*NodeGet* cuGraphDebugDotPrint cuGraphExecGet* cuGraphGet* cuGraphNodeFindInClone \
          cuIpcGetEventHandle cuMemGet* cuMemHostGet* cuMemPoolGet* cuMemRangeGet* cuMipmappedArrayGet* cuMulticastGet*",
     ),
     (
-        LeftOut::Settings,
+        SkipReason::Settings,
         "cuCtxDisablePeerAccess cuCtxEnablePeerAccess cuCtxRecordEvent cuCtxResetPersistingL2Cache cuCtxSet* \
          cuCtxSynchronize* cuCtxWaitEvent cuGraph*NodeCopyAttributes cuGraph*NodeSet* cuImportExternalSemaphore \
          cuIpcOpenEventHandle cuMemPoolSetAccess cuMemSetAccess",
     ),
-    (LeftOut::Contents, "cuMemAdvise* cuMemBatchDecompress* cuMemDiscard* cuMemPrefetch* cuMemcpy* cuMemset*"),
+    (SkipReason::Contents, "cuMemAdvise* cuMemBatchDecompress* cuMemDiscard* cuMemPrefetch* cuMemcpy* cuMemset*"),
     (
-        LeftOut::Graph,
+        SkipReason::Graph,
         "cuGraphAddBatchMemOpNode cuGraphAddChildGraphNode cuGraphAddDependencies* cuGraphAddEmptyNode \
          cuGraphAddEvent*Node cuGraphAddExternalSemaphores*Node cuGraphAddHostNode cuGraphAddKernelNode* \
          cuGraphAddMemcpyNode cuGraphAddMemsetNode cuGraphClone cuGraphConditionalHandleCreate cuGraphCreate \
@@ -82,28 +82,28 @@ const RULES: &[(LeftOut, &str)] = &[
          cuGraphRetainUserObject",
     ),
     (
-        LeftOut::Alias,
+        SkipReason::Alias,
         "cuExternalMemoryGetMapped* cuGraphics* cuMemPoolExportToShareableHandle cuMulticastAddDevice cuMulticastBindAddr*",
     ),
     (
-        LeftOut::Legacy,
+        SkipReason::Legacy,
         "cuArray3DCreate cuArrayCreate cuCtxAttach cuCtxCreate cuCtxDestroy cuCtxDetach cuCtxPopCurrent cuCtxPushCurrent \
          cuGraphInstantiate_v2 cuIpcOpenMemHandle cuMemAlloc cuMemAllocHost cuMemAllocPitch cuMemFree cuMemHostRegister",
     ),
-    (LeftOut::Unexplained, "cuGraphAddNode_v3 cuGraphUpload cuMemMapArrayAsync"),
+    (SkipReason::Unexplained, "cuGraphAddNode_v3 cuGraphUpload cuMemMapArrayAsync"),
 ];
 
 /// Classifies an export; `None` if it is of no memory family.
-pub(crate) fn classify(symbol: &str) -> Option<Export> {
+pub(crate) fn classify(symbol: &str) -> Option<ExportStatus> {
     if !FAMILIES.iter().any(|family| symbol.starts_with(family)) {
         return None;
     }
     if PROBES.iter().any(|probe| probe.symbol == symbol) {
-        return Some(Export::Probed);
+        return Some(ExportStatus::Probed);
     }
     let base = PER_THREAD.iter().find_map(|suffix| symbol.strip_suffix(suffix)).unwrap_or(symbol);
     let rule = RULES.iter().find(|(_, names)| names.split_whitespace().any(|name| matches(name, base)));
-    Some(rule.map_or(Export::Unknown, |(reason, _)| Export::LeftOut(*reason)))
+    Some(rule.map_or(ExportStatus::Unknown, |(reason, _)| ExportStatus::LeftOut(*reason)))
 }
 
 /// Whether a text matches a pattern; `*` matches any characters or none.
@@ -115,7 +115,7 @@ fn matches(pattern: &str, text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Export, LeftOut, RULES, classify, matches};
+    use super::{ExportStatus, RULES, SkipReason, classify, matches};
 
     /// Exports of drivers up to CUDA 13.5 that are declared in the CUDA headers.
     fn exports() -> Vec<&'static str> {
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn every_export_that_deals_with_memory_is_probed_or_left_out_for_a_reason() {
         let unknown: Vec<_> =
-            exports().into_iter().filter(|symbol| classify(symbol) == Some(Export::Unknown)).collect();
+            exports().into_iter().filter(|symbol| classify(symbol) == Some(ExportStatus::Unknown)).collect();
         assert_eq!(unknown, Vec::<&str>::new());
     }
 
@@ -135,7 +135,7 @@ mod tests {
     fn a_reason_that_no_export_needs_is_deleted() {
         let left_out: Vec<_> = exports()
             .into_iter()
-            .filter(|symbol| matches!(classify(symbol), Some(Export::LeftOut(_))))
+            .filter(|symbol| matches!(classify(symbol), Some(ExportStatus::LeftOut(_))))
             .map(|symbol| symbol.trim_end_matches("_ptsz").trim_end_matches("_ptds"))
             .collect();
         for name in RULES.iter().flat_map(|(_, names)| names.split_whitespace()) {
@@ -148,16 +148,16 @@ mod tests {
         for symbol in
             ["cuMemAlloc_v3", "cuMemCreate_ptsz", "cuArrayCreate_v3", "cuMemAllocNew", "cuCtxCreate_v5", "cuIpcNew"]
         {
-            assert_eq!(classify(symbol), Some(Export::Unknown), "{symbol}");
+            assert_eq!(classify(symbol), Some(ExportStatus::Unknown), "{symbol}");
         }
         for (symbol, reason) in [
-            ("cuMemcpyNew_v2_ptsz", LeftOut::Contents),
-            ("cuMemAlloc", LeftOut::Legacy),
-            ("cuMemMapArrayAsync_ptsz", LeftOut::Unexplained),
+            ("cuMemcpyNew_v2_ptsz", SkipReason::Contents),
+            ("cuMemAlloc", SkipReason::Legacy),
+            ("cuMemMapArrayAsync_ptsz", SkipReason::Unexplained),
         ] {
-            assert_eq!(classify(symbol), Some(Export::LeftOut(reason)), "{symbol}");
+            assert_eq!(classify(symbol), Some(ExportStatus::LeftOut(reason)), "{symbol}");
         }
-        assert_eq!(classify("cuMemAlloc_v2"), Some(Export::Probed));
+        assert_eq!(classify("cuMemAlloc_v2"), Some(ExportStatus::Probed));
         assert_eq!(classify("cuLaunchKernel"), None);
     }
 

@@ -8,12 +8,12 @@ use aya::programs::uprobe::{UProbeLink, UProbeLinkId};
 use aya::programs::{ProgramError, ProgramType, RawTracePoint, UProbe};
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
 use aya::{Ebpf, EbpfError, EbpfLoader, include_bytes_aligned};
-use memwatch_common::arming::{GROUPS, Group};
+use memwatch_common::arming::{ArmGroup, GROUPS};
 use memwatch_common::shares::NOBODY;
 
 use super::btf::{Btf, BtfError};
 use super::offsets::offsets;
-use super::pins::{EVENTS, PINNED_MAPS, Pins};
+use super::pins::{EVENTS, PINNED_MAPS, PinnedObjects};
 use super::shares::{GIVE_BACK, LoginUsers, ShareError};
 use crate::sources::cgroup::own_limit::room;
 use crate::sources::clock;
@@ -43,7 +43,7 @@ pub(crate) fn kernel_half(ring_bytes: u32) -> String {
 /// Load options of the kernel half.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LoadOptions {
-    /// Watch every process. Otherwise only the processes given to [`Kernel::watch`] and their
+    /// Watch every process. Otherwise only the processes given to [`KernelHalf::watch`] and their
     /// future children are watched.
     pub(crate) all_processes: bool,
     /// Size of the ring buffer in bytes: a power of two and a multiple of the page size.
@@ -168,7 +168,7 @@ impl LoadError {
 }
 
 /// The loaded kernel half.
-pub(crate) struct Kernel {
+pub(crate) struct KernelHalf {
     /// Maps, programs, and links that are not pinned.
     pub(crate) ebpf: Ebpf,
     /// How probes are attached.
@@ -180,7 +180,7 @@ pub(crate) struct Kernel {
     /// Login users, for the shares of its tables.
     pub(crate) login_users: LoginUsers,
     /// Pinned objects, if any.
-    pub(crate) pins: Option<Pins>,
+    pub(crate) pins: Option<PinnedObjects>,
     /// Pinned links of the process events. Without pinning, the programs own the links.
     _events: Vec<PinnedLink>,
 }
@@ -217,14 +217,14 @@ impl TakenLink {
     }
 }
 
-impl Kernel {
+impl KernelHalf {
     /// Loads all programs and attaches the process events. No library is probed yet.
     pub(crate) fn load(options: LoadOptions) -> Result<Self, LoadError> {
         Self::load_pinned(options, None)
     }
 
     /// Does the same as [`Self::load`] with pinned maps, and pins all links.
-    pub(crate) fn load_pinned(options: LoadOptions, mut pins: Option<Pins>) -> Result<Self, LoadError> {
+    pub(crate) fn load_pinned(options: LoadOptions, mut pins: Option<PinnedObjects>) -> Result<Self, LoadError> {
         let bytes = std::fs::read(KERNEL_BTF).map_err(LoadError::NoBtf)?;
         let btf = Btf::parse(&bytes)?;
         let offsets = offsets(&btf)?;
@@ -336,7 +336,7 @@ impl Kernel {
 
     /// Sets the time since which all probes of a group of files are in place, in `CLOCK_BOOTTIME`
     /// nanoseconds; 0 while probes are being attached or removed.
-    pub(crate) fn arm(&mut self, files: Group, now_ns: u64) -> Result<(), LoadError> {
+    pub(crate) fn arm(&mut self, files: ArmGroup, now_ns: u64) -> Result<(), LoadError> {
         self.armed()?.set(files.number(), &now_ns, 0).map_err(LoadError::Arm)
     }
 
@@ -394,7 +394,7 @@ fn start_tracepoint(
     ebpf: &mut Ebpf,
     program: &'static str,
     tracepoint: &str,
-    pins: &mut Option<Pins>,
+    pins: &mut Option<PinnedObjects>,
 ) -> Result<Option<PinnedLink>, LoadError> {
     let loaded = self::tracepoint(ebpf, program)?;
     loaded.load().map_err(refused(program))?;
@@ -457,7 +457,7 @@ pub(crate) fn may_probe() -> bool {
 mod tests {
     use aya::programs::Program;
 
-    use super::{Kernel, LoadOptions};
+    use super::{KernelHalf, LoadOptions};
 
     #[test]
     fn the_kernel_takes_every_program_also_the_ones_that_are_loaded_on_demand() {
@@ -468,7 +468,7 @@ mod tests {
         }
         let options =
             LoadOptions { all_processes: true, ring_bytes: 1 << 20, classic_uprobes: false, diagnostics: false };
-        let mut kernel = Kernel::load(options).expect("the kernel half is loaded");
+        let mut kernel = KernelHalf::load(options).expect("the kernel half is loaded");
         let mut loaded = 0;
         for (name, program) in kernel.ebpf.programs_mut() {
             if let Program::UProbe(program) = program

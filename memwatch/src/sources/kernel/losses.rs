@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use aya::maps::{Array, HashMap, MapData};
 use aya::{Ebpf, Pod};
 use memwatch_common::loss::Loss;
-use memwatch_common::shares::{LossCount, NOBODY, Table};
+use memwatch_common::shares::{LossCount, NOBODY, SharedTable};
 use memwatch_core::input::Input;
 use memwatch_core::words::Tgid;
 use serde::{Deserialize, Serialize};
@@ -17,21 +17,21 @@ use super::shares::{GiveBack, processes_of};
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-struct Count(LossCount);
+struct LossEntry(LossCount);
 
 // SAFETY: the type is two words, for which every bit pattern is valid.
-unsafe impl Pod for Count {}
+unsafe impl Pod for LossEntry {}
 
 /// Counts already passed on as inputs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Reported {
+pub(crate) struct ReportedLosses {
     by_process: Vec<(u64, u64)>,
     total: Vec<(u32, u64)>,
 }
 
 /// Reader of the counters. It stores the counts already passed on.
 pub(crate) struct LossCounters {
-    by_process: HashMap<MapData, u64, Count>,
+    by_process: HashMap<MapData, u64, LossEntry>,
     by_owner: HashMap<MapData, u64, u64>,
     owners: OwnerLosses,
     give_back: GiveBack,
@@ -58,14 +58,14 @@ impl LossCounters {
     }
 
     /// Returns the counts passed on so far: by process and loss, and in total by loss.
-    pub(crate) fn reported(&self) -> Reported {
+    pub(crate) fn reported(&self) -> ReportedLosses {
         let by_process = self.reported.iter().map(|(key, count)| (*key, *count)).collect();
         let total = self.reported_total.iter().map(|(loss, count)| (*loss as u32, *count)).collect();
-        Reported { by_process, total }
+        ReportedLosses { by_process, total }
     }
 
     /// Restores the counts passed on by the previous memwatch.
-    pub(crate) fn restore(&mut self, reported: &Reported) {
+    pub(crate) fn restore(&mut self, reported: &ReportedLosses) {
         self.reported = reported.by_process.iter().copied().collect();
         let total = reported.total.iter().filter_map(|(loss, count)| Some((Loss::from_number(*loss)?, *count)));
         self.reported_total = total.collect();
@@ -89,7 +89,7 @@ impl LossCounters {
     fn read(&mut self, mut new_total: BTreeMap<Loss, u64>) -> Vec<Input> {
         let mut inputs = Vec::new();
         let counted: Vec<(u64, u64)> =
-            self.by_process.iter().flatten().map(|(key, Count(lost))| (key, lost.count)).collect();
+            self.by_process.iter().flatten().map(|(key, LossEntry(lost))| (key, lost.count)).collect();
         let of_owners: Vec<(u64, u64)> =
             self.by_owner.iter().flatten().map(|(key, count)| (key | OF_OWNER, count)).collect();
         for (key, count) in counted.into_iter().chain(of_owners) {
@@ -124,7 +124,7 @@ impl LossCounters {
             if key & OF_OWNER != 0 {
                 return true;
             }
-            let Ok(Count(lost)) = by_process.get(key, 0) else { return is_alive(split(*key).0) };
+            let Ok(LossEntry(lost)) = by_process.get(key, 0) else { return is_alive(split(*key).0) };
             // If the count has risen since, the next poll reads it.
             let kept = lost.count > *reported || is_alive(split(*key).0);
             if !kept && by_process.remove(key).is_ok() {
@@ -132,7 +132,7 @@ impl LossCounters {
             }
             kept
         });
-        self.give_back.give_all(Table::Losses, owners.into_iter());
+        self.give_back.give_all(SharedTable::Losses, owners.into_iter());
     }
 
     fn new_totals(&self) -> BTreeMap<Loss, u64> {

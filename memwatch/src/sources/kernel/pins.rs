@@ -259,7 +259,7 @@ fn name_of(socket: &Path) -> OsString {
 
 /// Objects pinned by this process and by the previous one.
 #[derive(Debug)]
-pub(crate) struct Pins {
+pub(crate) struct PinnedObjects {
     place: Arc<PinPlace>,
     folder: PathBuf,
     /// Part of the names of this process's links that distinguishes them from others.
@@ -270,7 +270,7 @@ pub(crate) struct Pins {
     earlier: BTreeSet<String>,
 }
 
-impl Pins {
+impl PinnedObjects {
     /// Sets up pinning for this kernel half, which replaces the previous kernel half `earlier`: the
     /// same one, a different one, or none. Everything else is removed.
     ///

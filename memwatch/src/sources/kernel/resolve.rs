@@ -61,7 +61,7 @@ pub(crate) enum ResolveError {
 
 /// The instruction set of a library, from the ELF header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Machine {
+pub(crate) enum InstructionSet {
     /// x86-64 (`EM_X86_64`).
     X86_64,
     /// 64-bit Arm (`EM_AARCH64`).
@@ -85,7 +85,7 @@ pub(crate) struct FunctionLocation {
 #[derive(Debug, Clone)]
 pub(crate) struct SymbolTable<'data, R: ReadRef<'data> = &'data [u8]> {
     data: R,
-    machine: Machine,
+    machine: InstructionSet,
     functions: BTreeMap<&'data str, FunctionLocation>,
     build_id: Option<String>,
 }
@@ -140,7 +140,7 @@ impl<'data, R: ReadRef<'data>> SymbolTable<'data, R> {
     }
 
     /// Returns the instruction set of the library.
-    pub(crate) fn machine(&self) -> Machine {
+    pub(crate) fn machine(&self) -> InstructionSet {
         self.machine
     }
 }
@@ -150,7 +150,7 @@ pub(crate) const SYMBOL_BYTES: usize = size_of::<Sym64<LittleEndian>>();
 
 /// A symbol table and its string table: offset and length in the file, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Table {
+pub(crate) struct SymbolTableRange {
     /// Range of the symbols.
     pub(crate) symbols: (u64, u64),
     /// Range of their names.
@@ -159,15 +159,15 @@ pub(crate) struct Table {
 
 /// Positions of a file's symbol tables, for reading large ones in pieces.
 #[derive(Debug, Clone)]
-pub(crate) struct Layout<'data> {
-    segments: &'data [Segment],
-    tables: Vec<Table>,
-    machine: Machine,
+pub(crate) struct SymbolLayout<'data> {
+    segments: &'data [ElfSegment],
+    tables: Vec<SymbolTableRange>,
+    machine: InstructionSet,
     file_bytes: u64,
     build_id: Option<String>,
 }
 
-impl<'data> Layout<'data> {
+impl<'data> SymbolLayout<'data> {
     /// Parses the headers.
     ///
     /// # Errors
@@ -186,9 +186,12 @@ impl<'data> Layout<'data> {
         let table = |kind| {
             let section = find_section(sections, kind)?;
             let strings = sections.get(usize::try_from(section.sh_link(LE)).ok()?)?;
-            Some(Table { symbols: range(section, MOST_SYMBOLS_BYTES)?, strings: range(strings, MOST_NAMES_BYTES)? })
+            Some(SymbolTableRange {
+                symbols: range(section, MOST_SYMBOLS_BYTES)?,
+                strings: range(strings, MOST_NAMES_BYTES)?,
+            })
         };
-        let tables: Vec<Table> = [SHT_DYNSYM, SHT_SYMTAB].into_iter().filter_map(table).collect();
+        let tables: Vec<SymbolTableRange> = [SHT_DYNSYM, SHT_SYMTAB].into_iter().filter_map(table).collect();
         if tables.is_empty() {
             return Err(ResolveError::NoSymbols);
         }
@@ -197,12 +200,12 @@ impl<'data> Layout<'data> {
     }
 
     /// Returns the tables in the file: first the exported symbols, then all symbols.
-    pub(crate) fn tables(&self) -> impl Iterator<Item = Table> {
+    pub(crate) fn tables(&self) -> impl Iterator<Item = SymbolTableRange> {
         self.tables.iter().copied()
     }
 
     /// Returns the instruction set.
-    pub(crate) fn machine(&self) -> Machine {
+    pub(crate) fn machine(&self) -> InstructionSet {
         self.machine
     }
 
@@ -213,7 +216,7 @@ impl<'data> Layout<'data> {
 
     /// Returns the address, before relocation, of the code at a file offset.
     pub(crate) fn address_of(&self, file_offset: u64) -> Option<u64> {
-        let code = |segment: &&Segment| segment.p_type(LE) == PT_LOAD && segment.p_flags(LE).contains(PF_X);
+        let code = |segment: &&ElfSegment| segment.p_type(LE) == PT_LOAD && segment.p_flags(LE).contains(PF_X);
         self.segments.iter().filter(code).find_map(|segment| {
             let within = file_offset.checked_sub(segment.p_offset(LE))?;
             (within < segment.p_filesz(LE)).then(|| segment.p_vaddr(LE).checked_add(within))?
@@ -255,19 +258,19 @@ fn check_identification<'data>(data: impl ReadRef<'data>) -> Result<(), ResolveE
     }
 }
 
-fn machine_of(e_machine: u16) -> Machine {
+fn machine_of(e_machine: u16) -> InstructionSet {
     match e_machine {
-        machine if machine == elf::EM_X86_64.0 => Machine::X86_64,
-        machine if machine == elf::EM_AARCH64.0 => Machine::Aarch64,
-        other => Machine::Other(other),
+        machine if machine == elf::EM_X86_64.0 => InstructionSet::X86_64,
+        machine if machine == elf::EM_AARCH64.0 => InstructionSet::Aarch64,
+        other => InstructionSet::Other(other),
     }
 }
 
-type Header = FileHeader64<LittleEndian>;
-type Segment = ProgramHeader64<LittleEndian>;
+type ElfHeader = FileHeader64<LittleEndian>;
+type ElfSegment = ProgramHeader64<LittleEndian>;
 type Section = SectionHeader64<LittleEndian>;
 
-fn program_headers<'data>(header: &Header, data: impl ReadRef<'data>) -> Result<&'data [Segment], ResolveError> {
+fn program_headers<'data>(header: &ElfHeader, data: impl ReadRef<'data>) -> Result<&'data [ElfSegment], ResolveError> {
     let what = "program headers";
     let count = header.phnum(LE, data).map_err(damaged(what))?;
     if count > MAX_SEGMENTS {
@@ -276,7 +279,7 @@ fn program_headers<'data>(header: &Header, data: impl ReadRef<'data>) -> Result<
     header.program_headers(LE, data).map_err(damaged(what))
 }
 
-fn section_headers<'data>(header: &Header, data: impl ReadRef<'data>) -> Result<&'data [Section], ResolveError> {
+fn section_headers<'data>(header: &ElfHeader, data: impl ReadRef<'data>) -> Result<&'data [Section], ResolveError> {
     let what = "section headers";
     let count = header.shnum(LE, data).map_err(damaged(what))?;
     if count > MAX_SECTIONS {
@@ -325,7 +328,7 @@ fn functions<'data>(
     data: impl ReadRef<'data>,
     sections: &[Section],
     table: &Section,
-    segments: &[Segment],
+    segments: &[ElfSegment],
 ) -> Result<BTreeMap<&'data str, FunctionLocation>, ResolveError> {
     let what = "symbol table";
     let symbols: &[Sym64<LittleEndian>] =
@@ -350,7 +353,7 @@ fn functions<'data>(
 }
 
 /// Converts a symbol's address to a file offset through the executable segment that contains it.
-fn locate(symbol: &Sym64<LittleEndian>, segments: &[Segment]) -> Option<FunctionLocation> {
+fn locate(symbol: &Sym64<LittleEndian>, segments: &[ElfSegment]) -> Option<FunctionLocation> {
     let address = symbol.st_value.get(LE);
     segments.iter().find_map(|segment| {
         if segment.p_type(LE) != PT_LOAD || !segment.p_flags(LE).contains(PF_X) {

@@ -8,7 +8,7 @@ use std::sync::atomic::{Ordering, fence};
 use anyhow::Context as _;
 use aya::Ebpf;
 use aya::maps::{Array, Map, MapData, MapError};
-use memwatch_common::record::{Common, Item, RecordError};
+use memwatch_common::record::{CommonFields, Item, RecordError};
 use tokio::io::unix::AsyncFd;
 
 use self::memory::RingMemory;
@@ -23,7 +23,7 @@ const RELEASES: usize = 16;
 const MANY: usize = 64;
 
 /// Reader of the ring buffer.
-pub(crate) struct Ring {
+pub(crate) struct RecordRing {
     records: AsyncFd<Records>,
     /// Map that shows the kernel half whether the reader sleeps.
     sleeps: Array<MapData, u64>,
@@ -32,7 +32,7 @@ pub(crate) struct Ring {
     keeps: bool,
 }
 
-/// An item passed to the consumer of [`Ring::drain`].
+/// An item passed to the consumer of [`RecordRing::drain`].
 #[expect(clippy::large_enum_variant, reason = "nobody keeps it")]
 pub(crate) enum Drained<'a> {
     /// A record.
@@ -62,7 +62,7 @@ impl AsRawFd for Records {
     }
 }
 
-impl Ring {
+impl RecordRing {
     /// Opens the ring of the loaded kernel half. Must be called inside a tokio runtime.
     pub(crate) fn open(ebpf: &mut Ebpf, size_bytes: u32) -> anyhow::Result<Self> {
         let Some(Map::RingBuf(map)) = ebpf.take_map("RECORDS") else {
@@ -185,7 +185,11 @@ impl Ring {
 ///
 /// # Errors
 /// The ring cannot be mapped.
-pub(crate) fn read_left(ring: &MapData, position: u64, mut take: impl FnMut(Option<Common>)) -> anyhow::Result<bool> {
+pub(crate) fn read_left(
+    ring: &MapData,
+    position: u64,
+    mut take: impl FnMut(Option<CommonFields>),
+) -> anyhow::Result<bool> {
     let size = usize::try_from(ring.info()?.max_entries()).unwrap_or(0);
     let mut memory =
         RingMemory::map(ring.fd().as_fd(), size).context("the ring of the kernel half before cannot be mapped")?;
@@ -193,7 +197,7 @@ pub(crate) fn read_left(ring: &MapData, position: u64, mut take: impl FnMut(Opti
     let is_there = usize::try_from(position).is_ok_and(|position| memory.go_on_from(position));
     // If the ring may have been full, records may have been lost.
     let is_whole = is_there && memory.waiting_bytes() < size / 2;
-    while memory.take(|record| take(Common::from_bytes(record))) {}
+    while memory.take(|record| take(CommonFields::from_bytes(record))) {}
     // Remaining bytes mean that a thread was killed while it wrote a record.
     Ok(is_whole && memory.waiting_bytes() == 0)
 }

@@ -10,7 +10,7 @@ use aya::Ebpf;
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{MapData, MapError};
 use aya::programs::{ProgramError, RawTracePoint};
-use memwatch_common::shares::{NOBODY, Table};
+use memwatch_common::shares::{NOBODY, SharedTable};
 
 use crate::sources::login_users::{self, Subordinates, login_user};
 
@@ -74,7 +74,7 @@ impl GiveBack {
     }
 
     /// Gives back this number of entries of a table to an owner.
-    pub(crate) fn give(&self, table: Table, owner: u32, entries: u64) {
+    pub(crate) fn give(&self, table: SharedTable, owner: u32, entries: u64) {
         if owner == NOBODY || entries == 0 {
             return;
         }
@@ -94,7 +94,7 @@ impl GiveBack {
     }
 
     /// Gives back one entry to each of these owners. An owner may occur several times.
-    pub(crate) fn give_all(&self, table: Table, owners: impl Iterator<Item = u32>) {
+    pub(crate) fn give_all(&self, table: SharedTable, owners: impl Iterator<Item = u32>) {
         let mut entries = BTreeMap::<u32, u64>::new();
         owners.for_each(|owner| *entries.entry(owner).or_default() += 1);
         for (owner, entries) in entries {

@@ -18,7 +18,7 @@ use iced_x86::{
     Register, UsedMemory, UsedRegister,
 };
 
-use super::resolve::Machine;
+use super::resolve::InstructionSet;
 
 /// Maximum number of instructions skipped in the entry block. A compiler's prologue is decided
 /// within a few instructions, and arguments rarely survive longer.
@@ -101,7 +101,7 @@ impl fmt::Display for SiteReason {
 
 /// Attach offset of the entry and the return probe of one function.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Site {
+pub(crate) struct AttachOffset {
     /// Bytes from the function's entry to the probed instruction.
     pub(crate) offset_in_function: u64,
     /// Why this instruction was chosen.
@@ -112,7 +112,7 @@ pub(crate) struct Site {
     pub(crate) emulated: bool,
 }
 
-impl Site {
+impl AttachOffset {
     fn entry(code: &[u8], reason: SiteReason) -> Self {
         let first = Decoder::new(64, code, DecoderOptions::NONE).decode();
         let decoded = reason != SiteReason::UnsupportedMachine && !first.is_invalid();
@@ -128,30 +128,46 @@ impl Site {
 /// Chooses the attach offset of the function whose complete machine code is `code`.
 ///
 /// `address` is the function's virtual address in its file. Never fails: where the code cannot be
-/// analysed, the entry is kept, and [`Site::reason`] has the reason.
-pub(crate) fn select(code: &[u8], address: u64, machine: Machine, kernel: KernelVersion) -> Site {
+/// analysed, the entry is kept, and [`AttachOffset::reason`] has the reason.
+pub(crate) fn select(code: &[u8], address: u64, machine: InstructionSet, kernel: KernelVersion) -> AttachOffset {
     choose(code, address, machine, kernel, &ARGUMENTS)
 }
 
 /// Does the same for a function whose arguments are not needed.
-pub(crate) fn select_without_arguments(code: &[u8], address: u64, machine: Machine, kernel: KernelVersion) -> Site {
+pub(crate) fn select_without_arguments(
+    code: &[u8],
+    address: u64,
+    machine: InstructionSet,
+    kernel: KernelVersion,
+) -> AttachOffset {
     choose(code, address, machine, kernel, &[])
 }
 
-fn choose(code: &[u8], address: u64, machine: Machine, kernel: KernelVersion, wanted: &[Register]) -> Site {
-    if machine != Machine::X86_64 {
-        return Site::entry(code, SiteReason::UnsupportedMachine);
+fn choose(
+    code: &[u8],
+    address: u64,
+    machine: InstructionSet,
+    kernel: KernelVersion,
+    wanted: &[Register],
+) -> AttachOffset {
+    if machine != InstructionSet::X86_64 {
+        return AttachOffset::entry(code, SiteReason::UnsupportedMachine);
     }
     if code.is_empty() {
-        return Site::entry(code, SiteReason::CodeUnknown);
+        return AttachOffset::entry(code, SiteReason::CodeUnknown);
     }
     let chosen = first_emulated(code, address, kernel, wanted)
         .and_then(|site| scan::reached_once(code, address, site.offset_in_function).map(|()| site));
-    chosen.unwrap_or_else(|reason| Site::entry(code, reason))
+    chosen.unwrap_or_else(|reason| AttachOffset::entry(code, reason))
 }
 
 /// Walks the entry block to its first emulated instruction.
-fn first_emulated(code: &[u8], address: u64, kernel: KernelVersion, wanted: &[Register]) -> Result<Site, SiteReason> {
+fn first_emulated(
+    code: &[u8],
+    address: u64,
+    kernel: KernelVersion,
+    wanted: &[Register],
+) -> Result<AttachOffset, SiteReason> {
     let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     let mut effects = InstructionInfoFactory::new();
     for instructions in 0..=MAX_SKIPPED {
@@ -161,7 +177,7 @@ fn first_emulated(code: &[u8], address: u64, kernel: KernelVersion, wanted: &[Re
             return Err(SiteReason::Undecodable { at: start as u64 });
         }
         if emulation::is_emulated(&code[start..start + instruction.len()], kernel) {
-            return Ok(Site {
+            return Ok(AttachOffset {
                 offset_in_function: start as u64,
                 reason: match instructions {
                     0 => SiteReason::EntryEmulated,

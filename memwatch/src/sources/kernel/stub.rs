@@ -85,7 +85,7 @@ pub(crate) fn find(file: &File, name: &'static str) -> Result<Vec<u64>, NoStub> 
     if segments.len() > MOST_SEGMENTS {
         return Err(NoStub::Damaged("program headers"));
     }
-    let image = Image { file, segments, name };
+    let image = StubImage { file, segments, name };
     let slots = image.slots()?;
     if slots.is_empty() {
         return Err(NoStub::NotImported(shown(name)));
@@ -98,13 +98,13 @@ fn shown(name: &'static str) -> &'static str {
     name.trim_end_matches('\0')
 }
 
-struct Image<'data> {
+struct StubImage<'data> {
     file: &'data File,
     segments: &'data [ProgramHeader64<LittleEndian>],
     name: &'static str,
 }
 
-impl Image<'_> {
+impl StubImage<'_> {
     /// Returns the addresses that the loader fills with the address of the function.
     fn slots(&self) -> Result<Vec<u64>, NoStub> {
         let dynamic = self.segments.iter().find(|segment| segment.p_type(LE) == PT_DYNAMIC);
@@ -168,7 +168,7 @@ impl Image<'_> {
             }
             let mut done = 0;
             in_pieces(self.file, (start, length), |offset, piece| {
-                let place = Place { file: start.wrapping_add(offset), address: address.wrapping_add(offset) };
+                let place = CodePosition { file: start.wrapping_add(offset), address: address.wrapping_add(offset) };
                 scan.look(piece, place, usize::try_from(done - offset).unwrap_or(usize::MAX));
                 done = (offset + piece.len() as u64).saturating_sub(DISTANCE_BYTES as u64 - 1).max(done);
                 AGAIN
@@ -212,7 +212,7 @@ const DISTANCE_BYTES: usize = 4;
 
 /// How an instruction uses a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum SlotUse {
     /// In a stub that begins at this offset of the piece.
     Stub(usize),
     /// In any other way.
@@ -225,7 +225,7 @@ const AGAIN: usize = BEFORE + DISTANCE_BYTES;
 
 /// Position of a piece of code, in the file and in memory.
 #[derive(Clone, Copy)]
-struct Place {
+struct CodePosition {
     file: u64,
     address: u64,
 }
@@ -240,7 +240,7 @@ struct Scan<'a> {
 
 impl Scan<'_> {
     /// Searches a piece of code for displacements that start at its byte `first` or later.
-    fn look(&mut self, piece: &[u8], place: Place, first: usize) {
+    fn look(&mut self, piece: &[u8], place: CodePosition, first: usize) {
         for (at, bytes) in piece.windows(DISTANCE_BYTES).enumerate().skip(first.max(2)) {
             let distance = bytes.first_chunk().map_or(0, |bytes| i32::from_le_bytes(*bytes));
             let end = place.address.wrapping_add((at + DISTANCE_BYTES) as u64);
@@ -248,9 +248,9 @@ impl Scan<'_> {
                 continue;
             }
             match use_before(&piece[..at], place.address) {
-                Some(Use::Stub(_)) if self.stubs.len() > MOST_STUBS => {}
-                Some(Use::Stub(begin)) => self.stubs.push(place.file.wrapping_add(begin as u64)),
-                Some(Use::Other) => self.others += 1,
+                Some(SlotUse::Stub(_)) if self.stubs.len() > MOST_STUBS => {}
+                Some(SlotUse::Stub(begin)) => self.stubs.push(place.file.wrapping_add(begin as u64)),
+                Some(SlotUse::Other) => self.others += 1,
                 None => {}
             }
         }
@@ -259,7 +259,7 @@ impl Scan<'_> {
 
 /// Determines the instruction whose opcode and ModRM byte end these bytes; `None` if it does not
 /// use memory relative to itself.
-fn use_before(before: &[u8], address: u64) -> Option<Use> {
+fn use_before(before: &[u8], address: u64) -> Option<SlotUse> {
     let (opcode, modrm) = (before[before.len() - 2], before[before.len() - 1]);
     match (opcode, modrm) {
         // jmp
@@ -272,13 +272,13 @@ fn use_before(before: &[u8], address: u64) -> Option<Use> {
                 begin -= ENDBR64.len();
             }
             let is_stub = address.wrapping_add(begin as u64).is_multiple_of(STUB_ALIGNMENT);
-            Some(if is_stub { Use::Stub(begin) } else { Use::Other })
+            Some(if is_stub { SlotUse::Stub(begin) } else { SlotUse::Other })
         }
         // call and push; mov, lea, cmp and the like in their forms with one ModRM byte, whose
         // operands are a register and memory at a displacement.
-        (0xff, 0x15 | 0x35) => Some(Use::Other),
+        (0xff, 0x15 | 0x35) => Some(SlotUse::Other),
         (0x03 | 0x0b | 0x23 | 0x2b | 0x33 | 0x39 | 0x3b | 0x85 | 0x89 | 0x8b | 0x8d, modrm) if modrm & 0xc7 == 5 => {
-            Some(Use::Other)
+            Some(SlotUse::Other)
         }
         _ => None,
     }

@@ -8,9 +8,9 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use aya::maps::{Map, MapData, Queue};
 use aya::{Ebpf, Pod};
-use memwatch_common::record::{Item, Record, RecordError};
+use memwatch_common::record::{Item, RecordError, RingRecord};
 use memwatch_common::rm::RmRecord;
-use memwatch_common::shares::Table;
+use memwatch_common::shares::SharedTable;
 
 use super::load::LoadError;
 use super::shares::GiveBack;
@@ -33,16 +33,16 @@ struct Lookup {
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-struct Entry(RmRecord);
+struct WaitingRecord(RmRecord);
 
 // SAFETY: integers without padding (memwatch-common asserts the size); every bit pattern is valid.
-unsafe impl Pod for Entry {}
+unsafe impl Pod for WaitingRecord {}
 
 /// The kernel half's queue, and the records fetched from it.
 pub(super) struct Waiting {
     /// Descriptor of the queue's map.
     map: OwnedFd,
-    queue: Queue<MapData, Entry>,
+    queue: Queue<MapData, WaitingRecord>,
     fetched: Fetched,
     give_back: GiveBack,
     /// Whether the journal says that records were fetched and not passed on yet.
@@ -72,8 +72,9 @@ impl Waiting {
             *is_noted = true;
             note();
         }
-        let popped: Vec<RmRecord> = std::iter::from_fn(|| queue.pop(0).ok().map(|Entry(record)| record)).collect();
-        give_back.give_all(Table::Waiting, popped.iter().map(|record| record.owner));
+        let popped: Vec<RmRecord> =
+            std::iter::from_fn(|| queue.pop(0).ok().map(|WaitingRecord(record)| record)).collect();
+        give_back.give_all(SharedTable::Waiting, popped.iter().map(|record| record.owner));
         // Records from the ring have no owner.
         fetched.add(popped.into_iter().map(|record| RmRecord { owner: 0, ..record }));
     }
@@ -98,7 +99,7 @@ impl Waiting {
 
 /// Whether this queue is empty. False if that cannot be determined.
 fn is_empty(queue: BorrowedFd<'_>) -> bool {
-    let mut first = MaybeUninit::<Entry>::uninit();
+    let mut first = MaybeUninit::<WaitingRecord>::uninit();
     let map_fd = u32::try_from(queue.as_raw_fd()).unwrap_or(u32::MAX);
     let value = first.as_mut_ptr().expose_provenance() as u64;
     let mut lookup = Lookup { map_fd, padding: 0, key: 0, value, flags: 0 };
@@ -130,7 +131,7 @@ impl Fetched {
 pub(super) fn time_of(item: &Result<Item<'_>, RecordError>) -> Option<u64> {
     match item {
         Ok(Item::Rm(record)) => Some(record.returned_ns),
-        Ok(Item::Record(Record::Process(record))) => Some(record.time_ns),
+        Ok(Item::Record(RingRecord::Process(record))) => Some(record.time_ns),
         _ => None,
     }
 }

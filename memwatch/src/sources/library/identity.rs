@@ -12,7 +12,7 @@ use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::os::linux::fs::MetadataExt;
 
-use memwatch_common::arming::Group;
+use memwatch_common::arming::ArmGroup;
 
 /// Handle type of overlayfs (`OVL_FILEID_V1`).
 const OVERLAY_HANDLE: i32 = 248;
@@ -29,7 +29,7 @@ const OVERLAY_INNER: usize = 24;
 /// would leave one unprobed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileIdentity {
-    handle: Option<Handle>,
+    handle: Option<VolumeHandle>,
     inode: u64,
     owner: u32,
     size_bytes: u64,
@@ -41,7 +41,7 @@ pub(crate) struct FileIdentity {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Handle {
+struct VolumeHandle {
     volume: Volume,
     kind: i32,
     bytes: Vec<u8>,
@@ -67,7 +67,7 @@ impl FileIdentity {
     pub(crate) fn of(file: &File) -> io::Result<Self> {
         let metadata = file.metadata()?;
         Ok(Self {
-            handle: file_handle(file).map(|(kind, bytes)| Handle::new(kind, &bytes, metadata.st_dev())),
+            handle: file_handle(file).map(|(kind, bytes)| VolumeHandle::new(kind, &bytes, metadata.st_dev())),
             inode: metadata.st_ino(),
             owner: metadata.st_uid(),
             size_bytes: metadata.st_size(),
@@ -101,7 +101,7 @@ impl FileIdentity {
     /// removing a file's name changes that time.
     pub(crate) fn key(&self) -> String {
         let (sum, is_complete) = match &self.handle {
-            Some(Handle { volume, kind, bytes }) => {
+            Some(VolumeHandle { volume, kind, bytes }) => {
                 let mut sum = crc32fast::Hasher::new();
                 sum.update(&kind.to_le_bytes());
                 sum.update(bytes);
@@ -119,7 +119,7 @@ impl FileIdentity {
     /// Returns the handle that reopens the file, even without a name; `None` if it has no handle or
     /// only that of an overlay.
     pub(crate) fn handle(&self) -> Option<FileHandle> {
-        let Handle { volume, kind, bytes } = self.handle.as_ref()?;
+        let VolumeHandle { volume, kind, bytes } = self.handle.as_ref()?;
         match volume {
             Volume::Device(device) => Some(FileHandle { device: *device, kind: *kind, bytes: bytes.clone() }),
             Volume::BelowOverlay(_) => None,
@@ -127,8 +127,8 @@ impl FileIdentity {
     }
 
     /// Returns the group in which the file's probes are armed.
-    pub(crate) fn group(&self) -> Group {
-        Group::of_file(self.owner, self.inode)
+    pub(crate) fn group(&self) -> ArmGroup {
+        ArmGroup::of_file(self.owner, self.inode)
     }
 
     /// Returns the inode number, as in `/proc/<tgid>/maps` for the same mount.
@@ -137,7 +137,7 @@ impl FileIdentity {
     }
 }
 
-impl Handle {
+impl VolumeHandle {
     fn new(kind: i32, bytes: &[u8], device: u64) -> Self {
         Self::below_overlay(kind, bytes).unwrap_or_else(|| Self {
             volume: Volume::Device(device),
@@ -257,7 +257,7 @@ mod tests {
 
     fn identity(kind: i32, bytes: &[u8], device: u64) -> FileIdentity {
         FileIdentity {
-            handle: Some(Handle::new(kind, bytes, device)),
+            handle: Some(VolumeHandle::new(kind, bytes, device)),
             inode: 10_248_222,
             owner: 0,
             size_bytes: 13_672,
@@ -318,7 +318,7 @@ mod tests {
     fn cut_off_overlay_handles_are_kept_whole() {
         let handle = overlay([7; 16], &PLAIN);
         for length in 0..OVERLAY_INNER + 4 {
-            assert_eq!(Handle::below_overlay(OVERLAY_HANDLE, &handle[..length]), None);
+            assert_eq!(VolumeHandle::below_overlay(OVERLAY_HANDLE, &handle[..length]), None);
         }
     }
 

@@ -19,14 +19,14 @@ pub(crate) const MOST_IN_ALL: usize = 256;
 /// container has a root of its own. Other users are not: a user could create any number of mount
 /// namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Owner {
+pub(crate) enum FileOwner {
     /// A login user by uid, including their subordinate ids.
     User(u32),
     /// Root in this mount namespace.
     Root(u64),
 }
 
-impl Owner {
+impl FileOwner {
     /// Returns the owner of the process with this directory below `/proc`; `None` if it has exited.
     pub(crate) fn of(process: &Path) -> Option<Self> {
         let effective = std::fs::metadata(process).ok()?.st_uid();
@@ -47,7 +47,7 @@ fn real_uid(process: &Path) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().next()?.parse().ok()
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for FileOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::User(uid) => write!(f, "user {uid}"),
@@ -59,25 +59,25 @@ impl fmt::Display for Owner {
 /// Number of files by owner.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shares {
-    of_owners: BTreeMap<Owner, usize>,
+    of_owners: BTreeMap<FileOwner, usize>,
     all: usize,
 }
 
 impl Shares {
     /// Counts files by these owners.
-    pub(crate) fn of(owners: impl Iterator<Item = Owner>) -> Self {
+    pub(crate) fn of(owners: impl Iterator<Item = FileOwner>) -> Self {
         let mut shares = Self::default();
         owners.for_each(|owner| shares.count(owner));
         shares
     }
 
     /// Whether the owner may have one more file.
-    pub(crate) fn has_room(&self, owner: Owner) -> bool {
+    pub(crate) fn has_room(&self, owner: FileOwner) -> bool {
         self.all < MOST_IN_ALL && self.of_owners.get(&owner).is_none_or(|own| *own < MOST_OF_OWNER)
     }
 
     /// Counts one more file.
-    pub(crate) fn count(&mut self, owner: Owner) {
+    pub(crate) fn count(&mut self, owner: FileOwner) {
         self.all += 1;
         *self.of_owners.entry(owner).or_default() += 1;
     }
@@ -89,10 +89,10 @@ mod tests {
 
     #[test]
     fn one_owner_fills_his_share_and_leaves_room_for_others() {
-        let (greedy, other) = (Owner::User(1000), Owner::User(1001));
+        let (greedy, other) = (FileOwner::User(1000), FileOwner::User(1001));
         let shares = Shares::of(std::iter::repeat_n(greedy, MOST_OF_OWNER));
-        assert!(!shares.has_room(greedy) && shares.has_room(other) && shares.has_room(Owner::Root(1)));
-        let all = Shares::of((0..MOST_IN_ALL).map(|number| Owner::Root(u64::try_from(number).expect("small"))));
+        assert!(!shares.has_room(greedy) && shares.has_room(other) && shares.has_room(FileOwner::Root(1)));
+        let all = Shares::of((0..MOST_IN_ALL).map(|number| FileOwner::Root(u64::try_from(number).expect("small"))));
         assert!(!all.has_room(other));
     }
 
@@ -100,9 +100,10 @@ mod tests {
     fn this_process_has_an_owner_and_one_that_is_gone_has_none() {
         // SAFETY: geteuid has no preconditions.
         let uid = unsafe { libc::geteuid() };
-        let own = Owner::of(Path::new("/proc/self")).expect("it runs");
-        let expected = if uid == 0 { matches!(own, Owner::Root(1..)) } else { own == Owner::User(login_user(uid)) };
+        let own = FileOwner::of(Path::new("/proc/self")).expect("it runs");
+        let expected =
+            if uid == 0 { matches!(own, FileOwner::Root(1..)) } else { own == FileOwner::User(login_user(uid)) };
         assert!(expected, "{own:?}");
-        assert_eq!(Owner::of(Path::new("/proc/0")), None);
+        assert_eq!(FileOwner::of(Path::new("/proc/0")), None);
     }
 }

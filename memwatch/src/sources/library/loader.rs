@@ -16,7 +16,7 @@ use std::os::linux::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Discovery, FileIdentity, Find, LibraryScan, host, open_mapped_file, shown, unescape};
+use super::{Discovery, FileIdentity, FileOccurrence, LibraryScan, host, open_mapped_file, shown, unescape};
 use rooted::Root;
 
 /// Maximum number of searched directories. A job with many Python packages has some 40.
@@ -213,7 +213,7 @@ fn add(root: &Root, path: &[u8], discovery: &mut Discovery) {
         discovery.add(
             file,
             identity,
-            Find { display: shown(path), deleted: false, tgid: None, named: false, owner: None },
+            FileOccurrence { display: shown(path), deleted: false, tgid: None, named: false, owner: None },
         );
     }
 }

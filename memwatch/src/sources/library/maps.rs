@@ -9,7 +9,7 @@ const DELETED: &[u8] = b" (deleted)";
 
 /// An executable mapping of a library.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mapping {
+pub(crate) struct LibraryMapping {
     /// The address range as `maps` writes it.
     pub(crate) range: String,
     /// Inode number of the mapped file.
@@ -26,7 +26,7 @@ pub(crate) struct Mapping {
 #[derive(Debug, Default)]
 pub(crate) struct Mappings {
     /// Mapped libraries, one entry for each file.
-    pub(crate) libraries: Vec<Mapping>,
+    pub(crate) libraries: Vec<LibraryMapping>,
     /// Number of files beyond the limit of [`MOST_OF_PROCESS`].
     pub(crate) over_limit: usize,
 }
@@ -49,7 +49,7 @@ pub(crate) fn library_mappings(mut maps: impl BufRead, stems: &[&str]) -> io::Re
         let Some(mapping) = parse_line(line.trim_ascii_end(), stems) else {
             continue;
         };
-        let known = |seen: &Mapping| seen.inode == mapping.inode && seen.path == mapping.path;
+        let known = |seen: &LibraryMapping| seen.inode == mapping.inode && seen.path == mapping.path;
         if found.libraries.iter().any(known) {
             continue;
         }
@@ -64,7 +64,7 @@ pub(crate) fn library_mappings(mut maps: impl BufRead, stems: &[&str]) -> io::Re
 
 /// Parses `start-end perms offset major:minor inode   /path`; anything but an executable mapping
 /// of a wanted library is `None`.
-fn parse_line(line: &[u8], stems: &[&str]) -> Option<Mapping> {
+fn parse_line(line: &[u8], stems: &[&str]) -> Option<LibraryMapping> {
     let slash = line.iter().rposition(|&byte| byte == b'/')?;
     if !stems.iter().any(|stem| line[slash + 1..].starts_with(stem.as_bytes())) {
         return None;
@@ -85,7 +85,7 @@ fn parse_line(line: &[u8], stems: &[&str]) -> Option<Mapping> {
     let (major, minor) = fields.nth(1)?.split_once(':')?;
     let device = libc::makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
     let inode = fields.next()?.parse().ok()?;
-    (permissions.as_bytes().get(2) == Some(&b'x') && is_range(range)).then(|| Mapping {
+    (permissions.as_bytes().get(2) == Some(&b'x') && is_range(range)).then(|| LibraryMapping {
         range: range.to_owned(),
         inode,
         device,
@@ -147,7 +147,7 @@ mod tests {
 7f1000a00000-7f1000b00000 rw-p 00000000 00:00 0
 7ffd00000000-7ffd00002000 r-xp 00000000 00:00 0    [vdso]
 ";
-        let expected = Mapping {
+        let expected = LibraryMapping {
             range: "7f1000100000-7f1000900000".to_owned(),
             inode: 77,
             device: libc::makedev(0xfe, 0),

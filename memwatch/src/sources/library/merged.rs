@@ -1,7 +1,7 @@
 //! Merges the results of scans of different processes.
 
 use super::limits::MOST_IN_ALL;
-use super::{Discovery, LeftOut, MOST_LEFT_OUT, insert};
+use super::{Discovery, MOST_LEFT_OUT, SkippedLibrary, insert};
 
 impl Discovery {
     /// Returns the result for processes that were not scanned.
@@ -29,8 +29,8 @@ impl Discovery {
         }
     }
 
-    fn merge_left_out(&mut self, one: &LeftOut) {
-        let same = |known: &&mut LeftOut| known.reason == one.reason && known.display == one.display;
+    fn merge_left_out(&mut self, one: &SkippedLibrary) {
+        let same = |known: &&mut SkippedLibrary| known.reason == one.reason && known.display == one.display;
         if let Some(known) = self.left_out.iter_mut().find(same) {
             one.mapped_by.iter().for_each(|tgid| insert(&mut known.mapped_by, Some(*tgid)));
             known.named |= one.named;

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use super::host;
 use super::identity::{FileHandle, FileIdentity, RawHandle};
 use super::limits::MOST_IN_ALL;
-use super::maps::Mapping;
+use super::maps::LibraryMapping;
 
 /// `FILEID_INO32_GEN` (include/linux/exportfs.h): inode number and generation, 32 bits each.
 const INODE_AND_GENERATION: i32 = 1;
@@ -49,7 +49,7 @@ impl KnownHandles {
     }
 
     /// Opens the file of a process's mapping with `O_PATH`.
-    pub(super) fn open(&self, process: &Path, mapping: &Mapping) -> Option<(File, FileIdentity)> {
+    pub(super) fn open(&self, process: &Path, mapping: &LibraryMapping) -> Option<(File, FileIdentity)> {
         let known = self.on_device(mapping.device);
         let root = process.join("root");
         let parent = mapping.path.iter().rposition(|&byte| byte == b'/').map_or(&b"/"[..], |end| &mapping.path[..end]);
@@ -80,7 +80,7 @@ fn by_number(folder: &File, inode: u64) -> Option<FileHandle> {
     fits.then_some(FileHandle { bytes, ..like })
 }
 
-fn open_handle(folder: &File, handle: &FileHandle, mapping: &Mapping) -> Option<(File, FileIdentity)> {
+fn open_handle(folder: &File, handle: &FileHandle, mapping: &LibraryMapping) -> Option<(File, FileIdentity)> {
     let mut raw = RawHandle::of(handle)?;
     let flags = libc::O_PATH | libc::O_CLOEXEC;
     // SAFETY: the handle has the layout of `struct file_handle` and its stated number of bytes, and
@@ -102,14 +102,14 @@ mod tests {
     use super::*;
 
     /// Returns an open file and a mapping as it would be after the removal of its name.
-    fn removed(directory: &Path) -> (File, Mapping) {
+    fn removed(directory: &Path) -> (File, LibraryMapping) {
         let path = directory.join("libcuda.so.1");
         std::fs::write(&path, b"\x7fELF").expect("a file in the temporary directory");
         let file = File::open(&path).expect("it is there");
         let metadata = file.metadata().expect("it is open");
         let path = path.as_os_str().as_encoded_bytes().to_vec();
         let (inode, device) = (metadata.st_ino(), metadata.st_dev());
-        (file, Mapping { range: "1000-2000".to_owned(), inode, device, path, deleted: true })
+        (file, LibraryMapping { range: "1000-2000".to_owned(), inode, device, path, deleted: true })
     }
 
     fn may_open_handles() -> bool {
@@ -133,9 +133,9 @@ mod tests {
         let (_, found) = known.open(Path::new("/proc/self"), &mapping).expect("the kernel opens it");
         assert!(found.is_same_file(&FileIdentity::of(&file).expect("an identity")));
         assert_eq!(found.key(), identity.key(), "a removed name changes no key");
-        let other = Mapping { device: mapping.device + 1, ..mapping.clone() };
+        let other = LibraryMapping { device: mapping.device + 1, ..mapping.clone() };
         assert!(known.open(Path::new("/proc/self"), &other).is_none());
-        let other = Mapping { inode: mapping.inode + 1, ..mapping };
+        let other = LibraryMapping { inode: mapping.inode + 1, ..mapping };
         assert!(known.open(Path::new("/proc/self"), &other).is_none_or(|(_, found)| !found.is_same_file(&identity)));
     }
 

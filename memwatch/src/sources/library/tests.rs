@@ -8,11 +8,11 @@ const ELF64: &[u8] = b"\x7fELF\x02\x01\x01 the rest of a library";
 const ELF32: &[u8] = b"\x7fELF\x01\x01\x01 the rest of a library";
 
 /// A `/proc` and a host file system in a temporary directory.
-struct Machine {
+struct ScannedMachine {
     directory: tempfile::TempDir,
 }
 
-impl Machine {
+impl ScannedMachine {
     fn new() -> Self {
         let directory = tempfile::tempdir_in(fs::canonicalize(std::env::temp_dir()).expect("a directory"))
             .expect("a temporary directory");
@@ -65,7 +65,7 @@ fn only<T>(items: &[T]) -> &T {
 
 #[test]
 fn one_file_used_by_many_is_found_once() {
-    let machine = Machine::new();
+    let machine = ScannedMachine::new();
     let library = machine.file("host/usr/lib64/libcuda.so.580.95", ELF64);
     symlink("libcuda.so.580.95", machine.path("host/usr/lib64/libcuda.so.1")).expect("a link");
     symlink("libcuda.so.1", machine.path("host/usr/lib64/libcuda.so")).expect("a link");
@@ -83,7 +83,7 @@ fn one_file_used_by_many_is_found_once() {
 
 #[test]
 fn a_container_s_own_copy_is_another_file() {
-    let machine = Machine::new();
+    let machine = ScannedMachine::new();
     let host = machine.file("host/usr/lib64/libcuda.so.1", ELF64);
     let own = machine.file("container/usr/local/cuda/compat/libcuda.so.1", ELF64);
     machine.process(7, "container", b"/usr/local/cuda/compat/libcuda.so.1", &own);
@@ -97,7 +97,7 @@ fn a_container_s_own_copy_is_another_file() {
 
 #[test]
 fn a_replaced_library_is_reached_through_its_mapping() {
-    let machine = Machine::new();
+    let machine = ScannedMachine::new();
     let old = machine.file("kept-alive", ELF64);
     let new = machine.file("host/usr/lib64/libcuda.so.1", &[ELF64, b"newer"].concat());
     machine.process(9, "host", b"/usr/lib64/libcuda.so.1 (deleted)", &old);
@@ -112,7 +112,7 @@ fn a_replaced_library_is_reached_through_its_mapping() {
 
 #[test]
 fn without_map_files_the_process_s_root_serves_if_the_inode_agrees() {
-    let machine = Machine::new();
+    let machine = ScannedMachine::new();
     let own = machine.file("container/lib/libcuda.so.1", ELF64);
     let other = machine.file("other", ELF64);
     for (tgid, file) in [(11, &own), (12, &other)] {
@@ -128,7 +128,7 @@ fn without_map_files_the_process_s_root_serves_if_the_inode_agrees() {
 
 #[test]
 fn a_file_that_is_mapped_at_a_low_address_is_found_in_map_files() {
-    let machine = Machine::new();
+    let machine = ScannedMachine::new();
     let program = machine.file("elsewhere/python3.13", ELF64);
     let process = machine.path("proc/13");
     fs::create_dir_all(process.join("map_files")).expect("a directory");
@@ -140,7 +140,7 @@ fn a_file_that_is_mapped_at_a_low_address_is_found_in_map_files() {
 
 #[test]
 fn a_process_whose_main_thread_has_ended_is_read_through_another_thread() {
-    let machine = Machine::new();
+    let machine = ScannedMachine::new();
     let own = machine.file("container/lib/libcuda.so.1", ELF64);
     // Thread 52 of process 50. The process's own files are empty.
     machine.process(52, "container", b"/lib/libcuda.so.1", &own);
@@ -155,7 +155,7 @@ fn a_process_whose_main_thread_has_ended_is_read_through_another_thread() {
 
 #[test]
 fn hostile_paths_are_opened_and_shown_safely() {
-    let machine = Machine::new();
+    let machine = ScannedMachine::new();
     let name = OsStr::from_bytes(b"with space\nand \x1b[31m\xff");
     let directory = machine.path("container").join(name);
     fs::create_dir(&directory).expect("a directory");
@@ -171,7 +171,7 @@ fn hostile_paths_are_opened_and_shown_safely() {
 
 #[test]
 fn files_that_cannot_be_probed_are_left_out_with_a_reason() {
-    let machine = Machine::new();
+    let machine = ScannedMachine::new();
     machine.file("host/usr/lib/libcuda.so.1", ELF32);
     machine.file("host/usr/lib64/libcuda.so", b"INPUT(libcuda.so.1)");
     machine.file("host/usr/lib64/libcuda.so.1", b"\x7fEL");
@@ -195,7 +195,7 @@ fn files_that_cannot_be_probed_are_left_out_with_a_reason() {
 
 #[test]
 fn a_thirty_two_bit_library_names_the_processes_that_use_it() {
-    let machine = Machine::new();
+    let machine = ScannedMachine::new();
     let library = machine.file("host/usr/lib32/libcuda.so.1", ELF32);
     for tgid in [21, 20] {
         machine.process(tgid, "host", b"/usr/lib32/libcuda.so.1", &library);
@@ -208,7 +208,7 @@ fn a_thirty_two_bit_library_names_the_processes_that_use_it() {
 
 #[test]
 fn a_named_file_may_have_any_name() {
-    let machine = Machine::new();
+    let machine = ScannedMachine::new();
     let library = machine.file("somewhere/my-driver", ELF64);
     let discovery = machine.scan().with_named(&library).scan_all();
     assert_eq!(really(only(&discovery.files)), library);
@@ -216,7 +216,7 @@ fn a_named_file_may_have_any_name() {
 
 #[test]
 fn processes_that_are_gone_or_use_no_gpu_are_no_error() {
-    let machine = Machine::new();
+    let machine = ScannedMachine::new();
     // A directory whose maps file no longer exists, and one whose maps file is empty.
     fs::create_dir(machine.path("proc/40")).expect("a directory");
     machine.file("proc/41/maps", b"");
@@ -232,7 +232,7 @@ fn processes_that_are_gone_or_use_no_gpu_are_no_error() {
 
 #[test]
 fn an_identity_survives_a_second_scan() {
-    let machine = Machine::new();
+    let machine = ScannedMachine::new();
     let library = machine.file("host/usr/lib64/libcuda.so.1", ELF64);
     let first = machine.scan().scan_all();
     let file = File::options().append(true).open(library).expect("the file");

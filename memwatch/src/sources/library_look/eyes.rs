@@ -4,17 +4,17 @@ use std::sync::{Mutex, PoisonError};
 
 use memwatch_common::probes::{Probe, When};
 
-use super::{Looked, NewFile, Order, Subject};
+use super::{LibraryQuery, LibraryRequest, Looked, NewFile};
 use crate::sources::kernel::attach::plan;
 use crate::sources::kernel::site::KernelVersion;
-use crate::sources::library::limits::{Owner, Shares};
+use crate::sources::library::limits::{FileOwner, Shares};
 use crate::sources::library::loader::LoaderSearch;
 use crate::sources::library::{
     Discovery, FileIdentity, LIBRARY_STEM, LibraryFile, LibraryScan, REQUESTERS, is_library,
 };
 
 /// State shared by all scans. No lock is held while a file is read.
-pub(super) struct Eyes {
+pub(super) struct LibraryScanner {
     scan: LibraryScan,
     requesters: LibraryScan,
     /// Scan for driver libraries and requesters.
@@ -31,7 +31,7 @@ struct KnownRequesters {
     shares: Shares,
 }
 
-impl Eyes {
+impl LibraryScanner {
     pub(super) fn new(scan: &LibraryScan, version: KernelVersion) -> Self {
         Self {
             scan: scan.clone(),
@@ -43,28 +43,28 @@ impl Eyes {
         }
     }
 
-    pub(super) fn look(&self, owner: Owner, Order { subject, known }: Order) -> Looked {
+    pub(super) fn look(&self, owner: FileOwner, LibraryRequest { subject, known }: LibraryRequest) -> Looked {
         let (mut asking, looking) = (Vec::new(), subject.looking());
         let found = match subject {
-            Subject::Mapped(tgid) => self.scan.scan_process(tgid),
-            Subject::Part(.., tgids) => self.scan.scan_processes(&tgids),
-            Subject::Loader(tgid) => {
+            LibraryQuery::Mapped(tgid) => self.scan.scan_process(tgid),
+            LibraryQuery::Part(.., tgids) => self.scan.scan_processes(&tgids),
+            LibraryQuery::Loader(tgid) => {
                 let mut found = self.search.files(&self.loadable, tgid);
                 asking = take_requesters(&mut found);
                 asking.extend(self.requesters.scan_process(tgid).files);
                 found
             }
-            Subject::Program(program, path) => {
+            LibraryQuery::Program(program, path) => {
                 let mut found = self.search.files_of_program(&self.loadable, &program, &path);
                 asking = take_requesters(&mut found);
                 found
             }
-            Subject::Requesters(tgids) => {
+            LibraryQuery::Requesters(tgids) => {
                 let here = || self.requesters.scan_host();
                 asking = tgids.map_or_else(here, |tgids| self.requesters.scan_processes(&tgids)).files;
                 Discovery::default()
             }
-            Subject::Functions(tgid, when) => {
+            LibraryQuery::Functions(tgid, when) => {
                 let found = self.scan.scan_process(tgid);
                 let new = new_files(&found, &[], (self.version, (self.scan.probes(), when)));
                 return Looked { subject: looking, owner, found, new, requesters: Vec::new() };
@@ -76,7 +76,7 @@ impl Eyes {
     }
 
     /// Finds where new files call `ioctl`, unless their owner has too many files.
-    fn look_into(&self, files: Vec<LibraryFile>, owner: Option<Owner>) -> Vec<NewFile> {
+    fn look_into(&self, files: Vec<LibraryFile>, owner: Option<FileOwner>) -> Vec<NewFile> {
         let is_new = |file: &LibraryFile| {
             let mut known = self.known_requesters.lock().unwrap_or_else(PoisonError::into_inner);
             known.note(file, file.owner.or(owner))
@@ -88,7 +88,7 @@ impl Eyes {
 
 impl KnownRequesters {
     /// Whether a file is to be inspected. Returns true once for each file.
-    fn note(&mut self, file: &LibraryFile, owner: Option<Owner>) -> bool {
+    fn note(&mut self, file: &LibraryFile, owner: Option<FileOwner>) -> bool {
         let is_known = self.files.iter().any(|known| known.is_same_file(&file.identity));
         if is_known || owner.is_some_and(|owner| !self.shares.has_room(owner)) {
             return false;

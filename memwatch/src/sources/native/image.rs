@@ -16,7 +16,7 @@ use object::elf::{FileHeader64, PT_GNU_EH_FRAME, PT_LOAD};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
 use object::{LittleEndian, elf};
 
-use super::rules::{self, Rules};
+use super::rules::{self, UnwindRules};
 use crate::printable::printable;
 use crate::sources::kernel::resolve::FunctionLocation;
 use crate::stranger_file::{self, ElfReader, MOST_CODE_BYTES};
@@ -41,14 +41,14 @@ const TABLE_HEADER_BYTES: usize = 12;
 const TABLE_HEADER: [u8; 4] = [1, 0x1B, 0x03, 0x3B];
 
 /// Identity of a file: device, inode, size and change time.
-type Key = (u64, u64, u64, (i64, i64));
+type ImageKey = (u64, u64, u64, (i64, i64));
 
 /// Files by number. Each is open, and its data may be large, so a file is kept only while a process
 /// maps it, and a while longer for later processes.
 #[derive(Debug, Default)]
 pub(super) struct Images {
-    by_key: HashMap<Key, Option<usize>>,
-    all: HashMap<usize, (Image, Arc<str>)>,
+    by_key: HashMap<ImageKey, Option<usize>>,
+    all: HashMap<usize, (CodeImage, Arc<str>)>,
     /// Last number given to a file; numbers are not reused.
     last: usize,
     /// Number of files left after unused ones were last dropped.
@@ -57,17 +57,17 @@ pub(super) struct Images {
 
 /// A file with code.
 #[derive(Debug)]
-pub(crate) struct Image {
+pub(crate) struct CodeImage {
     pub(super) file: File,
-    segments: Vec<Segment>,
+    segments: Vec<ImageSegment>,
     /// Table of `.eh_frame_hdr`; `None` if the file has none in a known format.
-    table: Option<Table>,
-    rules: HashMap<u64, Option<Arc<Rules>>>,
+    table: Option<UnwindTable>,
+    rules: HashMap<u64, Option<Arc<UnwindRules>>>,
 }
 
 /// A loaded segment of a file.
 #[derive(Clone, Copy, Debug)]
-struct Segment {
+struct ImageSegment {
     address: u64,
     offset: u64,
     file_bytes: u64,
@@ -75,7 +75,7 @@ struct Segment {
 
 /// Sorted table of functions.
 #[derive(Clone, Copy, Debug)]
-struct Table {
+struct UnwindTable {
     /// Address to which its entries are relative.
     address: u64,
     /// File offset of its first entry.
@@ -99,7 +99,7 @@ impl Images {
         let image = match stranger_file::reopen(file, MOST_CODE_BYTES) {
             // The file is under a lease of its owner and may be readable at the next attempt.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
-            opened => opened.ok().and_then(Image::read),
+            opened => opened.ok().and_then(CodeImage::read),
         };
         let number = image.map(|image| {
             self.last += 1;
@@ -112,12 +112,12 @@ impl Images {
 
     /// Returns a file by its number, and its path as the first process with it sees it; `None` if
     /// it was dropped.
-    pub(super) fn named(&self, number: usize) -> Option<(&Image, Arc<str>)> {
+    pub(super) fn named(&self, number: usize) -> Option<(&CodeImage, Arc<str>)> {
         let (image, path) = self.all.get(&number)?;
         Some((image, Arc::clone(path)))
     }
 
-    pub(super) fn get_mut(&mut self, number: usize) -> Option<&mut Image> {
+    pub(super) fn get_mut(&mut self, number: usize) -> Option<&mut CodeImage> {
         self.all.get_mut(&number).map(|(image, _)| image)
     }
 
@@ -135,7 +135,7 @@ impl Images {
     }
 }
 
-impl Image {
+impl CodeImage {
     /// Reads the headers of an ELF file; `None` if it is not for this machine.
     pub(crate) fn read(file: File) -> Option<Self> {
         let cache = ElfReader::new(file.try_clone().ok()?);
@@ -146,13 +146,13 @@ impl Image {
         let headers = header.program_headers(LE, &cache).ok()?;
         let headers = || headers.iter().take(MOST_HEADERS);
         let loaded = headers().filter(|header| header.p_type(LE) == PT_LOAD);
-        let segments = loaded.map(|header| Segment {
+        let segments = loaded.map(|header| ImageSegment {
             address: header.p_vaddr(LE),
             offset: header.p_offset(LE),
             file_bytes: header.p_filesz(LE),
         });
         let table = headers().find(|header| header.p_type(LE) == PT_GNU_EH_FRAME);
-        let table = table.and_then(|header| Table::read(&file, header.p_vaddr(LE), header.p_offset(LE)));
+        let table = table.and_then(|header| UnwindTable::read(&file, header.p_vaddr(LE), header.p_offset(LE)));
         let segments = segments.collect();
         drop(cache);
         Some(Self { file, segments, table, rules: HashMap::new() })
@@ -189,7 +189,7 @@ impl Image {
     }
 
     /// Returns the unwind rules of the instruction at an address; `None` if there are none.
-    pub(super) fn rules(&mut self, address: u64) -> Option<Arc<Rules>> {
+    pub(super) fn rules(&mut self, address: u64) -> Option<Arc<UnwindRules>> {
         if let Some(known) = self.rules.get(&address) {
             return known.clone();
         }
@@ -201,7 +201,7 @@ impl Image {
         rules
     }
 
-    fn find(&self, address: u64) -> Option<Rules> {
+    fn find(&self, address: u64) -> Option<UnwindRules> {
         let description = self.table?.description(&self.file, address)?;
         let offset = self.offset(description)?;
         let entry = self.entry(offset)?;
@@ -224,7 +224,7 @@ impl Image {
     }
 }
 
-impl Table {
+impl UnwindTable {
     fn read(file: &File, address: u64, offset: u64) -> Option<Self> {
         let mut header = [0; TABLE_HEADER_BYTES];
         file.read_exact_at(&mut header, offset).ok()?;

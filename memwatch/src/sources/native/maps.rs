@@ -18,12 +18,12 @@ pub(super) struct Maps {
     /// When the mappings were read: `CLOCK_BOOTTIME`, nanoseconds; 0 for never.
     read_ns: u64,
     /// Mappings in order of addresses.
-    all: Vec<Mapping>,
+    all: Vec<CodeMapping>,
 }
 
 /// An executable mapping of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Mapping {
+struct CodeMapping {
     start: u64,
     end: u64,
     offset: u64,
@@ -35,7 +35,7 @@ struct Mapping {
 
 /// The code at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Code {
+pub(super) enum CodeLocation {
     /// Number of the file in [`Images`], and the offset in the file.
     OfFile(usize, u64),
     /// The file is unreadable.
@@ -76,7 +76,7 @@ impl Maps {
     }
 
     /// Parses a line; `None` for a mapping without execute permission or file.
-    fn mapping(&self, line: &[u8], process: &std::path::Path, images: &mut Images) -> Option<Mapping> {
+    fn mapping(&self, line: &[u8], process: &std::path::Path, images: &mut Images) -> Option<CodeMapping> {
         let path_start = line.iter().position(|byte| *byte == b'/')?;
         let mut fields = std::str::from_utf8(&line[..path_start]).ok()?.split_ascii_whitespace();
         let range = fields.next()?;
@@ -95,7 +95,7 @@ impl Maps {
         let inode = fields.nth(1)?.parse().ok()?;
         let path = unescape(&line[path_start..]);
         let image = open_mapped_file(process, range, &path, inode).and_then(|file| images.of(&file, &path));
-        Some(Mapping { start, end, offset, line: line.to_vec(), image })
+        Some(CodeMapping { start, end, offset, line: line.to_vec(), image })
     }
 
     /// Returns the numbers of the mapped files.
@@ -104,14 +104,14 @@ impl Maps {
     }
 
     /// Returns the code at an address.
-    pub(super) fn code(&self, address: u64) -> Code {
+    pub(super) fn code(&self, address: u64) -> CodeLocation {
         let at = self.all.partition_point(|mapping| mapping.start <= address);
         match at.checked_sub(1).map(|at| &self.all[at]).filter(|mapping| address < mapping.end) {
-            Some(Mapping { image: Some(image), start, offset, .. }) => {
-                Code::OfFile(*image, (address - start).saturating_add(*offset))
+            Some(CodeMapping { image: Some(image), start, offset, .. }) => {
+                CodeLocation::OfFile(*image, (address - start).saturating_add(*offset))
             }
-            Some(_) => Code::Unreadable,
-            None => Code::None,
+            Some(_) => CodeLocation::Unreadable,
+            None => CodeLocation::None,
         }
     }
 }

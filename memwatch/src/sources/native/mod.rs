@@ -18,11 +18,11 @@ use std::sync::Arc;
 use memwatch_common::native::NativeItem;
 use memwatch_core::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
 
-pub(crate) use image::Image;
+pub(crate) use image::CodeImage;
 
 use image::Images;
 use maps::Maps;
-use names::Names;
+use names::FunctionNames;
 
 /// Maximum number of frames of a stack.
 const MOST_FRAMES: usize = 512;
@@ -34,7 +34,7 @@ const MOST_STACKS: usize = 1 << 14;
 #[derive(Debug, Default)]
 pub(crate) struct NativeFiles {
     images: Images,
-    names: Names,
+    names: FunctionNames,
 }
 
 impl NativeFiles {

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use cpp_demangle::{DemangleOptions, Symbol};
 
-use super::image::Image;
+use super::image::CodeImage;
 use crate::printable::printable;
-use crate::sources::kernel::resolve::{Layout, SYMBOL_BYTES, Table};
+use crate::sources::kernel::resolve::{SYMBOL_BYTES, SymbolLayout, SymbolTableRange};
 use crate::sources::pieces::in_pieces;
 use crate::stranger_file::ElfReader;
 
@@ -27,7 +27,7 @@ const NEAR: usize = 8;
 
 /// A function's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Name {
+pub(super) struct FunctionName {
     /// Name with parameter types.
     pub(super) full: Arc<str>,
     /// Name without parameters.
@@ -36,28 +36,28 @@ pub(super) struct Name {
 
 /// Names by file and address.
 #[derive(Debug, Default)]
-pub(super) struct Names {
+pub(super) struct FunctionNames {
     files: HashMap<usize, Functions>,
-    known: HashMap<(usize, u64), Option<Name>>,
+    known: HashMap<(usize, u64), Option<FunctionName>>,
 }
 
 /// The functions of a file, in order of addresses.
 #[derive(Debug, Default)]
 struct Functions {
-    all: Vec<Function>,
+    all: Vec<FunctionSymbol>,
     /// Offset and length of the string table in the file.
     strings: (u64, u64),
 }
 
 /// A function; `name` is the offset of its name in the string table.
 #[derive(Clone, Copy, Debug)]
-struct Function {
+struct FunctionSymbol {
     address: u64,
     bytes: u32,
     name: u32,
 }
 
-impl Names {
+impl FunctionNames {
     /// Drops the names of all files but these.
     pub(super) fn keep(&mut self, used: &BTreeSet<usize>) {
         self.files.retain(|number, _| used.contains(number));
@@ -66,7 +66,7 @@ impl Names {
 
     /// Returns the name of the function that contains an address of a file; `None` if no symbol
     /// covers it.
-    pub(super) fn of(&mut self, number: usize, image: &Image, address: u64) -> Option<Name> {
+    pub(super) fn of(&mut self, number: usize, image: &CodeImage, address: u64) -> Option<FunctionName> {
         if let Some(known) = self.known.get(&(number, address)) {
             return known.clone();
         }
@@ -85,13 +85,13 @@ impl Functions {
     /// damaged file.
     fn read(file: &File) -> Option<Self> {
         let cache = ElfReader::new(file.try_clone().ok()?);
-        let layout = Layout::parse(&cache).ok()?;
-        let Table { symbols, strings } = layout.tables().last()?;
+        let layout = SymbolLayout::parse(&cache).ok()?;
+        let SymbolTableRange { symbols, strings } = layout.tables().last()?;
         let mut all = Vec::new();
         let read = in_pieces(file, symbols, |_, piece| {
             let found = piece.as_chunks::<SYMBOL_BYTES>().0.iter().filter_map(|symbol| {
                 let location = layout.function(symbol).filter(|location| location.size_bytes > 0)?;
-                Some(Function {
+                Some(FunctionSymbol {
                     address: location.address,
                     bytes: u32::try_from(location.size_bytes).ok()?,
                     name: u32::from_le_bytes([symbol[0], symbol[1], symbol[2], symbol[3]]),
@@ -109,10 +109,10 @@ impl Functions {
         Some(Self { all, strings })
     }
 
-    fn name(&self, file: &File, address: u64) -> Option<Name> {
+    fn name(&self, file: &File, address: u64) -> Option<FunctionName> {
         let after = self.all.partition_point(|function| function.address <= address);
         let before = &self.all[after.saturating_sub(NEAR)..after];
-        let covers = |function: &&Function| address - function.address < u64::from(function.bytes);
+        let covers = |function: &&FunctionSymbol| address - function.address < u64::from(function.bytes);
         let last = before.iter().rev().find(covers)?;
         let function = before.iter().find(|function| function.address == last.address && covers(function))?;
         let (start, length) = self.strings;
@@ -120,11 +120,11 @@ impl Functions {
         let mut bytes = vec![0; usize::try_from(room).ok()?];
         file.read_exact_at(&mut bytes, start + u64::from(function.name)).ok()?;
         let name = bytes.split(|byte| *byte == 0).next().filter(|name| !name.is_empty())?;
-        Some(Name::of(name))
+        Some(FunctionName::of(name))
     }
 }
 
-impl Name {
+impl FunctionName {
     /// Creates the name of a symbol.
     fn of(symbol: &[u8]) -> Self {
         let plain: Arc<str> = printable(&String::from_utf8_lossy(symbol)).into();
@@ -161,15 +161,15 @@ impl fmt::Write for Bounded {
 
 #[cfg(test)]
 mod tests {
-    use super::Name;
+    use super::FunctionName;
 
     #[test]
     fn names_are_written_with_and_without_their_parameters() {
-        let name = Name::of(b"_ZN2at6native10empty_cudaEN3c108ArrayRefIlEE");
+        let name = FunctionName::of(b"_ZN2at6native10empty_cudaEN3c108ArrayRefIlEE");
         assert_eq!(&*name.full, "at::native::empty_cuda(c10::ArrayRef<long>)");
         assert_eq!(&*name.short, "at::native::empty_cuda");
-        assert_eq!(&*Name::of(b"_ZN2at6native10empty_cudaEv.cold").short, "at::native::empty_cuda");
-        assert_eq!(&*Name::of(b"_PyEval_EvalFrameDefault.cold").full, "_PyEval_EvalFrameDefault.cold");
-        assert_eq!(&*Name::of(b"_Zebra\x1b[31m").full, "_Zebra\\x1b[31m");
+        assert_eq!(&*FunctionName::of(b"_ZN2at6native10empty_cudaEv.cold").short, "at::native::empty_cuda");
+        assert_eq!(&*FunctionName::of(b"_PyEval_EvalFrameDefault.cold").full, "_PyEval_EvalFrameDefault.cold");
+        assert_eq!(&*FunctionName::of(b"_Zebra\x1b[31m").full, "_Zebra\\x1b[31m");
     }
 }

@@ -24,13 +24,13 @@ pub(super) const RETURN_ADDRESS: usize = 16;
 const MOST_OPERATIONS: u32 = 256;
 
 /// Known values of a frame's registers.
-pub(super) type Values = [Option<u64>; REGISTERS];
+pub(super) type RegisterValues = [Option<u64>; REGISTERS];
 
 /// Unwind rules of an instruction.
 #[derive(Debug)]
-pub(super) struct Rules {
+pub(super) struct UnwindRules {
     frame: FrameAddress,
-    registers: Vec<(usize, Rule)>,
+    registers: Vec<(usize, CalleeRegisterRule)>,
     /// Set for a signal frame: the caller's address is an interrupted instruction, not a return
     /// address.
     pub(super) is_signal: bool,
@@ -45,7 +45,7 @@ enum FrameAddress {
 
 /// Location or value of a caller's register.
 #[derive(Debug)]
-enum Rule {
+enum CalleeRegisterRule {
     Undefined,
     /// Saved at this offset from the frame address.
     At(i64),
@@ -61,7 +61,7 @@ enum Rule {
 
 /// Why there is no caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum NoCaller {
     /// The frame is the outermost.
     Outermost,
     /// The needed memory is not in the copy.
@@ -70,11 +70,11 @@ pub(super) enum Step {
     Undecided,
 }
 
-type Reader<'a> = EndianSlice<'a, LittleEndian>;
+type ExpressionReader<'a> = EndianSlice<'a, LittleEndian>;
 
 /// Decodes the rules for an address from an entry of `.eh_frame` at `description` and its CIE;
 /// `None` if the entry does not cover the address or is damaged.
-pub(super) fn of(common: &[u8], entry: &[u8], description: u64, address: u64) -> Option<Rules> {
+pub(super) fn of(common: &[u8], entry: &[u8], description: u64, address: u64) -> Option<UnwindRules> {
     // Only these two of a section of 17 MB are read, so they are joined: the entry keeps its
     // address, with the CIE directly before it.
     let mut section = [common, entry].concat();
@@ -96,28 +96,32 @@ pub(super) fn of(common: &[u8], entry: &[u8], description: u64, address: u64) ->
     let mut registers = Vec::new();
     for (register, rule) in row.registers() {
         let rule = match rule {
-            RegisterRule::Undefined => Rule::Undefined,
+            RegisterRule::Undefined => CalleeRegisterRule::Undefined,
             RegisterRule::SameValue => continue,
-            RegisterRule::Offset(offset) => Rule::At(*offset),
-            RegisterRule::ValOffset(offset) => Rule::Is(*offset),
-            RegisterRule::Register(register) => Rule::Register(register.0.into()),
-            RegisterRule::Expression(expression) => Rule::AtExpression(bytes(expression)?),
-            RegisterRule::ValExpression(expression) => Rule::IsExpression(bytes(expression)?),
-            RegisterRule::Constant(value) => Rule::Constant(*value),
+            RegisterRule::Offset(offset) => CalleeRegisterRule::At(*offset),
+            RegisterRule::ValOffset(offset) => CalleeRegisterRule::Is(*offset),
+            RegisterRule::Register(register) => CalleeRegisterRule::Register(register.0.into()),
+            RegisterRule::Expression(expression) => CalleeRegisterRule::AtExpression(bytes(expression)?),
+            RegisterRule::ValExpression(expression) => CalleeRegisterRule::IsExpression(bytes(expression)?),
+            RegisterRule::Constant(value) => CalleeRegisterRule::Constant(*value),
             RegisterRule::Architectural => return None,
         };
         registers.push((register.0.into(), rule));
     }
-    Some(Rules { frame, registers, is_signal: entry.is_signal_trampoline() })
+    Some(UnwindRules { frame, registers, is_signal: entry.is_signal_trampoline() })
 }
 
-impl Rules {
+impl UnwindRules {
     /// Returns the caller's registers; `read` reads a word of the stack.
-    pub(super) fn caller(&self, values: &Values, read: &impl Fn(u64) -> Option<u64>) -> Result<Values, Step> {
+    pub(super) fn caller(
+        &self,
+        values: &RegisterValues,
+        read: &impl Fn(u64) -> Option<u64>,
+    ) -> Result<RegisterValues, NoCaller> {
         let value = |register: usize| values.get(register).copied().flatten();
         let frame = match &self.frame {
             FrameAddress::Register(register, offset) => {
-                value(*register).ok_or(Step::Undecided)?.wrapping_add_signed(*offset)
+                value(*register).ok_or(NoCaller::Undecided)?.wrapping_add_signed(*offset)
             }
             FrameAddress::Expression(bytes) => evaluate(bytes, None, values, read)?,
         };
@@ -130,16 +134,16 @@ impl Rules {
         caller[RSP] = Some(frame);
         for (register, rule) in &self.registers {
             let found = match rule {
-                Rule::Undefined if *register == RETURN_ADDRESS => return Err(Step::Outermost),
-                Rule::Undefined => Err(Step::Undecided),
-                Rule::At(offset) => read(frame.wrapping_add_signed(*offset)).ok_or(Step::NotCopied),
-                Rule::Is(offset) => Ok(frame.wrapping_add_signed(*offset)),
-                Rule::Register(other) => value(*other).ok_or(Step::Undecided),
-                Rule::AtExpression(bytes) => {
-                    evaluate(bytes, Some(frame), values, read).and_then(|at| read(at).ok_or(Step::NotCopied))
+                CalleeRegisterRule::Undefined if *register == RETURN_ADDRESS => return Err(NoCaller::Outermost),
+                CalleeRegisterRule::Undefined => Err(NoCaller::Undecided),
+                CalleeRegisterRule::At(offset) => read(frame.wrapping_add_signed(*offset)).ok_or(NoCaller::NotCopied),
+                CalleeRegisterRule::Is(offset) => Ok(frame.wrapping_add_signed(*offset)),
+                CalleeRegisterRule::Register(other) => value(*other).ok_or(NoCaller::Undecided),
+                CalleeRegisterRule::AtExpression(bytes) => {
+                    evaluate(bytes, Some(frame), values, read).and_then(|at| read(at).ok_or(NoCaller::NotCopied))
                 }
-                Rule::IsExpression(bytes) => evaluate(bytes, Some(frame), values, read),
-                Rule::Constant(value) => Ok(*value),
+                CalleeRegisterRule::IsExpression(bytes) => evaluate(bytes, Some(frame), values, read),
+                CalleeRegisterRule::Constant(value) => Ok(*value),
             };
             if *register == RETURN_ADDRESS {
                 caller[RETURN_ADDRESS] = Some(found?);
@@ -147,7 +151,7 @@ impl Rules {
                 *known = found.ok();
             }
         }
-        if caller[RETURN_ADDRESS].is_some() { Ok(caller) } else { Err(Step::Undecided) }
+        if caller[RETURN_ADDRESS].is_some() { Ok(caller) } else { Err(NoCaller::Undecided) }
     }
 }
 
@@ -158,12 +162,12 @@ const KEPT: [usize; 6] = [RBX, RBP, R12, R12 + 1, R12 + 2, R12 + 3];
 fn evaluate(
     bytes: &[u8],
     frame: Option<u64>,
-    values: &Values,
+    values: &RegisterValues,
     read: &impl Fn(u64) -> Option<u64>,
-) -> Result<u64, Step> {
-    let unreported = |_damaged: gimli::Error| Step::Undecided;
+) -> Result<u64, NoCaller> {
+    let unreported = |_damaged: gimli::Error| NoCaller::Undecided;
     let encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 5 };
-    let mut evaluation = Expression(Reader::new(bytes, LittleEndian)).evaluation(encoding);
+    let mut evaluation = Expression(ExpressionReader::new(bytes, LittleEndian)).evaluation(encoding);
     evaluation.set_max_iterations(MOST_OPERATIONS);
     if let Some(frame) = frame {
         evaluation.set_initial_value(frame);
@@ -173,22 +177,22 @@ fn evaluate(
         state = match state {
             EvaluationResult::Complete => break,
             EvaluationResult::RequiresMemory { address, size: 8, space: None, .. } => {
-                let word = read(address).ok_or(Step::NotCopied)?;
+                let word = read(address).ok_or(NoCaller::NotCopied)?;
                 evaluation.resume_with_memory(Value::Generic(word)).map_err(unreported)?
             }
             EvaluationResult::RequiresRegister { register, .. } => {
-                let value = values.get(usize::from(register.0)).copied().flatten().ok_or(Step::Undecided)?;
+                let value = values.get(usize::from(register.0)).copied().flatten().ok_or(NoCaller::Undecided)?;
                 evaluation.resume_with_register(Value::Generic(value)).map_err(unreported)?
             }
-            _ => return Err(Step::Undecided),
+            _ => return Err(NoCaller::Undecided),
         };
     }
     match evaluation.as_result() {
         [piece] => match piece.location {
             Location::Address { address } => Ok(address),
             Location::Value { value: Value::Generic(value) } => Ok(value),
-            _ => Err(Step::Undecided),
+            _ => Err(NoCaller::Undecided),
         },
-        _ => Err(Step::Undecided),
+        _ => Err(NoCaller::Undecided),
     }
 }

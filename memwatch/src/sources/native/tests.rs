@@ -7,7 +7,7 @@ use memwatch_common::native::{COPY_BYTES, NativeItem, Registers};
 use memwatch_core::stack::native::{NativeEnd, NativeStack};
 use proptest::prelude::*;
 
-use super::maps::{Code, Maps};
+use super::maps::{CodeLocation, Maps};
 use super::rules::{self, RBP, REGISTERS, RETURN_ADDRESS, RSP};
 use super::{NativeFiles, NativeProcess, unwind};
 use crate::sources::clock;
@@ -99,7 +99,7 @@ fn every_caller_is_found_that_the_c_library_finds() {
     let (frames, end) = unwind::unwind(&maps, &mut files.images, &copied.item());
     assert_eq!(end, NativeEnd::Complete);
     let place = |address: u64| match maps.code(address - 1) {
-        Code::OfFile(image, offset) => {
+        CodeLocation::OfFile(image, offset) => {
             (image, files.images.named(image).expect("it is there").0.address(offset).expect("loaded"))
         }
         other => panic!("{address:x}: {other:?}"),

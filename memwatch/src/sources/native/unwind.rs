@@ -5,8 +5,8 @@ use memwatch_core::stack::native::NativeEnd;
 
 use super::MOST_FRAMES;
 use super::image::Images;
-use super::maps::{Code, Maps};
-use super::rules::{R12, RBP, RBX, REGISTERS, RETURN_ADDRESS, RSP, Step, Values};
+use super::maps::{CodeLocation, Maps};
+use super::rules::{NoCaller, R12, RBP, RBX, REGISTERS, RETURN_ADDRESS, RSP, RegisterValues};
 
 /// Returns the frames of a copy as file numbers and addresses in the files, and why the stack ends
 /// there.
@@ -40,9 +40,9 @@ pub(super) fn unwind(maps: &Maps, images: &mut Images, copy: &NativeItem<'_>) ->
                 break NativeEnd::Contradictory;
             }
             Ok(caller) => values = caller,
-            Err(Step::Outermost) => break NativeEnd::Complete,
-            Err(Step::NotCopied) => break NativeEnd::CopyEnds,
-            Err(Step::Undecided) => break NativeEnd::NoInformation,
+            Err(NoCaller::Outermost) => break NativeEnd::Complete,
+            Err(NoCaller::NotCopied) => break NativeEnd::CopyEnds,
+            Err(NoCaller::Undecided) => break NativeEnd::NoInformation,
         }
         returns = !rules.is_signal;
     };
@@ -51,17 +51,17 @@ pub(super) fn unwind(maps: &Maps, images: &mut Images, copy: &NativeItem<'_>) ->
 
 fn place(maps: &Maps, images: &mut Images, at: u64) -> Result<(usize, u64), NativeEnd> {
     match maps.code(at) {
-        Code::OfFile(image, offset) => {
+        CodeLocation::OfFile(image, offset) => {
             let address = images.get_mut(image).and_then(|image| image.address(offset));
             let address = address.ok_or(NativeEnd::NoInformation)?;
             Ok((image, address))
         }
-        Code::Unreadable => Err(NativeEnd::Unreadable),
-        Code::None => Err(NativeEnd::NoInformation),
+        CodeLocation::Unreadable => Err(NativeEnd::Unreadable),
+        CodeLocation::None => Err(NativeEnd::NoInformation),
     }
 }
 
-fn first(copy: &NativeItem<'_>) -> Values {
+fn first(copy: &NativeItem<'_>) -> RegisterValues {
     let mut values = [None; REGISTERS];
     let registers = &copy.registers;
     for (register, value) in

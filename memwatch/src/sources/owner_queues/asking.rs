@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::{Limits, OwnerQueues};
-use crate::sources::library::limits::Owner;
+use crate::sources::library::limits::FileOwner;
 
 /// Maximum time to wait for an answer. It is long enough for an overloaded machine.
 const WAIT: Duration = Duration::from_millis(250);
@@ -23,19 +23,19 @@ const MOST_UNANSWERED: usize = 4096;
 const MOST_AGAIN: usize = 16;
 
 /// Queries of one kind.
-pub(crate) struct Asking<T> {
+pub(crate) struct OwnerQueries<T> {
     queues: OwnerQueues,
-    report: Sender<(Owner, u32, T)>,
-    answers: Receiver<(Owner, u32, T)>,
+    report: Sender<(FileOwner, u32, T)>,
+    answers: Receiver<(FileOwner, u32, T)>,
     /// Process of the unanswered query, by owner.
-    open: BTreeMap<Owner, u32>,
+    open: BTreeMap<FileOwner, u32>,
     /// Time at which an answer was late, by owner.
-    late: BTreeMap<Owner, Instant>,
+    late: BTreeMap<FileOwner, Instant>,
     /// Processes whose query got no answer in time.
-    unanswered: BTreeMap<u32, Owner>,
+    unanswered: BTreeMap<u32, FileOwner>,
 }
 
-impl<T: Send + 'static> Asking<T> {
+impl<T: Send + 'static> OwnerQueries<T> {
     /// Creates the state without queries.
     pub(crate) fn new(name: &'static str) -> Self {
         Self::with(name, Limits::default())
@@ -48,7 +48,12 @@ impl<T: Send + 'static> Asking<T> {
     }
 
     /// Queries a process of this owner. Returns `None` if the answer does not arrive in time.
-    pub(crate) fn ask(&mut self, owner: Owner, tgid: u32, question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    pub(crate) fn ask(
+        &mut self,
+        owner: FileOwner,
+        tgid: u32,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
         self.take_late_answers();
         self.unanswered.remove(&tgid);
         if !self.open.contains_key(&owner) {
@@ -70,7 +75,7 @@ impl<T: Send + 'static> Asking<T> {
         None
     }
 
-    fn wait(&mut self, owner: Owner) -> Option<T> {
+    fn wait(&mut self, owner: FileOwner) -> Option<T> {
         self.late.retain(|_, late| late.elapsed() < PROBATION);
         let wait = if self.late.contains_key(&owner) { SHORT_WAIT } else { WAIT };
         let end = Instant::now() + wait;
@@ -92,7 +97,7 @@ impl<T: Send + 'static> Asking<T> {
             return Vec::new();
         }
         self.take_late_answers();
-        let is_free = |(_, owner): &(&u32, &Owner)| !self.open.contains_key(owner);
+        let is_free = |(_, owner): &(&u32, &FileOwner)| !self.open.contains_key(owner);
         let again: Vec<u32> = self.unanswered.iter().filter(is_free).map(|(tgid, _)| *tgid).take(MOST_AGAIN).collect();
         self.unanswered.retain(|tgid, _| !again.contains(tgid));
         again
@@ -105,7 +110,7 @@ impl<T: Send + 'static> Asking<T> {
     }
 }
 
-impl<T> fmt::Debug for Asking<T> {
+impl<T> fmt::Debug for OwnerQueries<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Asking")
             .field("open", &self.open)
@@ -120,8 +125,8 @@ mod tests {
 
     #[test]
     fn an_owner_without_an_answer_is_not_waited_for_again_until_there_is_one() {
-        let mut asking = Asking::new("test");
-        let (greedy, other) = (Owner::User(1), Owner::User(2));
+        let mut asking = OwnerQueries::new("test");
+        let (greedy, other) = (FileOwner::User(1), FileOwner::User(2));
         let (release, released) = channel::<()>();
         assert_eq!(asking.ask(greedy, 10, || 1), Some(1));
         assert_eq!(asking.ask(greedy, 11, move || drop_at_end(&released)), None);

@@ -14,9 +14,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::library::limits::Owner;
+use super::library::limits::FileOwner;
 
-pub(crate) use self::asking::Asking;
+pub(crate) use self::asking::OwnerQueries;
 
 /// Maximum number of threads of one owner. The second starts only when the first is stuck.
 const MOST_OF_OWNER: usize = 2;
@@ -85,10 +85,10 @@ type Work = Box<dyn FnOnce() + Send>;
 /// `numbers.rs`, `python`): such a process was selected explicitly and can block only the session
 /// that traces it. Live objects are read on a thread per process.
 pub(crate) struct OwnerQueues {
-    shared: Arc<Shared>,
+    shared: Arc<SharedQueues>,
 }
 
-struct Shared {
+struct SharedQueues {
     /// Name of the queues and of their threads.
     name: &'static str,
     limits: Limits,
@@ -98,17 +98,17 @@ struct Shared {
 
 #[derive(Default)]
 struct Queues {
-    waiting: BTreeMap<Owner, VecDeque<Work>>,
+    waiting: BTreeMap<FileOwner, VecDeque<Work>>,
     /// Owners with waiting work, in the order in which they are served.
-    turns: VecDeque<Owner>,
-    running: BTreeMap<u64, Running>,
+    turns: VecDeque<FileOwner>,
+    running: BTreeMap<u64, RunningWork>,
     last_id: u64,
     idle_threads: usize,
     is_closed: bool,
 }
 
-struct Running {
-    owner: Owner,
+struct RunningWork {
+    owner: FileOwner,
     since: Instant,
     is_reported: bool,
 }
@@ -122,16 +122,16 @@ impl OwnerQueues {
     /// Creates the queues with these limits.
     pub(crate) fn with(name: &'static str, limits: Limits) -> Self {
         let (queues, changed) = (Mutex::default(), Condvar::new());
-        Self { shared: Arc::new(Shared { name, limits, queues, changed }) }
+        Self { shared: Arc::new(SharedQueues { name, limits, queues, changed }) }
     }
 
     /// Queues `work` behind earlier work of its owner. Returns at once.
     ///
     /// # Errors
     /// Too much work of this owner is waiting, or no thread can be started.
-    pub(crate) fn order(&self, owner: Owner, work: impl FnOnce() + Send + 'static) -> Result<Accepted, QueueFull> {
+    pub(crate) fn order(&self, owner: FileOwner, work: impl FnOnce() + Send + 'static) -> Result<Accepted, QueueFull> {
         let mut queues = self.shared.lock();
-        let is_stuck = |running: &Running| running.since.elapsed() >= HELD;
+        let is_stuck = |running: &RunningWork| running.since.elapsed() >= HELD;
         let is_behind = queues.running.values().any(|running| running.owner == owner && is_stuck(running));
         let own = queues.waiting.entry(owner).or_default();
         if own.len() >= MOST_WAITING {
@@ -155,7 +155,7 @@ impl OwnerQueues {
     #[cfg(test)]
     fn stuck_owners(&self) -> usize {
         let queues = self.shared.lock();
-        let is_stuck = |running: &&Running| running.since.elapsed() >= self.shared.limits.patience;
+        let is_stuck = |running: &&RunningWork| running.since.elapsed() >= self.shared.limits.patience;
         let owners = queues.running.values().filter(is_stuck).map(|running| running.owner);
         owners.collect::<std::collections::BTreeSet<_>>().len()
     }
@@ -177,7 +177,7 @@ impl fmt::Debug for OwnerQueues {
     }
 }
 
-impl Shared {
+impl SharedQueues {
     fn lock(&self) -> MutexGuard<'_, Queues> {
         // Work runs without the lock, so a panic in it leaves the queues consistent.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
@@ -250,12 +250,12 @@ impl Queues {
             self.turns.push_back(owner);
         }
         self.last_id += 1;
-        self.running.insert(self.last_id, Running { owner, since: Instant::now(), is_reported: false });
+        self.running.insert(self.last_id, RunningWork { owner, since: Instant::now(), is_reported: false });
         Some((self.last_id, work))
     }
 
-    fn may_run(&self, owner: Owner, limits: &Limits) -> bool {
-        let is_root = |owner: Owner| matches!(owner, Owner::Root(_));
+    fn may_run(&self, owner: FileOwner, limits: &Limits) -> bool {
+        let is_root = |owner: FileOwner| matches!(owner, FileOwner::Root(_));
         let (mut own, mut busy, mut threads) = (0, 0, 0);
         for running in self.running.values().filter(|running| is_root(running.owner) == is_root(owner)) {
             let is_stuck = running.since.elapsed() >= limits.patience;
@@ -273,7 +273,7 @@ impl Queues {
     }
 
     fn finish(&mut self, id: u64, name: &str) {
-        if let Some(Running { owner, since, is_reported: true }) = self.running.remove(&id) {
+        if let Some(RunningWork { owner, since, is_reported: true }) = self.running.remove(&id) {
             log::warn!("{name}: {owner} answers again, after {} s", since.elapsed().as_secs());
         }
     }

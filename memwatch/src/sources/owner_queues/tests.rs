@@ -12,7 +12,7 @@ fn queues(busy: usize, threads: usize) -> OwnerQueues {
 
 /// Orders work that hangs until the returned sender is dropped, and that reports this number when
 /// it starts.
-fn hang(queues: &OwnerQueues, owner: Owner, begun: &Sender<u32>, number: u32) -> Sender<()> {
+fn hang(queues: &OwnerQueues, owner: FileOwner, begun: &Sender<u32>, number: u32) -> Sender<()> {
     let (release, released) = channel::<()>();
     let begun = begun.clone();
     queues
@@ -24,7 +24,7 @@ fn hang(queues: &OwnerQueues, owner: Owner, begun: &Sender<u32>, number: u32) ->
     release
 }
 
-fn note(queues: &OwnerQueues, owner: Owner, begun: &Sender<u32>, number: u32) {
+fn note(queues: &OwnerQueues, owner: FileOwner, begun: &Sender<u32>, number: u32) {
     let begun = begun.clone();
     queues.order(owner, move || begun.send(number).unwrap_or_default()).expect("there is room");
 }
@@ -36,19 +36,19 @@ fn next(begun: &Receiver<u32>) -> u32 {
 #[test]
 fn one_owners_work_runs_in_its_order() {
     let (queues, (sender, begun)) = (queues(4, 8), channel());
-    (0..100).for_each(|number| note(&queues, Owner::User(1), &sender, number));
+    (0..100).for_each(|number| note(&queues, FileOwner::User(1), &sender, number));
     assert!((0..100).all(|number| next(&begun) == number));
 }
 
 #[test]
 fn owners_that_hang_hold_nobody_else() {
     let (queues, (sender, begun)) = (queues(2, 16), channel());
-    let hanging: Vec<_> = (0..6).map(|owner| hang(&queues, Owner::User(owner), &sender, owner)).collect();
+    let hanging: Vec<_> = (0..6).map(|owner| hang(&queues, FileOwner::User(owner), &sender, owner)).collect();
     let mut stuck: Vec<u32> = (0..6).map(|_| next(&begun)).collect();
     stuck.sort_unstable();
     assert_eq!(stuck, [0, 1, 2, 3, 4, 5], "each that is stuck makes room for the next");
-    note(&queues, Owner::User(9), &sender, 9);
-    note(&queues, Owner::Root(1), &sender, 10);
+    note(&queues, FileOwner::User(9), &sender, 9);
+    note(&queues, FileOwner::Root(1), &sender, 10);
     let mut others = [next(&begun), next(&begun)];
     others.sort_unstable();
     assert_eq!(others, [9, 10]);
@@ -58,14 +58,14 @@ fn owners_that_hang_hold_nobody_else() {
 #[test]
 fn an_owner_has_two_threads_at_most_and_a_bounded_queue() {
     let (queues, (sender, begun)) = (queues(4, 16), channel());
-    let owner = Owner::User(7);
+    let owner = FileOwner::User(7);
     let mut hanging = vec![hang(&queues, owner, &sender, 1), hang(&queues, owner, &sender, 2)];
     assert_eq!([next(&begun), next(&begun)], [1, 2]);
     while queues.stuck_owners() == 0 {
         thread::sleep(Duration::from_millis(5));
     }
     note(&queues, owner, &sender, 3);
-    note(&queues, Owner::User(8), &sender, 4);
+    note(&queues, FileOwner::User(8), &sender, 4);
     assert_eq!(next(&begun), 4, "the third work of the stuck owner waits");
     for _ in 1..MOST_WAITING {
         assert!(queues.order(owner, || ()).is_ok());
@@ -80,10 +80,10 @@ fn an_owner_has_two_threads_at_most_and_a_bounded_queue() {
 #[test]
 fn roots_work_has_places_of_its_own() {
     let (queues, (sender, begun)) = (queues(4, 3), channel());
-    let hanging: Vec<_> = (0..3).map(|owner| hang(&queues, Owner::User(owner), &sender, owner)).collect();
+    let hanging: Vec<_> = (0..3).map(|owner| hang(&queues, FileOwner::User(owner), &sender, owner)).collect();
     (0..3).for_each(|_| assert!(next(&begun) < 3));
-    note(&queues, Owner::User(5), &sender, 5);
-    note(&queues, Owner::Root(1), &sender, 6);
+    note(&queues, FileOwner::User(5), &sender, 5);
+    note(&queues, FileOwner::Root(1), &sender, 6);
     assert_eq!(next(&begun), 6, "users have no thread left");
     drop(hanging);
     assert_eq!(next(&begun), 5);
@@ -92,7 +92,7 @@ fn roots_work_has_places_of_its_own() {
 #[test]
 fn threads_end_when_there_is_nothing_to_do_and_with_the_queues() {
     let (queues, (sender, begun)) = (queues(4, 8), channel());
-    note(&queues, Owner::User(1), &sender, 1);
+    note(&queues, FileOwner::User(1), &sender, 1);
     assert_eq!(next(&begun), 1);
     let shared = Arc::clone(&queues.shared);
     let end = Instant::now() + LONG;
@@ -100,11 +100,11 @@ fn threads_end_when_there_is_nothing_to_do_and_with_the_queues() {
         thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(Arc::strong_count(&shared), 2, "no thread is left");
-    note(&queues, Owner::User(1), &sender, 2);
+    note(&queues, FileOwner::User(1), &sender, 2);
     assert_eq!(next(&begun), 2, "one starts again");
-    let hanging = hang(&queues, Owner::User(1), &sender, 3);
+    let hanging = hang(&queues, FileOwner::User(1), &sender, 3);
     assert_eq!(next(&begun), 3);
-    note(&queues, Owner::User(1), &sender, 4);
+    note(&queues, FileOwner::User(1), &sender, 4);
     drop(queues);
     drop(hanging);
     drop(sender);
@@ -114,7 +114,7 @@ fn threads_end_when_there_is_nothing_to_do_and_with_the_queues() {
 #[test]
 fn work_that_panics_ends_no_queue() {
     let (queues, (sender, begun)) = (queues(1, 2), channel());
-    queues.order(Owner::User(1), || panic!("as it is meant to")).expect("there is room");
-    note(&queues, Owner::User(1), &sender, 1);
+    queues.order(FileOwner::User(1), || panic!("as it is meant to")).expect("there is room");
+    note(&queues, FileOwner::User(1), &sender, 1);
     assert_eq!(next(&begun), 1);
 }

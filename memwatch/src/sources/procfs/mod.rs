@@ -18,9 +18,9 @@ use memwatch_core::owner::Ancestor;
 use memwatch_core::words::Tgid;
 
 use environment::Variables;
-use pace::Pace;
-use stat::{Stat, Status};
-use words::{ENVIRONMENT_BYTES, Words, WordsReader};
+use pace::ReadPace;
+use stat::{ProcStat, ProcStatus};
+use words::{ENVIRONMENT_BYTES, ProcessWords, WordsReader};
 
 use super::login_users::login_user;
 
@@ -43,7 +43,7 @@ pub(crate) struct ProcReader {
     page_bytes: u64,
     users: BTreeMap<u32, Option<String>>,
     words: WordsReader,
-    pace: Pace,
+    pace: ReadPace,
 }
 
 impl ProcReader {
@@ -54,7 +54,7 @@ impl ProcReader {
         let positive = |value: libc::c_long| u64::try_from(value).ok().filter(|value| *value > 0);
         let ns_per_tick = 1_000_000_000 / positive(ticks).unwrap_or(100);
         let (page_bytes, users) = (positive(page).unwrap_or(4096), BTreeMap::new());
-        Self { root: root.into(), ns_per_tick, page_bytes, users, words: WordsReader::new(), pace: Pace::default() }
+        Self { root: root.into(), ns_per_tick, page_bytes, users, words: WordsReader::new(), pace: ReadPace::default() }
     }
 
     /// Returns the facts of a process; `None` if it does not exist.
@@ -66,10 +66,10 @@ impl ProcReader {
         // The command line and the environment are in the memory of the process, which an exited
         // process does not have.
         let words = (!stat.is_over()).then(|| self.words.read(tgid, directory.clone(), main_thread_ended));
-        let Words { command_line, environment } = words.unwrap_or_default();
+        let ProcessWords { command_line, environment } = words.unwrap_or_default();
         let command = command(command_line);
         let status = beginning(&directory.join("status"), TABLE_BYTES).unwrap_or_default();
-        let status = Status::parse(&status);
+        let status = ProcStatus::parse(&status);
         let cgroups = self.groups(tgid, &stat);
         let environ = environment.as_deref().filter(|environ| environ.len() < ENVIRONMENT_BYTES);
         let variables = environ.map(Variables::parse);
@@ -101,7 +101,7 @@ impl ProcReader {
     /// Returns the current user id, user name and start time of a process, as in [`ProcessFacts`].
     pub(crate) fn user_now(&mut self, tgid: u32) -> Option<(u32, String, u64)> {
         let status = beginning(&self.directory(tgid).join("status"), TABLE_BYTES)?;
-        let (uid, stat) = (Status::parse(&status).uid?, self.stat(tgid)?);
+        let (uid, stat) = (ProcStatus::parse(&status).uid?, self.stat(tgid)?);
         Some((uid, self.user(uid), stat.start_ticks.saturating_mul(self.ns_per_tick)))
     }
 
@@ -163,7 +163,7 @@ impl ProcReader {
         self.groups(tgid, &stat)
     }
 
-    fn groups(&self, tgid: u32, stat: &Stat) -> Option<String> {
+    fn groups(&self, tgid: u32, stat: &ProcStat) -> Option<String> {
         let mut text = beginning(&self.directory(tgid).join("cgroup"), CGROUPS_BYTES)?;
         if text.len() == CGROUPS_BYTES {
             // A truncated line would name a different group.
@@ -178,7 +178,7 @@ impl ProcReader {
     }
 
     /// Returns the current ancestors from the parent upwards, without the machine's first process.
-    fn ancestors(&self, of: &Stat) -> Vec<Ancestor> {
+    fn ancestors(&self, of: &ProcStat) -> Vec<Ancestor> {
         let mut ancestors = Vec::new();
         let (mut tgid, mut start_ticks) = (of.parent_tgid, of.start_ticks);
         while tgid > FIRST_PROCESS && ancestors.len() < ANCESTORS {
@@ -246,8 +246,8 @@ impl ProcReader {
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
     }
 
-    fn stat(&self, tgid: u32) -> Option<Stat> {
-        Stat::parse(&beginning(&self.directory(tgid).join("stat"), TABLE_BYTES)?)
+    fn stat(&self, tgid: u32) -> Option<ProcStat> {
+        ProcStat::parse(&beginning(&self.directory(tgid).join("stat"), TABLE_BYTES)?)
     }
 
     fn directory(&self, tgid: u32) -> PathBuf {

@@ -17,7 +17,7 @@ const MANY_OWNERS: usize = 256;
 
 /// State of the rate limit.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct ReadPace {
     /// For each login user, the time at which the processes read so far would have been read at an
     /// even pace.
     owners: BTreeMap<u32, Instant>,
@@ -25,7 +25,7 @@ pub(super) struct Pace {
     later: BTreeMap<u32, Vec<u32>>,
 }
 
-impl Pace {
+impl ReadPace {
     /// Whether another process of this login user may be read at the moment. Counts the process if
     /// so.
     pub(super) fn allows(&mut self, login_user: u32, now: Instant) -> bool {
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn who_starts_too_many_is_read_later_and_nobody_else_is() {
-        let (mut pace, begin) = (Pace::default(), Instant::now());
+        let (mut pace, begin) = (ReadPace::default(), Instant::now());
         let read = (0..2 * BURST).filter(|_| pace.allows(1, begin)).count();
         assert_eq!(read, BURST as usize);
         assert!(pace.allows(2, begin));
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn of_those_put_off_the_living_are_read_at_the_owners_pace() {
-        let (mut pace, begin) = (Pace::default(), Instant::now());
+        let (mut pace, begin) = (ReadPace::default(), Instant::now());
         while pace.allows(1, begin) {}
         (10..14).for_each(|tgid| pace.put_off(1, tgid));
         let lives = |tgid| tgid != 11;

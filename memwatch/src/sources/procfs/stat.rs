@@ -2,7 +2,7 @@
 
 /// The fields of `/proc/PID/stat` that memwatch needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Stat {
+pub(super) struct ProcStat {
     pub(super) comm: String,
     /// Whether the main thread has exited and waits to be reaped, or for other threads to exit.
     pub(super) ended: bool,
@@ -14,7 +14,7 @@ pub(super) struct Stat {
     pub(super) resident_pages: u64,
 }
 
-impl Stat {
+impl ProcStat {
     /// Parses the file. The name may contain spaces and parentheses, so fields are counted from the
     /// last `)`.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
@@ -41,7 +41,7 @@ impl Stat {
 
 /// The fields of `/proc/PID/status` that memwatch needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Status {
+pub(super) struct ProcStatus {
     /// Real user id. The owner of the directory in `/proc` is not used, since it is root for a
     /// process that may not be dumped.
     pub(super) uid: Option<u32>,
@@ -49,7 +49,7 @@ pub(super) struct Status {
     pub(super) inner_tgid: Option<u32>,
 }
 
-impl Status {
+impl ProcStatus {
     /// Parses the file. The name is escaped in it, so that it cannot fake another field.
     pub(super) fn parse(bytes: &[u8]) -> Self {
         let mut status = Self::default();
@@ -89,12 +89,12 @@ fn unescaped(name: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Stat, Status};
+    use super::{ProcStat, ProcStatus};
 
     #[test]
     fn a_name_with_parentheses_and_spaces_does_not_shift_the_fields() {
         let line = b"7 (a) S 1 (b) S 42 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 1234 1000 10 18446744073709551615";
-        let stat = Stat {
+        let stat = ProcStat {
             comm: "a) S 1 (b".into(),
             ended: false,
             threads: 1,
@@ -102,9 +102,9 @@ mod tests {
             start_ticks: 1234,
             resident_pages: 10,
         };
-        assert_eq!(Stat::parse(line), Some(stat));
+        assert_eq!(ProcStat::parse(line), Some(stat));
         for broken in ["", "7 (x", "7 (x) S", "7 (x) S a b c", ")", ")("] {
-            assert_eq!(Stat::parse(broken.as_bytes()), None, "{broken:?}");
+            assert_eq!(ProcStat::parse(broken.as_bytes()), None, "{broken:?}");
         }
     }
 
@@ -113,7 +113,7 @@ mod tests {
         let line = |state| {
             format!("7 (x) {state} 1 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 1234 1000 10 18446744073709551615")
         };
-        let ended = |state| Stat::parse(line(state).as_bytes()).expect("it is whole").ended;
+        let ended = |state| ProcStat::parse(line(state).as_bytes()).expect("it is whole").ended;
         assert_eq!(["R", "S", "D", "T", "Z", "X"].map(ended), [false, false, false, false, true, true]);
     }
 
@@ -122,24 +122,24 @@ mod tests {
         let line = |threads| {
             format!("7 (x) Z 1 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 {threads} 0 1234 1000 10 18446744073709551615")
         };
-        let is_over = |threads: u32| Stat::parse(line(threads).as_bytes()).expect("it is whole").is_over();
+        let is_over = |threads: u32| ProcStat::parse(line(threads).as_bytes()).expect("it is whole").is_over();
         assert_eq!([0, 1, 2, 30].map(is_over), [true, true, false, false]);
     }
 
     #[test]
     fn an_escaped_name_is_the_name_itself() {
         let line = b"7 (a\\nb\\\\n\\x) S 1 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 12 1000 10 18446744073709551615";
-        assert_eq!(Stat::parse(line).map(|stat| stat.comm).as_deref(), Some("a\nb\\n\\x"));
+        assert_eq!(ProcStat::parse(line).map(|stat| stat.comm).as_deref(), Some("a\nb\\n\\x"));
     }
 
     #[test]
     fn the_user_is_the_real_one_and_the_inner_number_that_of_the_innermost_namespace() {
-        let status = |text: &str| Status::parse(text.as_bytes());
+        let status = |text: &str| ProcStatus::parse(text.as_bytes());
         let whole = "Name:\tUid:\\n\nUmask:\t0022\nNSpid:\t4711\t12\t1\nUid:\t1000\t0\t0\t0\n";
-        assert_eq!(status(whole), Status { uid: Some(1000), inner_tgid: Some(1) });
-        assert_eq!(status("Uid:\t0\t0\t0\t0\nNSpid:\t4711\n"), Status { uid: Some(0), inner_tgid: None });
-        assert_eq!(status("Uid:\nNSpid:\n"), Status::default());
-        assert_eq!(status("Uid:\t4294967296\nNSpid:\t1\t-1"), Status::default());
-        assert_eq!(Status::parse(b"\xff\nUid:\t7\n"), Status { uid: Some(7), inner_tgid: None });
+        assert_eq!(status(whole), ProcStatus { uid: Some(1000), inner_tgid: Some(1) });
+        assert_eq!(status("Uid:\t0\t0\t0\t0\nNSpid:\t4711\n"), ProcStatus { uid: Some(0), inner_tgid: None });
+        assert_eq!(status("Uid:\nNSpid:\n"), ProcStatus::default());
+        assert_eq!(status("Uid:\t4294967296\nNSpid:\t1\t-1"), ProcStatus::default());
+        assert_eq!(ProcStatus::parse(b"\xff\nUid:\t7\n"), ProcStatus { uid: Some(7), inner_tgid: None });
     }
 }

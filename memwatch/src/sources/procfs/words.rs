@@ -7,8 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::beginning;
-use crate::sources::library::limits::Owner;
-use crate::sources::owner_queues::Asking;
+use crate::sources::library::limits::FileOwner;
+use crate::sources::owner_queues::OwnerQueries;
 
 /// Maximum length of a command line in bytes.
 const COMMAND_BYTES: usize = 4096;
@@ -17,31 +17,31 @@ pub(super) const ENVIRONMENT_BYTES: usize = 1 << 20;
 
 /// Command line and environment of a process.
 #[derive(Debug, Default)]
-pub(super) struct Words {
+pub(super) struct ProcessWords {
     pub(super) command_line: Vec<u8>,
     pub(super) environment: Option<Vec<u8>>,
 }
 
 /// Reads command lines and environments in the queue of the process's owner.
 #[derive(Debug)]
-pub(super) struct WordsReader(Asking<Words>);
+pub(super) struct WordsReader(OwnerQueries<ProcessWords>);
 
 impl WordsReader {
     pub(super) fn new() -> Self {
-        Self(Asking::new("command-lines"))
+        Self(OwnerQueries::new("command-lines"))
     }
 
     /// Reads command line and environment of the process with this directory. Returns empty ones if
     /// its owner blocks the read. `main_thread_ended`: only the other threads have memory.
-    pub(super) fn read(&mut self, tgid: u32, directory: PathBuf, main_thread_ended: bool) -> Words {
-        let Some(owner) = Owner::of(&directory) else { return Words::default() };
+    pub(super) fn read(&mut self, tgid: u32, directory: PathBuf, main_thread_ended: bool) -> ProcessWords {
+        let Some(owner) = FileOwner::of(&directory) else { return ProcessWords::default() };
         let read = move || {
             let own = beginning(&directory.join("cmdline"), COMMAND_BYTES).filter(|words| !words.is_empty());
             // An exited main thread has no memory and so no command line; the other threads have
             // it.
             let words = own.or_else(|| main_thread_ended.then(|| words_of_threads(&directory)).flatten());
             let environment = beginning(&directory.join("environ"), ENVIRONMENT_BYTES);
-            Words { command_line: words.unwrap_or_default(), environment }
+            ProcessWords { command_line: words.unwrap_or_default(), environment }
         };
         self.0.ask(owner, tgid, read).unwrap_or_default()
     }

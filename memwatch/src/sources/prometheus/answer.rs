@@ -8,7 +8,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 
 /// What to keep of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct AnswerRequest<'a> {
     /// Labels that form a row, in the requested order.
     pub(crate) labels: &'a [&'a str],
     /// Maximum number of series.
@@ -17,7 +17,7 @@ pub(crate) struct Wanted<'a> {
 
 /// One series of an answer.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Series {
+pub(crate) struct PrometheusSeries {
     /// Values of the requested labels; empty if the series lacks a label.
     pub(crate) key: Vec<String>,
     /// Current value; never NaN.
@@ -26,9 +26,9 @@ pub(crate) struct Series {
 
 /// An answer to an expression.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Answer {
+pub(crate) struct PrometheusAnswer {
     /// Series with a value.
-    pub(crate) series: Vec<Series>,
+    pub(crate) series: Vec<PrometheusSeries>,
     /// Number of series beyond the maximum.
     pub(crate) left_out: u64,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Answer {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Reply {
     /// The expression was evaluated.
-    Answer(Answer),
+    Answer(PrometheusAnswer),
     /// The server refused it, with the reason.
     Refused(String),
 }
@@ -46,7 +46,7 @@ pub(super) enum Reply {
 ///
 /// # Errors
 /// The body is no answer of Prometheus's API.
-pub(super) fn read(body: &[u8], wanted: Wanted) -> Result<Reply, serde_json::Error> {
+pub(super) fn read(body: &[u8], wanted: AnswerRequest) -> Result<Reply, serde_json::Error> {
     let mut text = serde_json::Deserializer::from_slice(body);
     let reply = Body(wanted).deserialize(&mut text)?;
     text.end()?;
@@ -54,15 +54,15 @@ pub(super) fn read(body: &[u8], wanted: Wanted) -> Result<Reply, serde_json::Err
 }
 
 /// Parser of the whole body.
-struct Body<'a>(Wanted<'a>);
+struct Body<'a>(AnswerRequest<'a>);
 /// Parser of the field `data`.
-struct Data<'a>(Wanted<'a>);
+struct DataSeed<'a>(AnswerRequest<'a>);
 /// Parser of the field `result`.
-struct Result_<'a>(Wanted<'a>);
+struct Result_<'a>(AnswerRequest<'a>);
 /// Parser of one series.
-struct One<'a>(Wanted<'a>);
+struct One<'a>(AnswerRequest<'a>);
 /// Parser of a series's labels.
-struct Labels<'a>(&'a [&'a str]);
+struct LabelsSeed<'a>(&'a [&'a str]);
 
 /// Implements `DeserializeSeed` and `Visitor` for a parser.
 macro_rules! seed {
@@ -96,7 +96,7 @@ seed!(Body, Reply, "an answer with its status", visit_map, |self, map: MapAccess
             "status" => status = map.next_value()?,
             "error" => error = map.next_value()?,
             // A refusal may have data, too.
-            "data" if status != "error" => answer = Some(map.next_value_seed(Data(self.0))?),
+            "data" if status != "error" => answer = Some(map.next_value_seed(DataSeed(self.0))?),
             _ => drop(map.next_value::<IgnoredAny>()?),
         }
     }
@@ -107,7 +107,7 @@ seed!(Body, Reply, "an answer with its status", visit_map, |self, map: MapAccess
     }
 });
 
-seed!(Data, Answer, "data with a result", visit_map, |self, map: MapAccess| {
+seed!(DataSeed, PrometheusAnswer, "data with a result", visit_map, |self, map: MapAccess| {
     let mut answer = None;
     while let Some(key) = map.next_key::<String>()? {
         match key.as_str() {
@@ -124,8 +124,8 @@ seed!(Data, Answer, "data with a result", visit_map, |self, map: MapAccess| {
     answer.ok_or_else(|| A::Error::missing_field("result"))
 });
 
-seed!(Result_, Answer, "a list of series", visit_seq, |self, list: SeqAccess| {
-    let mut answer = Answer::default();
+seed!(Result_, PrometheusAnswer, "a list of series", visit_seq, |self, list: SeqAccess| {
+    let mut answer = PrometheusAnswer::default();
     while answer.series.len() < self.0.most {
         match list.next_element_seed(One(self.0))? {
             Some(one) => answer.series.extend(one),
@@ -138,11 +138,11 @@ seed!(Result_, Answer, "a list of series", visit_seq, |self, list: SeqAccess| {
     Ok(answer)
 });
 
-seed!(One, Option<Series>, "a series", visit_map, |self, map: MapAccess| {
+seed!(One, Option<PrometheusSeries>, "a series", visit_map, |self, map: MapAccess| {
     let (mut key, mut value) = (vec![String::new(); self.0.labels.len()], None);
     while let Some(name) = map.next_key::<String>()? {
         match name.as_str() {
-            "metric" => key = map.next_value_seed(Labels(self.0.labels))?,
+            "metric" => key = map.next_value_seed(LabelsSeed(self.0.labels))?,
             "value" => value = Some(map.next_value::<Value>()?.1),
             _ => drop(map.next_value::<IgnoredAny>()?),
         }
@@ -150,10 +150,10 @@ seed!(One, Option<Series>, "a series", visit_map, |self, map: MapAccess| {
     let text = value.ok_or_else(|| A::Error::missing_field("value"))?;
     let value: f64 = text.parse().map_err(|_parse| A::Error::custom(format_args!("{text:?} is no number")))?;
     // Prometheus's NaN means no value.
-    Ok((!value.is_nan()).then_some(Series { key, value }))
+    Ok((!value.is_nan()).then_some(PrometheusSeries { key, value }))
 });
 
-seed!(Labels, Vec<String>, "labels", visit_map, |self, map: MapAccess| {
+seed!(LabelsSeed, Vec<String>, "labels", visit_map, |self, map: MapAccess| {
     let mut key = vec![String::new(); self.0.len()];
     while let Some(name) = map.next_key::<String>()? {
         match self.0.iter().position(|wanted| *wanted == name) {
@@ -177,11 +177,11 @@ mod tests {
     const LABELS: [&str; 2] = ["instance", "gpu"];
 
     fn read_most(body: &str, most: usize) -> Result<Reply, String> {
-        read(body.as_bytes(), Wanted { labels: &LABELS, most }).map_err(|error| error.to_string())
+        read(body.as_bytes(), AnswerRequest { labels: &LABELS, most }).map_err(|error| error.to_string())
     }
 
-    fn series(key: [&str; 2], value: f64) -> Series {
-        Series { key: key.map(str::to_owned).into(), value }
+    fn series(key: [&str; 2], value: f64) -> PrometheusSeries {
+        PrometheusSeries { key: key.map(str::to_owned).into(), value }
     }
 
     const VECTOR: &str = r#"{"status":"success","data":{"resultType":"vector","result":[
@@ -192,8 +192,8 @@ mod tests {
     #[test]
     fn a_vector_is_read_by_its_labels_and_what_is_no_number_is_left_out() {
         let all = vec![series(["a:1", "1"], 2_500.0), series(["c", ""], f64::INFINITY)];
-        assert_eq!(read_most(VECTOR, 9), Ok(Reply::Answer(Answer { series: all.clone(), left_out: 0 })));
-        let first = Answer { series: all[..1].to_vec(), left_out: 2 };
+        assert_eq!(read_most(VECTOR, 9), Ok(Reply::Answer(PrometheusAnswer { series: all.clone(), left_out: 0 })));
+        let first = PrometheusAnswer { series: all[..1].to_vec(), left_out: 2 };
         assert_eq!(read_most(VECTOR, 1), Ok(Reply::Answer(first)));
     }
 
@@ -228,7 +228,7 @@ mod tests {
         /// the limit.
         #[test]
         fn no_answer_is_too_strange(cut in 0..VECTOR.len(), at in 0..VECTOR.len(), byte: u8, most in 0..4_usize) {
-            let wanted = Wanted { labels: &LABELS, most };
+            let wanted = AnswerRequest { labels: &LABELS, most };
             prop_assert!(read(&VECTOR.as_bytes()[..cut], wanted).is_err());
             let mut changed = VECTOR.as_bytes().to_vec();
             changed[at] = byte;

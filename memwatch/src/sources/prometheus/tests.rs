@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::*;
 
-const WANTED: Wanted = Wanted { labels: &["instance"], most: 10 };
+const WANTED: AnswerRequest = AnswerRequest { labels: &["instance"], most: 10 };
 const ONE: &str = r#"{"status":"success","data":{"resultType":"vector","result":[
     {"metric":{"__name__":"up","instance":"a:1"},"value":[1.5,"2.5e3"]}]}}"#;
 
@@ -27,7 +27,7 @@ fn request(stream: &mut TcpStream) -> String {
 
 /// Answers consecutive connections with these answers. Returns a client of the server, and a handle
 /// for the received requests.
-fn answering(answers: Vec<Vec<u8>>) -> (Client, JoinHandle<Vec<String>>) {
+fn answering(answers: Vec<Vec<u8>>) -> (PrometheusClient, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}/prefix/", listener.local_addr().expect("it is bound"));
     let thread = std::thread::spawn(move || {
@@ -43,10 +43,10 @@ fn answering(answers: Vec<Vec<u8>>) -> (Client, JoinHandle<Vec<String>>) {
     (client(&url, Duration::from_secs(60)), thread)
 }
 
-fn client(url: &str, timeout: Duration) -> Client {
+fn client(url: &str, timeout: Duration) -> PrometheusClient {
     let tenant = (HeaderName::from_static("x-scope-orgid"), HeaderValue::from_static("7"));
     let manner = Manner { headers: vec![tenant], timeout, authorities: None };
-    Client::new(Server::parse(url).expect("an address"), manner)
+    PrometheusClient::new(PrometheusServer::parse(url).expect("an address"), manner)
 }
 
 fn http(status: &str, headers: &str, body: &str) -> Vec<u8> {
@@ -59,7 +59,7 @@ fn an_expression_is_asked_with_its_headers_and_again_where_the_connection_was_cl
     block(async {
         for _ in 0..2 {
             let (answer, length) = client.query("up{a=\"b\"} + 1", WANTED).await.expect("it answers");
-            assert_eq!(answer.series, [Series { key: vec!["a:1".to_owned()], value: 2_500.0 }]);
+            assert_eq!(answer.series, [PrometheusSeries { key: vec!["a:1".to_owned()], value: 2_500.0 }]);
             assert_eq!(length.bytes, ONE.len());
         }
     });
@@ -115,15 +115,15 @@ fn who_does_not_answer_is_not_waited_for() {
 
 #[test]
 fn an_address_has_a_scheme_and_no_password() {
-    let server = Server::parse("http://[::1]:9090/prometheus/").expect("an address");
+    let server = PrometheusServer::parse("http://[::1]:9090/prometheus/").expect("an address");
     assert_eq!((server.address.host.as_str(), server.address.port), ("::1", 9090));
     assert_eq!(server.url(), "http://[::1]:9090/prometheus");
-    let server = Server::parse("https://metrics/select/0/prometheus/api/v1").expect("an address");
+    let server = PrometheusServer::parse("https://metrics/select/0/prometheus/api/v1").expect("an address");
     assert_eq!((server.address.port, server.url().as_str()), (443, "https://metrics/select/0/prometheus"));
     for (text, sentence) in
         [("prometheus:9090", "http://HOST:PORT"), ("http://", "http://HOST:PORT"), ("http://a:b@c", "--header-file")]
     {
-        assert!(Server::parse(text).expect_err("no address").contains(sentence), "{text}");
+        assert!(PrometheusServer::parse(text).expect_err("no address").contains(sentence), "{text}");
     }
 }
 

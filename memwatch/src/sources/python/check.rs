@@ -9,10 +9,10 @@ use std::time::Duration;
 use memwatch_common::tensor::StackFrame;
 
 use super::PythonError;
-use super::code::{Code, is_as_laid_out};
-use super::memory::{Memory, at};
-use super::walk::{self, Thread};
-use memwatch_inspect::python::layout::Layout;
+use super::code::{CodeObject, is_as_laid_out};
+use super::memory::{MemoryAccess, at};
+use super::walk::{self, PythonThread};
+use memwatch_inspect::python::layout::CpythonLayout;
 
 /// Number of attempts and pause between two. A running process changes its frames while they are
 /// read.
@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 const ENOUGH: usize = 10;
 
 /// Result of an attempt.
-enum Look {
+enum CheckResult {
     /// All frames are valid.
     All,
     /// The outermost frame of every thread with frames is valid; inner ones may have returned
@@ -31,15 +31,15 @@ enum Look {
 }
 
 /// The process and layout to verify.
-pub(super) struct Subject<'a, M> {
+pub(super) struct LayoutCheck<'a, M> {
     pub(super) tgid: u32,
     pub(super) memory: &'a M,
-    pub(super) layout: &'a Layout,
+    pub(super) layout: &'a CpythonLayout,
     /// Address of `PyCode_Type`.
     pub(super) code_type: u64,
 }
 
-impl<M: Memory> Subject<'_, M> {
+impl<M: MemoryAccess> LayoutCheck<'_, M> {
     /// Retries until threads, frames and code objects are valid.
     ///
     /// # Errors
@@ -52,15 +52,15 @@ impl<M: Memory> Subject<'_, M> {
                 sleep(PAUSE);
             }
             match self.look() {
-                Ok(Look::All) => return Ok(()),
-                Ok(Look::Outer) => right += 1,
+                Ok(CheckResult::All) => return Ok(()),
+                Ok(CheckResult::Outer) => right += 1,
                 Err(error) => wrong = Err(error),
             }
         }
         if right >= ENOUGH { Ok(()) } else { wrong }
     }
 
-    fn look(&self) -> Result<Look, PythonError> {
+    fn look(&self) -> Result<CheckResult, PythonError> {
         let unexpected = |what| Err(PythonError::UnexpectedLayout(what));
         let Some(threads) = walk::threads(self.memory, &self.layout.walk) else {
             return unexpected("the list of threads cannot be followed");
@@ -89,13 +89,13 @@ impl<M: Memory> Subject<'_, M> {
         }
         match frames {
             0 => Err(PythonError::Idle),
-            _ => Ok(if all { Look::All } else { Look::Outer }),
+            _ => Ok(if all { CheckResult::All } else { CheckResult::Outer }),
         }
     }
 
     /// Returns why a frame is invalid; `None` if it is valid.
     fn what_is_wrong(&self, frame: &StackFrame, waits: bool) -> Option<&'static str> {
-        let Some(code) = Code::read(self.memory, self.layout, self.code_type, frame.code) else {
+        let Some(code) = CodeObject::read(self.memory, self.layout, self.code_type, frame.code) else {
             return Some("a frame has no code object");
         };
         if is_as_laid_out(self.memory, self.layout, &code, frame) != Some(true) {
@@ -106,7 +106,7 @@ impl<M: Memory> Subject<'_, M> {
     }
 
     /// Checks the thread id, if this Python version stores it, and the word at the thread pointer.
-    fn is_thread(&self, thread: Thread, numbers: &HashSet<u64>) -> bool {
+    fn is_thread(&self, thread: PythonThread, numbers: &HashSet<u64>) -> bool {
         let has_number = self.layout.native_thread.is_none_or(|offset| {
             let number = at(thread.state, offset).and_then(|address| self.memory.u64(address));
             number.is_some_and(|number| numbers.contains(&number))

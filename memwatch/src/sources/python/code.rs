@@ -5,9 +5,9 @@ use std::sync::Arc;
 use memwatch_common::tensor::StackFrame;
 use memwatch_core::stack::PythonCode;
 
-use super::memory::{Memory, at};
+use super::memory::{MemoryAccess, at};
 use super::text::shown;
-use memwatch_inspect::python::layout::{BYTES, Instructions, Layout, SIZE, TYPE};
+use memwatch_inspect::python::layout::{BYTES, CpythonLayout, Instructions, SIZE, TYPE};
 
 /// Maximum size of a line table. That of a module of 100,000 lines has some 1 MB.
 const MOST_TABLE_BYTES: usize = 16 << 20;
@@ -16,17 +16,22 @@ const IS_CELL: u8 = 0x40;
 
 /// The fields kept of a code object.
 #[derive(Clone, Debug)]
-pub(super) struct Code {
+pub(super) struct CodeObject {
     pub(super) function: Arc<str>,
     pub(super) file: Arc<str>,
     first_line: u32,
     table: Box<[u8]>,
 }
 
-impl Code {
+impl CodeObject {
     /// Reads the code object at an address; `None` if it is unreadable or its type is not
     /// `code_type`.
-    pub(super) fn read(memory: &impl Memory, layout: &Layout, code_type: u64, address: u64) -> Option<Self> {
+    pub(super) fn read(
+        memory: &impl MemoryAccess,
+        layout: &CpythonLayout,
+        code_type: u64,
+        address: u64,
+    ) -> Option<Self> {
         let fields = &layout.code;
         let field = |offset: u32| memory.u64(at(address, offset)?);
         if field(TYPE)? != code_type {
@@ -50,7 +55,7 @@ impl Code {
 
     /// Returns function, file and line of an instruction as stored in a frame
     /// ([`memwatch_common::tensor::StackFrame::instruction`]).
-    pub(super) fn place(&self, layout: &Layout, address: u64, instruction: u64) -> PythonCode {
+    pub(super) fn place(&self, layout: &CpythonLayout, address: u64, instruction: u64) -> PythonCode {
         let offset = offset_bytes(layout, address, instruction);
         let line = match offset {
             Some(offset) => layout.lines.line(&self.table, self.first_line, offset),
@@ -69,7 +74,7 @@ impl Code {
 }
 
 /// Returns the offset of an instruction in the code in bytes; `None` before the first.
-fn offset_bytes(layout: &Layout, address: u64, instruction: u64) -> Option<u32> {
+fn offset_bytes(layout: &CpythonLayout, address: u64, instruction: u64) -> Option<u32> {
     match layout.instructions {
         Instructions::Bytes => u32::try_from(instruction).ok().filter(|offset| offset.cast_signed() >= 0),
         Instructions::Units => {
@@ -83,7 +88,12 @@ fn offset_bytes(layout: &Layout, address: u64, instruction: u64) -> Option<u32> 
 
 /// Whether a code object matches the layout: its line table covers as many bytes as its
 /// instructions, and the frame's instruction is within them.
-pub(super) fn is_as_laid_out(memory: &impl Memory, layout: &Layout, code: &Code, frame: &StackFrame) -> Option<bool> {
+pub(super) fn is_as_laid_out(
+    memory: &impl MemoryAccess,
+    layout: &CpythonLayout,
+    code: &CodeObject,
+    frame: &StackFrame,
+) -> Option<bool> {
     let size = |object: u64| memory.u64(at(object, SIZE)?);
     let (length, first) = match layout.instructions {
         Instructions::Bytes | Instructions::Units => (size(memory.u64(at(frame.code, layout.code.bytes)?)?)?, 0),
@@ -100,7 +110,7 @@ pub(super) fn is_as_laid_out(memory: &impl Memory, layout: &Layout, code: &Code,
 
 /// Whether the first local variable of a code object is a plain one, not a cell shared with a
 /// closure.
-pub(super) fn first_local_is_plain(memory: &impl Memory, layout: &Layout, address: u64) -> Option<bool> {
+pub(super) fn first_local_is_plain(memory: &impl MemoryAccess, layout: &CpythonLayout, address: u64) -> Option<bool> {
     let kinds = memory.u64(at(address, layout.code.kinds)?)?;
     let count = memory.u64(at(kinds, SIZE)?)?;
     if layout.instructions == Instructions::Pointer {

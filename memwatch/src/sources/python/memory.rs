@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-pub(super) use memwatch_inspect::memory::{Memory, at};
+pub(super) use memwatch_inspect::memory::{MemoryAccess, at};
 
 /// The memory of a process.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl ProcessMemory {
     }
 }
 
-impl Memory for ProcessMemory {
+impl MemoryAccess for ProcessMemory {
     fn fill(&self, address: u64, into: &mut [u8]) -> bool {
         self.0.read_exact_at(into, address).is_ok()
     }

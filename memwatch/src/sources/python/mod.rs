@@ -22,8 +22,8 @@ use memwatch_common::python::PythonLayout;
 use memwatch_common::record::StackItem;
 use memwatch_core::stack::PythonStack;
 
-use memory::{Memory, ProcessMemory, at};
-use memwatch_inspect::python::layout::{self, DEBUG_WORDS, Layout, TYPE_DEALLOC};
+use memory::{MemoryAccess, ProcessMemory, at};
+use memwatch_inspect::python::layout::{self, CpythonLayout, DEBUG_WORDS, TYPE_DEALLOC};
 pub(crate) use memwatch_inspect::python::{PythonError, PythonVersion};
 use resolver::Resolver;
 
@@ -69,7 +69,7 @@ impl PythonProcess {
         let memory = ProcessMemory::open(tgid).map_err(|error| PythonError::Unreadable(error.kind()))?;
         let space = AddressSpace::open(tgid).map_err(|error| PythonError::Unreadable(error.kind()))?;
         let Some(found) = find(tgid, &space, &memory)? else { return Ok(None) };
-        let Found { binary, version, layout, code_type } = found;
+        let FoundInterpreter { binary, version, layout, code_type } = found;
         Ok(Some(Self {
             version,
             display: binary.display.clone(),
@@ -118,10 +118,10 @@ impl PythonProcess {
 }
 
 /// A process's interpreter and its layout.
-struct Found {
+struct FoundInterpreter {
     binary: Binary,
     version: PythonVersion,
-    layout: Layout,
+    layout: CpythonLayout,
     code_type: u64,
 }
 
@@ -130,22 +130,22 @@ struct Found {
 ///
 /// # Errors
 /// The interpreter cannot be read, or does not match the layout of its version.
-pub(crate) fn layout_of(tgid: u32, space: &AddressSpace) -> Result<Option<Layout>, PythonError> {
+pub(crate) fn layout_of(tgid: u32, space: &AddressSpace) -> Result<Option<CpythonLayout>, PythonError> {
     Ok(find(tgid, space, space)?.map(|found| found.layout))
 }
 
 /// Finds the interpreter and verifies that its memory matches the layout of its version.
-fn find(tgid: u32, space: &AddressSpace, memory: &impl Memory) -> Result<Option<Found>, PythonError> {
+fn find(tgid: u32, space: &AddressSpace, memory: &impl MemoryAccess) -> Result<Option<FoundInterpreter>, PythonError> {
     let Some(binary) = interpreter::find(tgid, space)? else { return Ok(None) };
     let version = version(&binary, memory)?;
     let layout = layout(&binary, memory, version)?;
     let code_type =
         binary.address("PyCode_Type").ok_or(PythonError::UnexpectedLayout("there is no symbol PyCode_Type"))?;
-    check::Subject { tgid, memory, layout: &layout, code_type }.check()?;
-    Ok(Some(Found { binary, version, layout, code_type }))
+    check::LayoutCheck { tgid, memory, layout: &layout, code_type }.check()?;
+    Ok(Some(FoundInterpreter { binary, version, layout, code_type }))
 }
 
-fn version(binary: &Binary, memory: &impl Memory) -> Result<PythonVersion, PythonError> {
+fn version(binary: &Binary, memory: &impl MemoryAccess) -> Result<PythonVersion, PythonError> {
     let minor = |minor| Ok(PythonVersion { major: 3, minor });
     if let Some(address) = binary.address("Py_Version") {
         let unreadable = PythonError::UnexpectedLayout("its version cannot be read");
@@ -162,7 +162,7 @@ fn version(binary: &Binary, memory: &impl Memory) -> Result<PythonVersion, Pytho
 }
 
 /// Returns the layout of a version, including the address of the list of interpreters.
-fn layout(binary: &Binary, memory: &impl Memory, version: PythonVersion) -> Result<Layout, PythonError> {
+fn layout(binary: &Binary, memory: &impl MemoryAccess, version: PythonVersion) -> Result<CpythonLayout, PythonError> {
     let runtime = binary.address(interpreter::RUNTIME).ok_or(PythonError::Damaged)?;
     let mut layout = if version < (PythonVersion { major: 3, minor: 13 }) {
         layout::of_version(version)?
@@ -180,7 +180,7 @@ fn layout(binary: &Binary, memory: &impl Memory, version: PythonVersion) -> Resu
     Ok(layout)
 }
 
-fn code_dealloc(binary: &Binary, memory: &impl Memory, code_type: u64) -> Option<CodePlace> {
+fn code_dealloc(binary: &Binary, memory: &impl MemoryAccess, code_type: u64) -> Option<CodePlace> {
     let function = memory.u64(at(code_type, TYPE_DEALLOC)?)?;
     let file_offset = binary.file_offset(function)?;
     Some(CodePlace { file: Arc::clone(&binary.file), display: binary.display.clone(), file_offset })

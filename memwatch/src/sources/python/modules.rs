@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use memwatch_core::stack::{PythonModule, wrapped_as};
 
 use super::code::first_local_is_plain;
-use super::memory::{Memory, at};
+use super::memory::{MemoryAccess, at};
 use super::walk;
 use crate::printable::printable;
 use memwatch_inspect::python::layout::{MODULE_DICT, TYPE_DICT};
@@ -34,7 +34,7 @@ const SHARE: u32 = 16;
 
 /// Returns the code object of the modules' call; `None` if the process has not imported them, or if
 /// `self` is a cell in it.
-pub(super) fn call_code<M: Memory>(objects: &Objects<'_, M>, code_type: u64) -> Option<u64> {
+pub(super) fn call_code<M: MemoryAccess>(objects: &Objects<'_, M>, code_type: u64) -> Option<u64> {
     let interpreters = walk::interpreters(objects.memory, &objects.layout.walk)?;
     let module = interpreters.into_iter().find_map(|interpreter| {
         let modules = objects.memory.u64(at(interpreter, objects.layout.modules)?)?;
@@ -53,7 +53,7 @@ pub(super) fn call_code<M: Memory>(objects: &Objects<'_, M>, code_type: u64) -> 
 
 /// Returns the module inside one or several nested wrappers; `None` for a module that is no
 /// wrapper.
-pub(super) fn wrapped<M: Memory>(objects: &Objects<'_, M>, wrapper: u64, class: &str) -> Option<PythonModule> {
+pub(super) fn wrapped<M: MemoryAccess>(objects: &Objects<'_, M>, wrapper: u64, class: &str) -> Option<PythonModule> {
     let (mut address, mut inner) = (wrapper, wrapped_as(class)?);
     for _ in 0..MOST_WRAPPERS {
         address = objects.item(objects.attribute(address, "_modules")?, inner)?;
@@ -78,7 +78,7 @@ struct Tree {
     root: u64,
     class: u64,
     members: HashMap<u64, Member>,
-    read: Pace,
+    read: WorkPace,
 }
 
 /// A module and where it was found.
@@ -97,7 +97,7 @@ impl Modules {
     ///
     /// If the outermost module is known to be below another one, as in a recomputation during
     /// backward, the name is relative to that one.
-    pub(super) fn name<M: Memory>(
+    pub(super) fn name<M: MemoryAccess>(
         &mut self,
         objects: &Objects<'_, M>,
         root: Option<u64>,
@@ -125,17 +125,17 @@ impl Modules {
 
 impl Tree {
     fn new(root: u64) -> Self {
-        Self { root, class: 0, members: HashMap::new(), read: Pace::default() }
+        Self { root, class: 0, members: HashMap::new(), read: WorkPace::default() }
     }
 
     /// Returns the name of a module that is still where it was found.
-    fn name<M: Memory>(&self, objects: &Objects<'_, M>, module: u64) -> Option<Arc<str>> {
+    fn name<M: MemoryAccess>(&self, objects: &Objects<'_, M>, module: u64) -> Option<Arc<str>> {
         self.holds(objects, module).then(|| self.members.get(&module).map(|member| Arc::clone(&member.name)))?
     }
 
     /// Whether each module on the path to this one is still where it was found and of the same
     /// class.
-    fn holds<M: Memory>(&self, objects: &Objects<'_, M>, module: u64) -> bool {
+    fn holds<M: MemoryAccess>(&self, objects: &Objects<'_, M>, module: u64) -> bool {
         let mut below = module;
         for _ in 0..DEEPEST {
             if below == self.root {
@@ -152,7 +152,7 @@ impl Tree {
 
     /// Walks the modules as `named_modules` does: parents before children, each once, by its first
     /// name.
-    fn read_again<M: Memory>(&mut self, objects: &Objects<'_, M>) {
+    fn read_again<M: MemoryAccess>(&mut self, objects: &Objects<'_, M>) {
         if !self.read.may_begin() {
             return;
         }
@@ -182,7 +182,7 @@ impl Tree {
 }
 
 /// A module found but not yet visited.
-struct Found {
+struct FoundModule {
     module: u64,
     parent: u64,
     slot: u64,
@@ -190,7 +190,7 @@ struct Found {
     depth: usize,
 }
 
-fn children<M: Memory>(objects: &Objects<'_, M>, parent: u64, name: &str, depth: usize) -> Vec<Found> {
+fn children<M: MemoryAccess>(objects: &Objects<'_, M>, parent: u64, name: &str, depth: usize) -> Vec<FoundModule> {
     let modules = objects.attribute(parent, "_modules").and_then(|modules| objects.entries(modules));
     let entries = modules.unwrap_or_default().into_iter();
     entries
@@ -198,7 +198,7 @@ fn children<M: Memory>(objects: &Objects<'_, M>, parent: u64, name: &str, depth:
             let own = objects.text(entry.key)?;
             let own = printable(&own);
             let name = if name.is_empty() { own.into_owned() } else { format!("{name}.{own}") };
-            let found = Found { module: entry.value, parent, slot: entry.slot, name, depth: depth + 1 };
+            let found = FoundModule { module: entry.value, parent, slot: entry.slot, name, depth: depth + 1 };
             (found.name.len() <= MOST_NAME_BYTES).then_some(found)
         })
         .collect()
@@ -206,9 +206,9 @@ fn children<M: Memory>(objects: &Objects<'_, M>, parent: u64, name: &str, depth:
 
 /// Limits the fraction of time spent on repeated work.
 #[derive(Debug, Default)]
-pub(super) struct Pace(Option<(Instant, Duration)>);
+pub(super) struct WorkPace(Option<(Instant, Duration)>);
 
-impl Pace {
+impl WorkPace {
     /// Whether the work may begin: the last run took at most a sixteenth of the time since it
     /// ended.
     pub(super) fn may_begin(&self) -> bool {

@@ -8,12 +8,12 @@ use memwatch_common::record::StackItem;
 use memwatch_common::tensor::{FLAG_STACK_TRUNCATED, STACK_FRAMES, StackFrame};
 use memwatch_core::stack::{PythonFrame, PythonModule, PythonStack};
 
-use super::code::Code;
-use super::memory::Memory;
-use super::modules::{self, Modules, Pace};
+use super::code::CodeObject;
+use super::memory::MemoryAccess;
+use super::modules::{self, Modules, WorkPace};
 use crate::printable::printable;
 use crate::sources::clock::boottime_ns;
-use memwatch_inspect::python::layout::Layout;
+use memwatch_inspect::python::layout::CpythonLayout;
 use memwatch_inspect::python::objects::Objects;
 
 /// Maximum memory of the cached code objects. Beyond it all are dropped and read again when needed.
@@ -36,8 +36,8 @@ pub(super) struct Sent {
 
 /// A code object and when it was read: `CLOCK_BOOTTIME`, nanoseconds.
 #[derive(Debug)]
-struct Read {
-    code: Code,
+struct CachedCode {
+    code: CodeObject,
     at_ns: u64,
 }
 
@@ -45,18 +45,18 @@ struct Read {
 #[derive(Debug)]
 pub(super) struct Resolver<M> {
     memory: M,
-    layout: Layout,
+    layout: CpythonLayout,
     /// Address of `PyCode_Type`.
     code_type: u64,
-    codes: HashMap<u64, Read>,
+    codes: HashMap<u64, CachedCode>,
     codes_bytes: usize,
     recent: VecDeque<Sent>,
     modules: Modules,
-    looked_for_call: Pace,
+    looked_for_call: WorkPace,
 }
 
-impl<M: Memory> Resolver<M> {
-    pub(super) fn new(memory: M, layout: Layout, code_type: u64) -> Self {
+impl<M: MemoryAccess> Resolver<M> {
+    pub(super) fn new(memory: M, layout: CpythonLayout, code_type: u64) -> Self {
         let mut new = Self {
             memory,
             layout,
@@ -65,13 +65,13 @@ impl<M: Memory> Resolver<M> {
             codes_bytes: 0,
             recent: VecDeque::new(),
             modules: Modules::default(),
-            looked_for_call: Pace::default(),
+            looked_for_call: WorkPace::default(),
         };
         new.look_for_call();
         new
     }
 
-    pub(super) fn layout(&self) -> &Layout {
+    pub(super) fn layout(&self) -> &CpythonLayout {
         &self.layout
     }
 
@@ -164,7 +164,7 @@ impl<M: Memory> Resolver<M> {
     fn frame(&mut self, frame: &StackFrame, root: Option<u64>) -> Option<PythonFrame> {
         let layout = self.layout;
         let code = self.code(frame.code);
-        if code.is_some_and(Code::is_internal) {
+        if code.is_some_and(CodeObject::is_internal) {
             return None;
         }
         let code = code.map(|code| code.place(&layout, frame.code, frame.instruction));
@@ -182,14 +182,14 @@ impl<M: Memory> Resolver<M> {
         Some(PythonModule { address, class: class.into(), name: self.modules.name(&objects, root, address), wraps })
     }
 
-    fn code(&mut self, address: u64) -> Option<&Code> {
+    fn code(&mut self, address: u64) -> Option<&CodeObject> {
         if !self.codes.contains_key(&address) {
-            let code = Code::read(&self.memory, &self.layout, self.code_type, address)?;
+            let code = CodeObject::read(&self.memory, &self.layout, self.code_type, address)?;
             if self.codes_bytes + code.size_bytes() > MOST_BYTES {
                 self.forget_all();
             }
             self.codes_bytes += code.size_bytes();
-            self.codes.insert(address, Read { code, at_ns: boottime_ns() });
+            self.codes.insert(address, CachedCode { code, at_ns: boottime_ns() });
         }
         self.codes.get(&address).map(|read| &read.code)
     }

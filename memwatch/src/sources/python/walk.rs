@@ -3,7 +3,7 @@
 use memwatch_common::python::PythonLayout;
 use memwatch_common::tensor::{STACK_FRAMES, StackFrame};
 
-use super::memory::{Memory, at};
+use super::memory::{MemoryAccess, at};
 
 /// Maximum number of interpreters and threads. A longer list is a cycle.
 const MOST_INTERPRETERS: usize = 64;
@@ -11,7 +11,7 @@ const MOST_THREADS: usize = 4096;
 
 /// A Python thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Thread {
+pub(super) struct PythonThread {
     /// Address of the thread's state.
     pub(super) state: u64,
     /// Value of `pthread_self()`.
@@ -20,7 +20,7 @@ pub(super) struct Thread {
 
 /// The frames of one thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Walked {
+pub(super) struct ThreadFrames {
     /// Frames, innermost first.
     pub(super) frames: Vec<StackFrame>,
     /// Set if the thread has more frames than [`STACK_FRAMES`].
@@ -28,23 +28,23 @@ pub(super) struct Walked {
 }
 
 /// Returns the addresses of all interpreters; `None` if the list is unreadable.
-pub(super) fn interpreters(memory: &impl Memory, layout: &PythonLayout) -> Option<Vec<u64>> {
+pub(super) fn interpreters(memory: &impl MemoryAccess, layout: &PythonLayout) -> Option<Vec<u64>> {
     list(memory, memory.u64(layout.interpreters_head)?, layout.interpreter_next, MOST_INTERPRETERS)
 }
 
 /// Returns all threads of all interpreters; `None` if a list is unreadable.
-pub(super) fn threads(memory: &impl Memory, layout: &PythonLayout) -> Option<Vec<Thread>> {
+pub(super) fn threads(memory: &impl MemoryAccess, layout: &PythonLayout) -> Option<Vec<PythonThread>> {
     let mut threads = Vec::new();
     for interpreter in interpreters(memory, layout)? {
         let first = memory.u64(at(interpreter, layout.interpreter_threads)?)?;
         for state in list(memory, first, layout.thread_next, MOST_THREADS)? {
-            threads.push(Thread { state, id: memory.u64(at(state, layout.thread_id)?)? });
+            threads.push(PythonThread { state, id: memory.u64(at(state, layout.thread_id)?)? });
         }
     }
     Some(threads)
 }
 
-fn list(memory: &impl Memory, first: u64, next: u32, most: usize) -> Option<Vec<u64>> {
+fn list(memory: &impl MemoryAccess, first: u64, next: u32, most: usize) -> Option<Vec<u64>> {
     let (mut found, mut address) = (Vec::new(), first);
     while address != 0 {
         if found.len() == most {
@@ -57,12 +57,12 @@ fn list(memory: &impl Memory, first: u64, next: u32, most: usize) -> Option<Vec<
 }
 
 /// Returns the frames of a thread; `None` if one is unreadable.
-pub(super) fn frames(memory: &impl Memory, layout: &PythonLayout, thread: Thread) -> Option<Walked> {
+pub(super) fn frames(memory: &impl MemoryAccess, layout: &PythonLayout, thread: PythonThread) -> Option<ThreadFrames> {
     let mut address = memory.u64(at(thread.state, layout.thread_frame)?)?;
     if let Some(offset) = layout.indirect_frame.checked_sub(1) {
         address = memory.u64(at(address, offset)?)?;
     }
-    let mut walked = Walked::default();
+    let mut walked = ThreadFrames::default();
     // Skipped frames count towards the limit, too, so that a cycle of them ends.
     for _ in 0..2 * STACK_FRAMES {
         if address == 0 {

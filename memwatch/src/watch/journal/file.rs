@@ -6,13 +6,13 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use memwatch_common::record::Record;
+use memwatch_common::record::RingRecord;
 use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
-use memwatch_core::recording::{Encoder, FORMAT_WITH_KEYFRAMES, Front, Part, Reader};
+use memwatch_core::recording::{Encoder, FORMAT_WITH_KEYFRAMES, Front, RecordingPart, RecordingReader};
 use serde::{Deserialize, Serialize};
 
-use crate::sources::kernel::losses::Reported;
+use crate::sources::kernel::losses::ReportedLosses;
 
 /// First bytes of a journal. They change with the format.
 const MAGIC: [u8; 8] = *b"MWJRNL1\n";
@@ -23,7 +23,7 @@ const LONGEST_BYTES: u64 = 512 << 20;
 
 /// Identifies the kernel half of a journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Head {
+pub(crate) struct JournalHead {
     /// Id of the machine's boot.
     pub(crate) boot: String,
     /// Number of the kernel half's ring. No other map gets this number until the next boot.
@@ -34,7 +34,7 @@ pub(crate) struct Head {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Aside {
     /// Losses that were passed on as inputs.
-    pub(crate) losses: Reported,
+    pub(crate) losses: ReportedLosses,
     /// Bytes removed from the allocation map that its sums still count: process, life and bytes.
     pub(crate) removed: Vec<(u32, u32, u64)>,
     /// Whether requests to the kernel driver that did not fit in the ring may have been consumed
@@ -43,7 +43,7 @@ pub(crate) struct Aside {
 }
 
 /// State restored from a journal.
-pub(crate) struct Kept {
+pub(crate) struct RestoredJournal {
     /// Pipeline as of the last entry.
     pub(crate) pipeline: Pipeline,
     /// Position up to which the ring was read by then.
@@ -108,7 +108,7 @@ pub(crate) enum NoJournal {
     KilledStart(PathBuf),
 }
 
-impl Head {
+impl JournalHead {
     /// Returns the bytes at the start of a journal.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
@@ -142,7 +142,7 @@ pub(super) fn create(path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 /// There is no journal, it cannot be used, or its kernel half is gone.
-pub(crate) fn read(path: &Path, is_there: impl FnOnce(&Head) -> bool) -> Result<Kept, NoJournal> {
+pub(crate) fn read(path: &Path, is_there: impl FnOnce(&JournalHead) -> bool) -> Result<RestoredJournal, NoJournal> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
     let file = file.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => NoJournal::Absent,
@@ -164,10 +164,14 @@ pub(crate) fn read(path: &Path, is_there: impl FnOnce(&Head) -> bool) -> Result<
     parse(bytes, is_there, mark)
 }
 
-fn parse(bytes: Vec<u8>, is_there: impl FnOnce(&Head) -> bool, mark: StartMark) -> Result<Kept, NoJournal> {
+fn parse(
+    bytes: Vec<u8>,
+    is_there: impl FnOnce(&JournalHead) -> bool,
+    mark: StartMark,
+) -> Result<RestoredJournal, NoJournal> {
     let all = bytes;
     let mut bytes = all.strip_prefix(&MAGIC).ok_or(NoJournal::Other)?;
-    let head: Head = read_text(&mut bytes).ok_or(NoJournal::Other)?;
+    let head: JournalHead = read_text(&mut bytes).ok_or(NoJournal::Other)?;
     if !is_there(&head) {
         return Err(NoJournal::OtherKernelHalf);
     }
@@ -182,7 +186,7 @@ fn parse(bytes: Vec<u8>, is_there: impl FnOnce(&Head) -> bool, mark: StartMark) 
     let (Some(position), Some(aside)) = (last, aside) else { return Err(NoJournal::Other) };
     drop(all);
     let pipeline = replay(&recording).ok_or(NoJournal::Other)?;
-    Ok(Kept { pipeline, position, aside, mark })
+    Ok(RestoredJournal { pipeline, position, aside, mark })
 }
 
 /// Reads the next complete entry. Records of an incomplete entry, and of anything after it, are
@@ -208,17 +212,17 @@ fn next_entry<'a>(bytes: &mut &'a [u8]) -> Option<(u64, Option<Aside>, &'a [u8])
 
 /// Replays the whole recording or nothing: a part that is left out would be missing for good.
 fn replay(recording: &[u8]) -> Option<Pipeline> {
-    let mut reader = Reader::open(recording).ok()?;
-    let Ok(Some(Part::Keyframe(keyframe))) = reader.next_part() else { return None };
+    let mut reader = RecordingReader::open(recording).ok()?;
+    let Ok(Some(RecordingPart::Keyframe(keyframe))) = reader.next_part() else { return None };
     if keyframe.front.layout != memwatch_core::STATE {
         return None;
     }
     let mut pipeline = Pipeline::load(&keyframe.state()?).ok()?;
     let mut calls = Vec::new();
     while let Some(part) = reader.next_part().ok()? {
-        let Part::Chunk(chunk) = part else { return None };
+        let RecordingPart::Chunk(chunk) = part else { return None };
         let taken = chunk.for_each(|input| match input {
-            Input::Record(Record::Call(call)) if calls.len() < TOGETHER => calls.push(call),
+            Input::Record(RingRecord::Call(call)) if calls.len() < TOGETHER => calls.push(call),
             input => {
                 pipeline.step_calls(&calls);
                 calls.clear();
@@ -260,8 +264,8 @@ mod tests {
     use crate::sources::kernel::ring::Reached;
     use crate::watch::journal::Journal;
 
-    fn head() -> Head {
-        Head { boot: "a boot".to_owned(), ring: 7 }
+    fn head() -> JournalHead {
+        JournalHead { boot: "a boot".to_owned(), ring: 7 }
     }
 
     /// One step of a test sequence.
@@ -357,7 +361,7 @@ mod tests {
         assert!(kept.pipeline.knows(Tgid(5)));
         assert!(StartMark::beside(&path).exists(), "it starts");
         drop(kept.mark);
-        let other = Head { ring: 8, ..head() };
+        let other = JournalHead { ring: 8, ..head() };
         assert!(matches!(read(&path, |found| *found == other), Err(NoJournal::OtherKernelHalf)));
         assert!(!StartMark::beside(&path).exists(), "whoever is not killed leaves no mark");
         fs::set_permissions(&path, Permissions::from_mode(0o666)).expect("it is ours");

@@ -25,7 +25,7 @@ const WAITING: usize = 64;
 const KEYFRAMES: u64 = 8;
 
 /// Order to the writing thread.
-enum Order {
+enum RingFileOrder {
     Chunk(Vec<u8>),
     Keyframe(KeyframeFront, Box<Pipeline>),
     /// The end mark.
@@ -33,8 +33,8 @@ enum Order {
 }
 
 /// Handle of the writing thread.
-pub(crate) struct Ring {
-    orders: SyncSender<Order>,
+pub(crate) struct RingFile {
+    orders: SyncSender<RingFileOrder>,
     thread: JoinHandle<(FileContents, io::Result<()>)>,
     flags: Arc<Flags>,
     /// Whether the session waits for a slow disk.
@@ -58,7 +58,7 @@ struct Flags {
     has_failed: AtomicBool,
 }
 
-impl Ring {
+impl RingFile {
     /// Starts the writing thread on a file that holds only the header.
     ///
     /// # Errors
@@ -72,7 +72,8 @@ impl Ring {
         let flags = Arc::new(Flags::default());
         let kept = FileContents { bytes: front.len() as u64, since_ns: None };
         let (keyframes, since) = (VecDeque::new(), 0);
-        let writer = Writer { path, file, front, kept, limit_bytes, keyframes, since, flags: Arc::clone(&flags) };
+        let writer =
+            RingFileWriter { path, file, front, kept, limit_bytes, keyframes, since, flags: Arc::clone(&flags) };
         let (orders, waiting) = sync_channel(WAITING);
         let thread = thread::Builder::new().name("recording".to_owned()).spawn(move || writer.run(&waiting))?;
         Ok(Self { orders, thread, flags, waits })
@@ -89,10 +90,10 @@ impl Ring {
     }
 
     pub(crate) fn append(&self, chunk: Vec<u8>) {
-        self.order(Order::Chunk(chunk));
+        self.order(RingFileOrder::Chunk(chunk));
     }
 
-    fn order(&self, order: Order) {
+    fn order(&self, order: RingFileOrder) {
         // A thread that has ended has already reported its failure.
         if self.waits {
             let _ = self.orders.send(order);
@@ -109,12 +110,12 @@ impl Ring {
     /// Adds a keyframe after the last chunk.
     pub(crate) fn keyframe(&self, front: KeyframeFront, pipeline: Pipeline) {
         self.flags.is_due.store(false, Ordering::Relaxed);
-        self.order(Order::Keyframe(front, Box::new(pipeline)));
+        self.order(RingFileOrder::Keyframe(front, Box::new(pipeline)));
     }
 
     /// Writes the end mark. Returns the contents of the file, and whether everything was written.
     pub(crate) fn end(self, mark: Vec<u8>) -> (FileContents, io::Result<()>) {
-        let _ = self.orders.send(Order::End(mark));
+        let _ = self.orders.send(RingFileOrder::End(mark));
         drop(self.orders);
         self.thread
             .join()
@@ -123,7 +124,7 @@ impl Ring {
 }
 
 /// State of the writing thread.
-struct Writer {
+struct RingFileWriter {
     path: PathBuf,
     file: File,
     front: Vec<u8>,
@@ -136,8 +137,8 @@ struct Writer {
     flags: Arc<Flags>,
 }
 
-impl Writer {
-    fn run(mut self, orders: &Receiver<Order>) -> (FileContents, io::Result<()>) {
+impl RingFileWriter {
+    fn run(mut self, orders: &Receiver<RingFileOrder>) -> (FileContents, io::Result<()>) {
         let mut done = Ok(());
         for order in orders {
             if self.flags.has_failed.load(Ordering::Relaxed) {
@@ -145,13 +146,13 @@ impl Writer {
                 break;
             }
             done = match order {
-                Order::Chunk(chunk) => self.add(&chunk),
-                Order::Keyframe(front, pipeline) => {
+                RingFileOrder::Chunk(chunk) => self.add(&chunk),
+                RingFileOrder::Keyframe(front, pipeline) => {
                     let state = pipeline.state();
                     drop(pipeline);
                     Keyframe::pack(front, &state).and_then(|keyframe| self.add_keyframe(&keyframe, front.time_ns))
                 }
-                Order::End(mark) => self.append(&mark).and_then(|()| self.file.sync_data()),
+                RingFileOrder::End(mark) => self.append(&mark).and_then(|()| self.file.sync_data()),
             };
             if done.is_err() {
                 self.flags.has_failed.store(true, Ordering::Relaxed);
@@ -297,20 +298,20 @@ pub(crate) fn copy_of(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use memwatch_core::input::Input;
-    use memwatch_core::recording::{Encoder, FORMAT_WITH_KEYFRAMES, Front, Part, Reader};
+    use memwatch_core::recording::{Encoder, FORMAT_WITH_KEYFRAMES, Front, RecordingPart, RecordingReader};
 
     use super::*;
 
     const LIMIT: u64 = 60_000;
 
-    fn writer(directory: &Path) -> Writer {
+    fn writer(directory: &Path) -> RingFileWriter {
         let path = directory.join("job.mwr");
         let front = Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES, ..Front::default() });
         fs::write(&path, &front).expect("the directory is ours");
         let file = OpenOptions::new().append(true).open(&path).expect("it is there");
         let kept = FileContents { bytes: front.len() as u64, since_ns: None };
         let (keyframes, flags) = (VecDeque::new(), Arc::default());
-        Writer { path, file, front, kept, limit_bytes: LIMIT, keyframes, since: 0, flags }
+        RingFileWriter { path, file, front, kept, limit_bytes: LIMIT, keyframes, since: 0, flags }
     }
 
     /// Returns a chunk of ticks that compress badly.
@@ -324,21 +325,21 @@ mod tests {
 
     /// Returns the time of the keyframe at the start of the file, and the numbers of its chunks.
     fn read(path: &Path) -> (Option<u64>, Vec<u64>) {
-        let mut reader = Reader::open(File::open(path).expect("it is there")).expect("it is a recording");
+        let mut reader = RecordingReader::open(File::open(path).expect("it is there")).expect("it is a recording");
         let (mut begins, mut chunks) = (None, Vec::new());
         while let Some(part) = reader.next_part().expect("it can be read") {
             match part {
-                Part::Chunk(chunk) => chunks.push(chunk.front.last_ns >> 32),
-                Part::Keyframe(keyframe) if chunks.is_empty() && begins.is_none() => {
+                RecordingPart::Chunk(chunk) => chunks.push(chunk.front.last_ns >> 32),
+                RecordingPart::Keyframe(keyframe) if chunks.is_empty() && begins.is_none() => {
                     begins = Some(keyframe.front.time_ns >> 32);
                 }
-                Part::Keyframe(_) => {}
+                RecordingPart::Keyframe(_) => {}
             }
         }
         (begins, chunks)
     }
 
-    fn add_both(writer: &mut Writer, encoder: &mut Encoder, number: u64, state: &[u8]) -> io::Result<()> {
+    fn add_both(writer: &mut RingFileWriter, encoder: &mut Encoder, number: u64, state: &[u8]) -> io::Result<()> {
         writer.add(&chunk(encoder, number))?;
         if writer.flags.is_due.load(Ordering::Relaxed) {
             let time_ns = encoder.latest_ns();

@@ -17,7 +17,7 @@ use crate::frameworks::bfc::{ArenaLayout, ArenaReader};
 use crate::frameworks::libraries::is_of;
 
 /// Framework of some arenas, and the layout of its structures.
-type Whose = (Framework, ArenaLayout);
+type ArenaKind = (Framework, ArenaLayout);
 
 /// Time between two of the first [`QUICK_TRIES`] attempts. Later attempts are further apart.
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
@@ -28,7 +28,7 @@ const BETWEEN_LATER_TRIES: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct ProcessArenas {
     reader: Option<ArenaReader>,
-    search: Search,
+    search: ArenaSearch,
     /// Arenas that the search has found and that are not read yet.
     found: Vec<u64>,
     is_refused: bool,
@@ -39,7 +39,7 @@ pub(super) struct ProcessArenas {
 /// Search of the heap for arenas older than the session. It covers gigabytes and runs in its own
 /// thread.
 #[derive(Debug, Default)]
-enum Search {
+enum ArenaSearch {
     #[default]
     NotBegun,
     Runs(Receiver<Vec<u64>>),
@@ -48,7 +48,7 @@ enum Search {
 
 impl ProcessArenas {
     /// Reads the arenas if a reading is due.
-    pub(super) fn read(&mut self, tgid: u32, whose: Whose, pipeline: &mut Intake) {
+    pub(super) fn read(&mut self, tgid: u32, whose: ArenaKind, pipeline: &mut Intake) {
         self.follow_search(tgid, whose);
         let (now, mut wanted) = (Instant::now(), pipeline.wanted_arenas(Tgid(tgid), whose.0));
         if self.reading_due(!wanted.is_empty(), now).is_none_or(|due| due > now) {
@@ -77,9 +77,9 @@ impl ProcessArenas {
     /// Returns when the next work is due. `is_wanted`: the known arenas must be read again.
     pub(super) fn due(&self, is_wanted: bool, now: Instant) -> Option<Instant> {
         let search = match &self.search {
-            Search::NotBegun => Some(now),
-            Search::Runs(_) => Some(now + BETWEEN_TRIES),
-            Search::Ended => None,
+            ArenaSearch::NotBegun => Some(now),
+            ArenaSearch::Runs(_) => Some(now + BETWEEN_TRIES),
+            ArenaSearch::Ended => None,
         };
         [search.filter(|_| !self.is_refused), self.reading_due(is_wanted, now)].into_iter().flatten().min()
     }
@@ -92,19 +92,19 @@ impl ProcessArenas {
         Some(self.tried.map_or(now, |tried| tried + between))
     }
 
-    fn follow_search(&mut self, tgid: u32, whose: Whose) {
+    fn follow_search(&mut self, tgid: u32, whose: ArenaKind) {
         match &self.search {
-            Search::NotBegun => self.search = begin_search(tgid, whose),
-            Search::Runs(answer) => match answer.try_recv() {
-                Ok(found) => (self.search, self.found) = (Search::Ended, found),
-                Err(TryRecvError::Disconnected) => self.search = Search::Ended,
+            ArenaSearch::NotBegun => self.search = begin_search(tgid, whose),
+            ArenaSearch::Runs(answer) => match answer.try_recv() {
+                Ok(found) => (self.search, self.found) = (ArenaSearch::Ended, found),
+                Err(TryRecvError::Disconnected) => self.search = ArenaSearch::Ended,
                 Err(TryRecvError::Empty) => {}
             },
-            Search::Ended => {}
+            ArenaSearch::Ended => {}
         }
     }
 
-    fn open(&mut self, tgid: u32, whose: Whose) -> io::Result<()> {
+    fn open(&mut self, tgid: u32, whose: ArenaKind) -> io::Result<()> {
         if self.reader.is_none() {
             self.reader = Some(ArenaReader::open(tgid, whose, is_of)?);
         }
@@ -112,7 +112,7 @@ impl ProcessArenas {
     }
 }
 
-fn begin_search(tgid: u32, whose: Whose) -> Search {
+fn begin_search(tgid: u32, whose: ArenaKind) -> ArenaSearch {
     let (sender, answer) = channel();
     let thread = thread::Builder::new().name(format!("search {tgid}")).spawn(move || {
         let found = ArenaReader::open(tgid, whose, is_of).map(|reader| reader.search());
@@ -120,10 +120,10 @@ fn begin_search(tgid: u32, whose: Whose) -> Search {
         let _ = sender.send(found.unwrap_or_default());
     });
     match thread {
-        Ok(_) => Search::Runs(answer),
+        Ok(_) => ArenaSearch::Runs(answer),
         Err(error) => {
             log::warn!("process {tgid}: its heap is not searched for arenas: {error}");
-            Search::Ended
+            ArenaSearch::Ended
         }
     }
 }

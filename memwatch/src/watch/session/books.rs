@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use memwatch_core::input::Input;
 use memwatch_core::input::books::{BookBlock, BookState};
 use memwatch_core::words::{Ordinal, Tgid};
-use memwatch_inspect::pytorch::Refusal;
+use memwatch_inspect::pytorch::ReadRefusal;
 
 use super::intake::Intake;
 use crate::frameworks::pytorch::{BooksError, BooksReader};
@@ -38,9 +38,9 @@ const STANDING_TIMES: u32 = 100;
 /// Allocator readings of one process.
 #[derive(Debug)]
 pub(super) struct ProcessBooks {
-    reader: Reader,
+    reader: AllocatorReaderState,
     tries: u32,
-    standing: Standing,
+    standing: UntracedReadings,
     /// Whether the last attempt read the complete state.
     was_read: bool,
     tried: Option<Instant>,
@@ -48,7 +48,7 @@ pub(super) struct ProcessBooks {
 
 /// Block readings while no event is traced.
 #[derive(Debug)]
-struct Standing {
+struct UntracedReadings {
     readings: u32,
     /// Time and duration of the last reading.
     last: Option<(Instant, Duration)>,
@@ -57,7 +57,7 @@ struct Standing {
 }
 
 #[derive(Debug)]
-enum Reader {
+enum AllocatorReaderState {
     NotOpened,
     Open(Box<BooksReader>),
     /// The state cannot be read; a message was logged.
@@ -67,20 +67,26 @@ enum Reader {
 impl ProcessBooks {
     /// Creates a schedule without any reading.
     pub(super) const fn new() -> Self {
-        Self { reader: Reader::NotOpened, tries: 0, standing: Standing::NEW, was_read: false, tried: None }
+        Self {
+            reader: AllocatorReaderState::NotOpened,
+            tries: 0,
+            standing: UntracedReadings::NEW,
+            was_read: false,
+            tried: None,
+        }
     }
 
     /// Notes that events are traced from now on: blocks of the last reading may have been freed and
     /// reused since.
     pub(super) fn begin_window(&mut self) {
         (self.tries, self.was_read, self.tried) = (0, false, None);
-        self.standing = Standing::NEW;
+        self.standing = UntracedReadings::NEW;
     }
 
     /// Returns when the next block reading is due while no event is traced; `None` if blocks cannot
     /// be read.
     pub(super) fn standing_due(&self, now: Instant) -> Option<Instant> {
-        let is_refused = matches!(self.reader, Reader::Refused);
+        let is_refused = matches!(self.reader, AllocatorReaderState::Refused);
         (!is_refused).then(|| self.standing.last.map_or(now, |(at, taken)| at + self.standing.pause(taken)))
     }
 
@@ -103,7 +109,7 @@ impl ProcessBooks {
 
     /// Returns when the next reading is due; `None` if a reading would add nothing.
     pub(super) fn due(&self, tgid: u32, pipeline: &Intake, now: Instant) -> Option<Instant> {
-        if matches!(self.reader, Reader::Refused) || !pipeline.wants_books(Tgid(tgid)) {
+        if matches!(self.reader, AllocatorReaderState::Refused) || !pipeline.wants_books(Tgid(tgid)) {
             return None;
         }
         Some(self.tried.map_or(now, |tried| tried + self.between()))
@@ -132,9 +138,9 @@ impl ProcessBooks {
             Ok(None) => self.tries = self.tries.saturating_add(1),
             Err(error) => {
                 log::info!("process {tgid}: what it held before is not known: {error}");
-                self.reader = Reader::Refused;
+                self.reader = AllocatorReaderState::Refused;
                 // An exiting process has no memory to read.
-                if !matches!(error, BooksError::Unreadable(_) | BooksError::Refused(Refusal::Unreadable(_))) {
+                if !matches!(error, BooksError::Unreadable(_) | BooksError::Refused(ReadRefusal::Unreadable(_))) {
                     let reason = printable(&error.to_string()).into_owned().into();
                     pipeline.step(Input::BooksRefused { tgid: Tgid(tgid), reason });
                 }
@@ -144,17 +150,17 @@ impl ProcessBooks {
 
     /// Tries one reading. Returns `None` if a later attempt may succeed.
     fn try_once(&mut self, tgid: u32, wants_blocks: bool) -> Result<Option<Input>, BooksError> {
-        if matches!(self.reader, Reader::NotOpened) {
+        if matches!(self.reader, AllocatorReaderState::NotOpened) {
             // The library exists, since it has probes, but its mappings may still change while the
             // process starts.
             let Some(reader) = BooksReader::open(tgid)? else { return Ok(None) };
-            self.reader = Reader::Open(Box::new(reader));
+            self.reader = AllocatorReaderState::Open(Box::new(reader));
         }
-        let Reader::Open(reader) = &mut self.reader else { return Ok(None) };
+        let AllocatorReaderState::Open(reader) = &mut self.reader else { return Ok(None) };
         match reader.read() {
             Ok(books) if books.devices.is_empty() => Ok(None),
             Ok(books) => Ok(Some(Input::Books(Box::new(books)))),
-            Err(BooksError::Refused(Refusal::NotInitialized)) => Ok(None),
+            Err(BooksError::Refused(ReadRefusal::NotInitialized)) => Ok(None),
             Err(BooksError::Refused(refusal)) if refusal.is_passing() && wants_blocks => {
                 Ok(reader.read_moving().ok().map(|books| Input::MovingBooks(Box::new(books))))
             }
@@ -164,7 +170,7 @@ impl ProcessBooks {
     }
 }
 
-impl Standing {
+impl UntracedReadings {
     const NEW: Self = Self { readings: 0, last: None, found: None };
 
     /// Returns the pause before the next reading, given the duration of the last one.

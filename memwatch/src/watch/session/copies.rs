@@ -14,20 +14,20 @@ const MOST_SAME: usize = 4096;
 
 /// Stack copies of all watched processes.
 #[derive(Default)]
-pub(super) struct Copies {
+pub(super) struct StackCopies {
     /// Unwind tables of native files.
     files: NativeFiles,
-    processes: BTreeMap<u32, Stacks>,
+    processes: BTreeMap<u32, ProcessStackCopies>,
 }
 
-struct Stacks {
+struct ProcessStackCopies {
     native: NativeProcess,
     /// Copies equal to an earlier stack, until the record of the copy arrives: number of the copy,
     /// and number of the earlier stack.
     same: Vec<(u64, u64)>,
 }
 
-impl Copies {
+impl StackCopies {
     /// Keeps only these processes, given in ascending order.
     pub(super) fn keep(&mut self, watched: impl Iterator<Item = Tgid>) {
         // Without any copy there is nothing to search.
@@ -54,7 +54,7 @@ impl Copies {
     pub(super) fn unwind(&mut self, copy: &NativeItem<'_>) -> Option<Input> {
         let tgid = Tgid(copy.tgid);
         // The first copy may arrive before the record that introduces the process.
-        let new = || Stacks { native: NativeProcess::new(copy.tgid), same: Vec::new() };
+        let new = || ProcessStackCopies { native: NativeProcess::new(copy.tgid), same: Vec::new() };
         let process = self.processes.entry(copy.tgid).or_insert_with(new);
         if !copy.is_without_python() {
             let stack = process.native.unwind(&mut self.files, copy)?;

@@ -11,15 +11,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use memwatch_core::input::books::{DeviceNumbers, Numbers};
-use memwatch_core::input::{Input, LevelChoice, Measured};
+use memwatch_core::input::books::{AllocatorNumbers, DeviceNumbers};
+use memwatch_core::input::{Input, LevelChoice, MeasuredSlowdown};
 use memwatch_core::words::Tgid;
 
 use super::intake::Intake;
 use crate::frameworks::pytorch::{BooksError, BooksReader, TensorLevel};
 use crate::sources::clock;
-use crate::sources::library::limits::Owner;
-use crate::sources::library_sweep::{Among, Listed};
+use crate::sources::library::limits::FileOwner;
+use crate::sources::library_sweep::{Among, ProcessListing};
 use crate::sources::owner_queues::{Accepted, OwnerQueues, QueueFull};
 
 /// A process without PyTorch allocators is retried after a pause that doubles with each attempt, up
@@ -28,31 +28,31 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Counter readings of a machine-wide session.
 #[derive(Debug)]
-pub(super) struct Counters {
+pub(super) struct CounterPoller {
     every: Duration,
     queues: OwnerQueues,
     /// Readers of each owner. An entry is absent while a thread uses it.
-    readers: Arc<Mutex<BTreeMap<Owner, Readers>>>,
-    report: Sender<Round>,
-    read: Receiver<Round>,
+    readers: Arc<Mutex<BTreeMap<FileOwner, Readers>>>,
+    report: Sender<CounterRound>,
+    read: Receiver<CounterRound>,
     /// Time at which the last rounds were started.
     ordered: Option<Instant>,
-    reading: BTreeSet<Owner>,
+    reading: BTreeSet<FileOwner>,
     /// Whether a permission error was reported.
     is_refusal_reported: bool,
 }
 
 /// Result of one round over the processes of one owner.
 #[derive(Debug)]
-struct Round {
-    owner: Owner,
+struct CounterRound {
+    owner: FileOwner,
     /// Processes whose counters differ from the previous round.
-    numbers: Vec<Numbers>,
+    numbers: Vec<AllocatorNumbers>,
     /// A process that memwatch is not permitted to read.
     refused: Option<u32>,
 }
 
-impl Counters {
+impl CounterPoller {
     /// Creates the state with this interval.
     pub(super) fn new(every: Duration) -> Self {
         let (report, read) = channel();
@@ -77,7 +77,7 @@ impl Counters {
             return;
         }
         self.ordered = Some(Instant::now());
-        let of_owners = Listed::now(Among::Processes(wanted().into_iter().collect())).of_owners;
+        let of_owners = ProcessListing::now(Among::Processes(wanted().into_iter().collect())).of_owners;
         self.readers().retain(|owner, _| of_owners.contains_key(owner));
         for (owner, tgids) in of_owners {
             // An owner gets no new round until its previous one has answered.
@@ -87,7 +87,7 @@ impl Counters {
         }
     }
 
-    fn order(&self, owner: Owner, tgids: BTreeSet<u32>) -> Result<Accepted, QueueFull> {
+    fn order(&self, owner: FileOwner, tgids: BTreeSet<u32>) -> Result<Accepted, QueueFull> {
         let (readers, report, every) = (Arc::clone(&self.readers), self.report.clone(), self.every);
         self.queues.order(owner, move || {
             let own = lock(&readers).remove(&owner);
@@ -95,15 +95,15 @@ impl Counters {
             let (numbers, refused) = own.round(&tgids);
             lock(&readers).insert(owner, own);
             // The receiver is gone if the session has ended.
-            let _ = report.send(Round { owner, numbers, refused });
+            let _ = report.send(CounterRound { owner, numbers, refused });
         })
     }
 
-    fn readers(&self) -> MutexGuard<'_, BTreeMap<Owner, Readers>> {
+    fn readers(&self) -> MutexGuard<'_, BTreeMap<FileOwner, Readers>> {
         lock(&self.readers)
     }
 
-    fn take(&mut self, round: Round, pipeline: &mut Intake) {
+    fn take(&mut self, round: CounterRound, pipeline: &mut Intake) {
         self.reading.remove(&round.owner);
         for numbers in round.numbers {
             if pipeline.level_of(numbers.tgid).is_none() {
@@ -134,12 +134,12 @@ fn read_only(tgid: Tgid) -> LevelChoice {
         budget_ns_per_second: Some(0),
         trap_ns: None,
         windows: None,
-        measured: Measured::Not,
+        measured: MeasuredSlowdown::Not,
     }
 }
 
 /// Locks the readers. The lock is held only to move readers in and out, never while memory is read.
-fn lock(readers: &Mutex<BTreeMap<Owner, Readers>>) -> MutexGuard<'_, BTreeMap<Owner, Readers>> {
+fn lock(readers: &Mutex<BTreeMap<FileOwner, Readers>>) -> MutexGuard<'_, BTreeMap<FileOwner, Readers>> {
     readers.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -147,12 +147,12 @@ fn lock(readers: &Mutex<BTreeMap<Owner, Readers>>) -> MutexGuard<'_, BTreeMap<Ow
 #[derive(Debug)]
 struct Readers {
     every: Duration,
-    known: BTreeMap<u32, Known>,
+    known: BTreeMap<u32, ProcessCounterReader>,
 }
 
 /// Reader of one process.
 #[derive(Debug)]
-enum Known {
+enum ProcessCounterReader {
     /// The process has PyTorch allocators.
     Open { reader: Box<BooksReader>, last: Vec<DeviceNumbers> },
     /// The process has no allocators, or memwatch lacks the permission: time of the attempt, and
@@ -163,7 +163,7 @@ enum Known {
 impl Readers {
     /// Reads these processes. Returns the changed counters, and one process that memwatch is not
     /// permitted to read.
-    fn round(&mut self, tgids: &BTreeSet<u32>) -> (Vec<Numbers>, Option<u32>) {
+    fn round(&mut self, tgids: &BTreeSet<u32>) -> (Vec<AllocatorNumbers>, Option<u32>) {
         self.known.retain(|tgid, _| tgids.contains(tgid));
         let (mut all, mut refused) = (Vec::new(), None);
         for &tgid in tgids {
@@ -179,21 +179,21 @@ impl Readers {
     }
 
     /// Returns the counters if they differ from the last reading.
-    fn read(&mut self, tgid: u32) -> Result<Option<Numbers>, BooksError> {
-        if let Some(Known::Closed { looked, pause }) = self.known.get(&tgid)
+    fn read(&mut self, tgid: u32) -> Result<Option<AllocatorNumbers>, BooksError> {
+        if let Some(ProcessCounterReader::Closed { looked, pause }) = self.known.get(&tgid)
             && looked.elapsed() < *pause
         {
             return Ok(None);
         }
-        if !matches!(self.known.get(&tgid), Some(Known::Open { .. })) {
+        if !matches!(self.known.get(&tgid), Some(ProcessCounterReader::Open { .. })) {
             let opened = BooksReader::open(tgid);
             let Ok(Some(reader)) = opened else {
                 self.close(tgid);
                 return opened.map(|_| None);
             };
-            self.known.insert(tgid, Known::Open { reader: Box::new(reader), last: Vec::new() });
+            self.known.insert(tgid, ProcessCounterReader::Open { reader: Box::new(reader), last: Vec::new() });
         }
-        let Some(Known::Open { reader, last }) = self.known.get_mut(&tgid) else { return Ok(None) };
+        let Some(ProcessCounterReader::Open { reader, last }) = self.known.get_mut(&tgid) else { return Ok(None) };
         match reader.read_numbers() {
             Ok(numbers) if numbers.devices == *last => Ok(None),
             Ok(numbers) => {
@@ -211,11 +211,11 @@ impl Readers {
 
     fn close(&mut self, tgid: u32) {
         let before = match self.known.get(&tgid) {
-            Some(Known::Closed { pause, .. }) => *pause,
-            Some(Known::Open { .. }) | None => Duration::ZERO,
+            Some(ProcessCounterReader::Closed { pause, .. }) => *pause,
+            Some(ProcessCounterReader::Open { .. }) | None => Duration::ZERO,
         };
         let pause = (2 * before).clamp(self.every, LONGEST_PAUSE);
-        self.known.insert(tgid, Known::Closed { looked: Instant::now(), pause });
+        self.known.insert(tgid, ProcessCounterReader::Closed { looked: Instant::now(), pause });
     }
 }
 
@@ -229,7 +229,7 @@ mod tests {
         let own_only = BTreeSet::from([own]);
         let mut readers = Readers { every: Duration::ZERO, known: BTreeMap::new() };
         let pause = |readers: &Readers| match readers.known.get(&own) {
-            Some(Known::Closed { pause, .. }) => Some(*pause),
+            Some(ProcessCounterReader::Closed { pause, .. }) => Some(*pause),
             _ => None,
         };
         assert_eq!(readers.round(&own_only).0, []);
@@ -246,11 +246,11 @@ mod tests {
     #[test]
     fn a_round_of_each_owner_is_ordered_once_and_its_answer_is_awaited() {
         let own = std::process::id();
-        let mut counters = Counters::new(Duration::ZERO);
+        let mut counters = CounterPoller::new(Duration::ZERO);
         let mut pipeline = Intake::new(memwatch_core::Pipeline::new(false), None);
         counters.advance(&mut pipeline, || BTreeSet::from([own]));
         assert_eq!(counters.reading.len(), 1);
-        counters.order(Owner::User(u32::MAX), BTreeSet::new()).expect("there is room");
+        counters.order(FileOwner::User(u32::MAX), BTreeSet::new()).expect("there is room");
         let rounds = [(); 2].map(|()| counters.read.recv().expect("threads report"));
         let known: Vec<usize> = counters.readers().values().map(|readers| readers.known.len()).collect();
         assert_eq!(known.iter().sum::<usize>(), 1, "one owner has this process");

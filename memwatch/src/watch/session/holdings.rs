@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use memwatch_core::input::Input;
 use memwatch_core::input::holdings::Holdings;
-use memwatch_inspect::pytorch::Refusal;
+use memwatch_inspect::pytorch::ReadRefusal;
 
 use super::Session;
 use super::intake::Intake;
 use crate::frameworks::pytorch::{BooksError, HoldingsReader, NAMES_TIME};
 use crate::sources::clock::thread_ns;
-use crate::watch::signals::Signals;
+use crate::watch::signals::TerminationSignals;
 
 /// Minimum pause after a reading, as a multiple of its processor time. Time spent waiting for a
 /// processor does not count.
@@ -38,7 +38,7 @@ pub(crate) const LONGEST_READING: Duration = Duration::from_secs(10);
 /// Readings of one process.
 #[derive(Debug, Default)]
 pub(super) struct ProcessHoldings {
-    state: State,
+    state: LiveObjectsState,
     /// End and processor time of the last reading.
     last: Option<(Instant, Duration)>,
     /// Number of readings with a result.
@@ -50,7 +50,7 @@ pub(super) struct ProcessHoldings {
 }
 
 #[derive(Debug, Default)]
-enum State {
+enum LiveObjectsState {
     #[default]
     NotOpened,
     Open(Box<HoldingsReader>),
@@ -72,15 +72,17 @@ impl ProcessHoldings {
     /// Starts a due reading, and processes a finished one. `is_older`: the process is older than
     /// the session. `every`: the requested interval, if any.
     pub(super) fn advance(&mut self, tgid: u32, (is_older, every): (bool, Option<Duration>), pipeline: &mut Intake) {
-        if let State::Reads(done) = &self.state {
+        if let LiveObjectsState::Reads(done) = &self.state {
             match done.try_recv() {
                 Ok(done) => self.take(tgid, done, pipeline),
                 Err(TryRecvError::Empty) => return,
-                Err(TryRecvError::Disconnected) => self.state = State::Refused,
+                Err(TryRecvError::Disconnected) => self.state = LiveObjectsState::Refused,
             }
         }
         let now = Instant::now();
-        if !matches!(self.state, State::Reads(_)) && self.due((is_older, every), now).is_some_and(|due| due <= now) {
+        if !matches!(self.state, LiveObjectsState::Reads(_))
+            && self.due((is_older, every), now).is_some_and(|due| due <= now)
+        {
             self.begin(tgid);
         }
     }
@@ -88,9 +90,9 @@ impl ProcessHoldings {
     /// Returns when the next work is due: starting a reading, or polling the running one.
     pub(super) fn due(&self, (is_older, every): (bool, Option<Duration>), now: Instant) -> Option<Instant> {
         match self.state {
-            State::Refused => return None,
-            State::Reads(_) => return Some(now),
-            State::NotOpened | State::Open(_) => {}
+            LiveObjectsState::Refused => return None,
+            LiveObjectsState::Reads(_) => return Some(now),
+            LiveObjectsState::NotOpened | LiveObjectsState::Open(_) => {}
         }
         let Some((ended, took)) = self.last else {
             return (is_older || every.is_some() || self.is_asked_for).then_some(now);
@@ -105,7 +107,7 @@ impl ProcessHoldings {
 
     fn begin(&mut self, tgid: u32) {
         let reader = match std::mem::take(&mut self.state) {
-            State::Open(reader) => Some(reader),
+            LiveObjectsState::Open(reader) => Some(reader),
             _ => None,
         };
         self.is_asked_for = false;
@@ -115,35 +117,36 @@ impl ProcessHoldings {
             let _ = sender.send(read(tgid, reader));
         });
         self.state = match thread {
-            Ok(_) => State::Reads(done),
+            Ok(_) => LiveObjectsState::Reads(done),
             Err(error) => {
                 log::warn!("process {tgid}: what it holds is not read: {error}");
-                State::Refused
+                LiveObjectsState::Refused
             }
         };
     }
 
     fn take(&mut self, tgid: u32, done: Done, pipeline: &mut Intake) {
         self.last = Some((Instant::now(), done.took));
-        self.state = done.reader.map_or(State::NotOpened, State::Open);
+        self.state = done.reader.map_or(LiveObjectsState::NotOpened, LiveObjectsState::Open);
         match done.read {
             Ok(holdings) => {
                 (self.with_result, self.without_result) = (self.with_result.saturating_add(1), 0);
                 pipeline.step(Input::Holdings(Box::new(holdings)));
             }
-            Err(BooksError::Refused(refusal)) if refusal.is_passing() || refusal == Refusal::NotInitialized => {
+            Err(BooksError::Refused(refusal)) if refusal.is_passing() || refusal == ReadRefusal::NotInitialized => {
                 self.without_result += 1;
             }
             Err(error) => {
                 log::info!("process {tgid}: what it holds is not read: {error}");
-                self.state = State::Refused;
+                self.state = LiveObjectsState::Refused;
             }
         }
     }
 
     /// Whether a reading is running, or a requested one is due.
     fn is_reading(&self) -> bool {
-        matches!(self.state, State::Reads(_)) || (self.is_asked_for && !matches!(self.state, State::Refused))
+        matches!(self.state, LiveObjectsState::Reads(_))
+            || (self.is_asked_for && !matches!(self.state, LiveObjectsState::Refused))
     }
 }
 
@@ -160,7 +163,7 @@ fn read(tgid: u32, reader: Option<Box<HoldingsReader>>) -> Done {
             let read = reader.refresh().and_then(|()| reader.read_patiently()).map(|(holdings, _)| holdings);
             (Some(reader), read)
         }
-        Ok(None) => (None, Err(Refusal::NotInitialized.into())),
+        Ok(None) => (None, Err(ReadRefusal::NotInitialized.into())),
         Err(error) => (None, Err(error)),
     };
     Done { reader, read, took: Duration::from_nanos(thread_ns().saturating_sub(began_ns)) }
@@ -174,7 +177,7 @@ impl Session {
 
     /// Reads all processes once more. Returns when all are read, after [`LONGEST_READING`], or on a
     /// signal.
-    pub(crate) async fn read_holdings(&mut self, signals: &mut Signals) {
+    pub(crate) async fn read_holdings(&mut self, signals: &mut TerminationSignals) {
         for process in self.tensors.processes.values_mut() {
             process.holdings.is_asked_for = true;
         }

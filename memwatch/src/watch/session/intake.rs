@@ -4,7 +4,7 @@
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
-use memwatch_common::record::{CallRecord, Record};
+use memwatch_common::record::{CallRecord, RingRecord};
 use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
 
@@ -45,7 +45,7 @@ impl Intake {
         self.has_news |= !calls.is_empty();
         if let Some(tape) = &mut self.tape {
             for call in calls {
-                tape.note(&Input::Record(Record::Call(*call)), boottime_to_unix_ns);
+                tape.note(&Input::Record(RingRecord::Call(*call)), boottime_to_unix_ns);
             }
         }
         if let Some(journal) = &mut self.journal {

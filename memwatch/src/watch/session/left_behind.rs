@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use memwatch_common::record::{ProcessEvent, ProcessRecord, Record, RecordKind};
+use memwatch_common::record::{ProcessEvent, ProcessRecord, RecordKind, RingRecord};
 use memwatch_core::input::{DeviceReading, Input, ProcessFacts};
 use memwatch_core::words::Tgid;
 
@@ -16,22 +16,22 @@ const CUDA_FILE: &str = "nvidia-uvm";
 const EARLIER_NS: u64 = 3_000_000_000;
 
 /// Exited processes by number, each with the processes that may keep its memory allocated.
-pub(super) type LeftBehind = BTreeMap<u32, Vec<u32>>;
+pub(super) type ExitedCharges = BTreeMap<u32, Vec<u32>>;
 
 impl Session {
     /// Returns the processes of a reading that are charged, have exited and were never known, each
     /// with the running processes that may keep their memory allocated. Such a running process has
     /// the driver's files open and is not charged itself.
-    pub(super) fn left_behind(&mut self, reading: &DeviceReading) -> LeftBehind {
+    pub(super) fn left_behind(&mut self, reading: &DeviceReading) -> ExitedCharges {
         if !self.everybody {
-            return LeftBehind::new();
+            return ExitedCharges::new();
         }
         let entries = || reading.devices.iter().flat_map(|device| device.processes.iter().flatten());
         let is_met = |tgid| self.pipeline.knows(tgid) || self.pipeline.remembers(tgid);
         let charged = entries().filter(|entry| entry.used_bytes > Some(0) && !is_met(entry.tgid));
         let dead: Vec<u32> = charged.map(|entry| entry.tgid.0).filter(|tgid| !self.processes.exists(*tgid)).collect();
         if dead.is_empty() {
-            return LeftBehind::new();
+            return ExitedCharges::new();
         }
         let is_listed = |tgid: u32| entries().any(|entry| entry.tgid.0 == tgid);
         let users = self.libraries.users().into_iter().filter(|tgid| !is_listed(*tgid) && !self.own.holds(*tgid));
@@ -46,13 +46,13 @@ impl Session {
 
     /// Passes on the inputs for these processes, after the reading: that each existed, which
     /// processes it may have forked, and that it has exited.
-    pub(super) fn note_left_behind(&mut self, left_behind: LeftBehind, begin_ns: u64) {
+    pub(super) fn note_left_behind(&mut self, left_behind: ExitedCharges, begin_ns: u64) {
         for (tgid, keepers) in left_behind {
             self.pipeline.step(Input::Process(ProcessFacts { tgid, ..ProcessFacts::default() }));
             for keeper in keepers {
                 let (kind, event) = (RecordKind::Process as u8, ProcessEvent::Fork as u8);
                 let fork = ProcessRecord { kind, event, tgid: keeper, parent_tgid: tgid, ..ProcessRecord::default() };
-                self.pipeline.step(Input::Record(Record::Process(ProcessRecord { time_ns: begin_ns, ..fork })));
+                self.pipeline.step(Input::Record(RingRecord::Process(ProcessRecord { time_ns: begin_ns, ..fork })));
             }
             let time_ns = begin_ns.saturating_sub(EARLIER_NS);
             self.pipeline.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns });

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use memwatch_common::record::{ProcessEvent, ProcessRecord, Record};
+use memwatch_common::record::{ProcessEvent, ProcessRecord, RingRecord};
 use memwatch_core::input::{Input, ProcessFacts};
 
 use super::intake::Intake;
 use crate::backends::library_watch::LibraryWatch;
-use crate::sources::cgroup::Groups;
+use crate::sources::cgroup::ControlGroups;
 use crate::sources::procfs::ProcReader;
 
 /// `/proc/PID/stat` truncates a start time to 10 ms. Two readings of the same start differ by less
@@ -16,18 +16,18 @@ use crate::sources::procfs::ProcReader;
 pub(super) const START_RESOLUTION_NS: u64 = 20_000_000;
 
 /// The parts of a session that process events concern.
-pub(crate) struct Life<'a> {
+pub(crate) struct ProcessEventSink<'a> {
     pub(crate) pipeline: &'a mut Intake,
     pub(crate) processes: &'a mut ProcReader,
     pub(crate) libraries: &'a mut LibraryWatch,
-    pub(crate) groups: &'a mut Groups,
+    pub(crate) groups: &'a mut ControlGroups,
     pub(crate) targets: &'a BTreeSet<u32>,
 }
 
-impl Life<'_> {
+impl ProcessEventSink<'_> {
     /// Handles one process event.
     pub(crate) fn take(&mut self, event: ProcessRecord) {
-        let record = Record::Process(event);
+        let record = RingRecord::Process(event);
         match event.event() {
             // Facts are read even for a known number: its exit record may be lost and the number
             // reused.

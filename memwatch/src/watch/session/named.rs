@@ -15,14 +15,14 @@ const AGAIN: Duration = Duration::from_millis(500);
 
 /// Processes selected by name or owner.
 #[derive(Debug, Default)]
-pub(crate) struct Named {
+pub(crate) struct TracedSelection {
     /// `None` if every process is selected.
     selection: Option<Selection>,
     /// When each process was last checked; `None` once selected.
     looked: BTreeMap<u32, Option<Instant>>,
 }
 
-impl Named {
+impl TracedSelection {
     /// Creates the state. Without a selection every process is selected.
     pub(super) fn new(selection: Option<Selection>) -> Self {
         Self { selection, looked: BTreeMap::new() }
@@ -68,7 +68,7 @@ mod tests {
         pipeline
     }
 
-    fn left(named: &mut Named, pipeline: &Pipeline) -> Vec<u32> {
+    fn left(named: &mut TracedSelection, pipeline: &Pipeline) -> Vec<u32> {
         let mut wanted: BTreeMap<u32, u32> = pipeline.watched().map(|tgid| (tgid.0, tgid.0)).collect();
         named.retain(pipeline, &mut wanted);
         wanted.into_keys().collect()
@@ -77,11 +77,11 @@ mod tests {
     #[test]
     fn pytorch_is_traced_in_the_processes_of_a_name_and_in_no_others() {
         let choice = Choice { names: vec!["train.py".to_owned()], ..Choice::default() };
-        let mut named = Named::new(Some(Selection::new(&choice, &[])));
+        let mut named = TracedSelection::new(Some(Selection::new(&choice, &[])));
         let first = pipeline(&[(1, "train.py"), (2, "serve.py")]);
         assert_eq!(left(&mut named, &first), [1]);
         assert_eq!(left(&mut named, &pipeline(&[(1, "train.py"), (2, "serve.py"), (3, "train.py")])), [1, 3]);
         assert_eq!(left(&mut named, &pipeline(&[(3, "train.py")])), [3], "what has ended is forgotten");
-        assert_eq!(left(&mut Named::new(None), &first), [1, 2], "without a name all are meant");
+        assert_eq!(left(&mut TracedSelection::new(None), &first), [1, 2], "without a name all are meant");
     }
 }

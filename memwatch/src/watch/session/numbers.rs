@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use memwatch_core::input::Input;
-use memwatch_core::input::books::{DeviceNumbers, Numbers};
+use memwatch_core::input::books::{AllocatorNumbers, DeviceNumbers};
 
 use super::intake::Intake;
 use crate::frameworks::pytorch::{BooksReader, events};
@@ -63,7 +63,7 @@ impl ProcessNumbers {
         Some(now.checked_sub(before).unwrap_or(now))
     }
 
-    fn numbers(&mut self, tgid: u32) -> Option<Numbers> {
+    fn numbers(&mut self, tgid: u32) -> Option<AllocatorNumbers> {
         if self.reader.is_none() {
             let opened = BooksReader::open(tgid);
             let failed = |error: &_| log::info!("process {tgid}: its allocators are not read: {error}");

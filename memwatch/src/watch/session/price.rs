@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use memwatch_core::attribution::governor::{Governor, Trying};
 use memwatch_core::attribution::overhead;
-use memwatch_core::attribution::price::{Asked, Prices, per_second};
-use memwatch_core::input::{LevelChoice, Measured, TensorLevel, Windows};
+use memwatch_core::attribution::price::{ProbeCost, TracingRequest, per_second};
+use memwatch_core::input::{LevelChoice, MeasuredSlowdown, TensorLevel, Windows};
 use memwatch_core::words::Tgid;
 
 use super::SessionOptions;
@@ -16,7 +16,7 @@ use crate::frameworks::probes::measure_trap;
 use crate::frameworks::pytorch::TensorRequest;
 use crate::render::sentences::level;
 use crate::sources::clock;
-use crate::sources::kernel::load::{Kernel, Mechanism};
+use crate::sources::kernel::load::{KernelHalf, Mechanism};
 
 /// Interval for checking a process's event rate.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ const AT_LEAST: Duration = Duration::from_millis(100);
 
 /// Chooses the level of each process.
 pub(crate) struct PriceGuard {
-    asked: Asked,
+    asked: TracingRequest,
     is_measured: bool,
     speaks: bool,
     /// Processes that exceed the budget because of an explicit option; a warning was printed.
@@ -124,13 +124,13 @@ fn rate(events: u64, elapsed: Duration) -> u64 {
 impl PriceGuard {
     /// Creates the guard from the options.
     pub(super) fn new(options: &SessionOptions) -> Self {
-        let asked = Asked {
+        let asked = TracingRequest {
             level: options.tensors.level,
             stacks: options.tensors.stacks,
             several_probes: false,
             by_default: options.tensors.budget.is_some(),
             budget: options.tensors.budget.unwrap_or_default(),
-            prices: Prices::default(),
+            prices: ProbeCost::default(),
             has_windows: false,
             load_percent: None,
         };
@@ -139,7 +139,7 @@ impl PriceGuard {
     }
 
     /// Measures the cost of a probe on this machine, before the first prediction.
-    pub(super) fn measure(&mut self, kernel: &mut Kernel) {
+    pub(super) fn measure(&mut self, kernel: &mut KernelHalf) {
         if self.is_measured {
             return;
         }
@@ -150,21 +150,21 @@ impl PriceGuard {
         match measure_trap(kernel) {
             Ok(trap_ns) => {
                 log::info!("a probe costs {trap_ns} ns on this machine");
-                self.asked.prices = Prices { trap_ns };
+                self.asked.prices = ProbeCost { trap_ns };
             }
             Err(error) => log::warn!("what a probe costs here could not be measured: {error}"),
         }
     }
 
     /// Returns the cost of tracing one driver call on this machine, in nanoseconds.
-    pub(super) fn call_ns(&mut self, kernel: &mut Kernel) -> u64 {
+    pub(super) fn call_ns(&mut self, kernel: &mut KernelHalf) -> u64 {
         self.measure(kernel);
         overhead::call_ns(self.asked.prices.trap_ns)
     }
 
     /// Returns the user's request, as it applies to a process with these probes.
-    const fn asked(&self, probes: Probing) -> Asked {
-        Asked { several_probes: probes.several, load_percent: probes.load_percent, ..self.asked }
+    const fn asked(&self, probes: Probing) -> TracingRequest {
+        TracingRequest { several_probes: probes.several, load_percent: probes.load_percent, ..self.asked }
     }
 
     /// Chooses the level of a process with this event rate, given whether several probes fire per
@@ -241,13 +241,13 @@ impl PriceGuard {
     fn keep(&mut self, choice: LevelChoice, before: Option<TensorLevel>) -> TensorLevel {
         let raised = before.and_then(|before| level::raised(&choice, before));
         let is_known = self.measured.get(&choice.tgid.0) == Some(&choice.chosen) && choice.chosen == choice.asked;
-        if matches!(choice.measured, Measured::Slowdown { .. }) {
+        if matches!(choice.measured, MeasuredSlowdown::Slowdown { .. }) {
             self.measured.insert(choice.tgid.0, choice.chosen);
         }
         let sentence = match choice.measured {
-            Measured::Not => raised.or_else(|| level::lowered(&choice)),
-            Measured::Now | Measured::Slowdown { .. } if is_known => None,
-            Measured::Now | Measured::Slowdown { .. } => level::measured(&choice),
+            MeasuredSlowdown::Not => raised.or_else(|| level::lowered(&choice)),
+            MeasuredSlowdown::Now | MeasuredSlowdown::Slowdown { .. } if is_known => None,
+            MeasuredSlowdown::Now | MeasuredSlowdown::Slowdown { .. } => level::measured(&choice),
         };
         if let Some(sentence) = sentence.filter(|_| self.speaks) {
             eprintln!("memwatch: {sentence}");
@@ -260,7 +260,7 @@ impl PriceGuard {
     /// Warns once about the overhead of an explicit option. A process that is idle at first may
     /// exceed the budget later.
     fn warn(&mut self, choice: &LevelChoice) {
-        let is_named = choice.measured == Measured::Not;
+        let is_named = choice.measured == MeasuredSlowdown::Not;
         let sentence = level::obeyed(choice).filter(|_| is_named && self.warned.insert(choice.tgid.0));
         if let Some(sentence) = sentence.filter(|_| self.speaks) {
             eprintln!("memwatch: {sentence}");
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     fn guard(by_default: bool) -> PriceGuard {
-        let asked = Asked { level: TensorLevel::Layers, by_default, ..Asked::default() };
+        let asked = TracingRequest { level: TensorLevel::Layers, by_default, ..TracingRequest::default() };
         let (warned, measured, choices) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
         PriceGuard { asked, is_measured: true, speaks: false, warned, measured, choices }
     }

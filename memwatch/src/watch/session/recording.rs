@@ -4,7 +4,7 @@ use memwatch_core::recording::Stopped;
 use memwatch_core::snapshot::Snapshot;
 
 use super::{Session, SessionOptions};
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::sources::clock;
 use crate::watch::recording::{Recorded, Tape, TapeOptions};
 
@@ -26,7 +26,7 @@ impl Session {
     ///
     /// # Errors
     /// The file cannot be created.
-    pub(crate) fn begin_recording(&mut self, options: &TapeOptions) -> Result<(), Failure> {
+    pub(crate) fn begin_recording(&mut self, options: &TapeOptions) -> Result<(), ExitFailure> {
         let tape = Tape::create(options)?;
         self.look_for_all();
         self.tick();

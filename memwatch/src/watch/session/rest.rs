@@ -13,8 +13,8 @@ const SHORT_SLEEP: Duration = Duration::from_millis(200);
 
 /// Whether a session polls or sleeps.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rest {
-    state: State,
+pub(crate) struct IdleBackoff {
+    state: BackoffState,
     looked: Instant,
     /// Whether records have arrived since the last poll.
     has_records: bool,
@@ -23,17 +23,17 @@ pub(crate) struct Rest {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum BackoffState {
     /// Polls until this time, and after it for as long as each poll finds something.
     Awake(Instant),
     /// When the session went to sleep. Any source can wake it.
     Sleeps(Instant),
 }
 
-impl Rest {
+impl IdleBackoff {
     /// Creates the state of a session that is awake.
     pub(crate) const fn new(now: Instant) -> Self {
-        Self { state: State::Awake(now), looked: now, has_records: false, is_behind: false }
+        Self { state: BackoffState::Awake(now), looked: now, has_records: false, is_behind: false }
     }
 
     /// Notes that records were fetched. Until the next poll arms the wake-up again, a new record
@@ -51,17 +51,17 @@ impl Rest {
     /// Notes that a process has mapped a library. The process is likely to map more soon, so the
     /// session stays awake.
     pub(crate) fn note_mapping(&mut self, now: Instant) {
-        let State::Sleeps(since) = self.state else { return };
+        let BackoffState::Sleeps(since) = self.state else { return };
         let awake = if now.duration_since(since) < SHORT_SLEEP { SHORT_SLEEP } else { RHYTHM };
-        self.state = State::Awake(now + awake);
+        self.state = BackoffState::Awake(now + awake);
     }
 
     /// Returns when to poll next, given when the first work is due. `None`: not before a wake-up.
     pub(crate) fn next_look(&self, due: Option<Instant>) -> Option<Instant> {
         let soonest = if self.is_behind { self.looked } else { self.looked + RHYTHM };
         match self.state {
-            State::Sleeps(_) if !self.has_records => due.map(|due| due.max(soonest)),
-            State::Awake(_) | State::Sleeps(_) => Some(soonest),
+            BackoffState::Sleeps(_) if !self.has_records => due.map(|due| due.max(soonest)),
+            BackoffState::Awake(_) | BackoffState::Sleeps(_) => Some(soonest),
         }
     }
 
@@ -76,11 +76,11 @@ impl Rest {
         let has_records = std::mem::take(&mut self.has_records);
         self.looked = now;
         let (state, is_news) = match self.state {
-            State::Awake(until) if has_records || now < until => (self.state, false),
-            State::Awake(_) => (State::Sleeps(now), true),
-            State::Sleeps(_) if has_records && is_early => (State::Awake(now), false),
-            State::Sleeps(_) if has_records => (State::Sleeps(now), true),
-            State::Sleeps(_) => (self.state, false),
+            BackoffState::Awake(until) if has_records || now < until => (self.state, false),
+            BackoffState::Awake(_) => (BackoffState::Sleeps(now), true),
+            BackoffState::Sleeps(_) if has_records && is_early => (BackoffState::Awake(now), false),
+            BackoffState::Sleeps(_) if has_records => (BackoffState::Sleeps(now), true),
+            BackoffState::Sleeps(_) => (self.state, false),
         };
         self.state = state;
         is_news
@@ -88,7 +88,7 @@ impl Rest {
 
     /// Whether the session polls, so that no source has to wake it.
     pub(crate) const fn is_awake(&self) -> bool {
-        matches!(self.state, State::Awake(_))
+        matches!(self.state, BackoffState::Awake(_))
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
     /// A session with a model of the kernel half. Times are in milliseconds.
     struct World {
         begin: Instant,
-        rest: Rest,
+        rest: IdleBackoff,
         /// State of the model.
         wakes: bool,
         maps_ring: bool,
@@ -127,7 +127,7 @@ mod tests {
         fn new() -> Self {
             let begin = Instant::now();
             let (waiting, waits, looks, rings) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-            Self { begin, rest: Rest::new(begin), wakes: false, maps_ring: false, waiting, waits, looks, rings }
+            Self { begin, rest: IdleBackoff::new(begin), wakes: false, maps_ring: false, waiting, waits, looks, rings }
         }
 
         fn at(&self, ms: u64) -> Instant {
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn where_more_comes_than_is_fetched_it_goes_on_at_once() {
         let begin = Instant::now();
-        let mut rest = Rest::new(begin);
+        let mut rest = IdleBackoff::new(begin);
         rest.note_records();
         rest.note_behind(true);
         assert!(!rest.note_look(begin + RHYTHM));

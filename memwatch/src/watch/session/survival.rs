@@ -16,12 +16,12 @@ use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
 
 use super::{Session, SessionOptions};
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::sources::clock;
 use crate::sources::kernel::load::{chain, kernel_half};
-use crate::sources::kernel::pins::{PinPlace, Pins};
+use crate::sources::kernel::pins::{PinPlace, PinnedObjects};
 use crate::sources::library::KnownHandles;
-use crate::watch::journal::{self, Aside, Head, Journal, Kept, NoJournal};
+use crate::watch::journal::{self, Aside, Journal, JournalHead, NoJournal, RestoredJournal};
 
 /// Where a session keeps the state that outlives its process.
 #[derive(Clone, Debug)]
@@ -34,9 +34,9 @@ pub(crate) struct SurvivalPlace {
 
 /// Everything that a session starts from.
 #[derive(Default)]
-pub(crate) struct Start {
-    pub(crate) pins: Option<Pins>,
-    pub(crate) kept: Option<Kept>,
+pub(crate) struct SessionStart {
+    pub(crate) pins: Option<PinnedObjects>,
+    pub(crate) kept: Option<RestoredJournal>,
     pub(crate) survival: Option<Survival>,
 }
 
@@ -46,12 +46,12 @@ pub(crate) struct Survival {
     place: SurvivalPlace,
     boot: String,
     kernel_half: String,
-    origin: Origin,
+    origin: SessionOrigin,
 }
 
 /// What a session resumes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
+enum SessionOrigin {
     /// A new session.
     New,
     /// A previous session, with its kernel half.
@@ -61,8 +61,8 @@ enum Origin {
 }
 
 /// Checks whether a previous session can be resumed.
-pub(crate) fn start(options: &SessionOptions) -> Result<Start, Failure> {
-    let Some(place) = options.survival.clone() else { return Ok(Start::default()) };
+pub(crate) fn start(options: &SessionOptions) -> Result<SessionStart, ExitFailure> {
+    let Some(place) = options.survival.clone() else { return Ok(SessionStart::default()) };
     let boot =
         std::fs::read_to_string("/proc/sys/kernel/random/boot_id").context("the boot of this machine has no id")?;
     let (boot, kernel_half) = (boot.trim().to_owned(), kernel_half(options.ring_bytes));
@@ -85,21 +85,22 @@ pub(crate) fn start(options: &SessionOptions) -> Result<Start, Failure> {
     };
     let earlier = earlier.filter(|_| kept.is_some());
     let origin = match &earlier {
-        None => Origin::New,
-        Some(half) if *half == kernel_half => Origin::Same,
-        Some(_) => Origin::Other,
+        None => SessionOrigin::New,
+        Some(half) if *half == kernel_half => SessionOrigin::Same,
+        Some(_) => SessionOrigin::Other,
     };
-    let pins = Pins::open(&place.pins, &kernel_half, earlier.as_deref()).context("the kernel half cannot be pinned")?;
-    Ok(Start { pins: Some(pins), kept, survival: Some(Survival { place, boot, kernel_half, origin }) })
+    let pins = PinnedObjects::open(&place.pins, &kernel_half, earlier.as_deref())
+        .context("the kernel half cannot be pinned")?;
+    Ok(SessionStart { pins: Some(pins), kept, survival: Some(Survival { place, boot, kernel_half, origin }) })
 }
 
 /// Returns handles to open the files that the previous memwatch had probed.
-pub(super) fn handles(pins: Option<&Pins>) -> KnownHandles {
-    KnownHandles::of(pins.map(Pins::probed_handles).unwrap_or_default())
+pub(super) fn handles(pins: Option<&PinnedObjects>) -> KnownHandles {
+    KnownHandles::of(pins.map(PinnedObjects::probed_handles).unwrap_or_default())
 }
 
 /// Returns the restored pipeline, or an empty one.
-pub(crate) fn pipeline(kept: &mut Option<Kept>, keeps_ended: bool) -> Pipeline {
+pub(crate) fn pipeline(kept: &mut Option<RestoredJournal>, keeps_ended: bool) -> Pipeline {
     kept.as_mut().map_or_else(
         || Pipeline::new(keeps_ended),
         |kept| std::mem::replace(&mut kept.pipeline, Pipeline::new(keeps_ended)),
@@ -109,7 +110,7 @@ pub(crate) fn pipeline(kept: &mut Option<Kept>, keeps_ended: bool) -> Pipeline {
 impl Session {
     /// Whether a previous session was resumed.
     pub(crate) fn goes_on(&self) -> bool {
-        self.survival.as_ref().is_some_and(|survival| survival.origin != Origin::New)
+        self.survival.as_ref().is_some_and(|survival| survival.origin != SessionOrigin::New)
     }
 
     /// Whether the session can be resumed after this process ends.
@@ -119,7 +120,7 @@ impl Session {
 
     /// Whether the session switches to a new kernel half.
     fn takes_over(&self) -> bool {
-        self.survival.as_ref().is_some_and(|survival| survival.origin == Origin::Other)
+        self.survival.as_ref().is_some_and(|survival| survival.origin == SessionOrigin::Other)
     }
 
     /// Marks the resumed processes in a new kernel half before its probes are in place, since it
@@ -133,7 +134,7 @@ impl Session {
 
     /// Takes over the pinned objects. Must be called when all probes are in place. Once this has
     /// succeeded, the session can be resumed after this process ends.
-    pub(super) fn go_on(&mut self, kept: Option<&Kept>) -> Result<(), Failure> {
+    pub(super) fn go_on(&mut self, kept: Option<&RestoredJournal>) -> Result<(), ExitFailure> {
         let Some(survival) = &self.survival else { return Ok(()) };
         let (place, boot, takes_over) = (survival.place.clone(), survival.boot.clone(), self.takes_over());
         let ring =
@@ -144,7 +145,7 @@ impl Session {
             None => {}
         }
         self.ring.keep_until_taken();
-        let (head, now) = (Head { boot, ring }, (self.ring.position(), self.aside()));
+        let (head, now) = (JournalHead { boot, ring }, (self.ring.position(), self.aside()));
         let journal = Journal::begin(&place.journal, head, &self.pipeline, now);
         self.pipeline.journal =
             Some(journal.with_context(|| format!("{} cannot be written", place.journal.display()))?);
@@ -167,7 +168,7 @@ impl Session {
     }
 
     /// Restores how far the previous memwatch has read the ring and the kernel half's tables.
-    fn restore(&mut self, kept: &Kept) {
+    fn restore(&mut self, kept: &RestoredJournal) {
         self.losses.restore(&kept.aside.losses);
         self.allocation_map.restore(&kept.aside.removed);
         let mut lose = |loss| self.pipeline.step(Input::Lost { tgid: None, loss, count: 1 });

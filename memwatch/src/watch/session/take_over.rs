@@ -9,19 +9,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context as _;
 use memwatch_common::loss::Loss;
-use memwatch_common::record::{Common, ProcessEvent, RecordKind};
+use memwatch_common::record::{CommonFields, ProcessEvent, RecordKind};
 use memwatch_core::input::Input;
 use memwatch_core::words::Tgid;
 
 use super::Session;
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::sources::clock;
 use crate::sources::kernel::ring::read_left;
-use crate::watch::journal::Kept;
+use crate::watch::journal::RestoredJournal;
 
 /// Unread records of the earlier kernel half.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Left {
+struct UnreadRecords {
     /// Number of records by process and kind of loss: driver calls, or requests to the kernel
     /// driver.
     lost: BTreeMap<(u32, Loss), u64>,
@@ -31,11 +31,11 @@ struct Left {
     unknown: u64,
 }
 
-impl Left {
+impl UnreadRecords {
     /// Counts one record. Calls entered after `probed_ns` are recorded by the new kernel half as
     /// well and do not count.
-    fn take(&mut self, record: Option<Common>, probed_ns: u64) {
-        let Some(Common { kind, tgid, event, time_ns }) = record else {
+    fn take(&mut self, record: Option<CommonFields>, probed_ns: u64) {
+        let Some(CommonFields { kind, tgid, event, time_ns }) = record else {
             self.unknown += 1;
             return;
         };
@@ -63,11 +63,11 @@ impl Left {
 impl Session {
     /// Continues from the records of the earlier kernel half. All probes of the new kernel half
     /// must be in place.
-    pub(super) fn take_over(&mut self, kept: &Kept) -> Result<(), Failure> {
+    pub(super) fn take_over(&mut self, kept: &RestoredJournal) -> Result<(), ExitFailure> {
         let probed_ns = clock::boottime_ns();
         let Some(pins) = &mut self.kernel.pins else { return Ok(()) };
         let ring = pins.silence_earlier().context("the ring of the agent before cannot be found")?;
-        let mut left = Left::default();
+        let mut left = UnreadRecords::default();
         let is_whole = read_left(&ring, kept.position, |record| left.take(record, probed_ns))?;
         let is_known = is_whole && left.unknown == 0;
         let everybodys = [(!is_known, Loss::OtherVersion), (!is_known || kept.aside.takes_waiting, Loss::RmRecordLost)];
@@ -102,12 +102,12 @@ impl Session {
 mod tests {
     use super::*;
 
-    fn record(kind: RecordKind, tgid: u32, event: Option<ProcessEvent>, time_ns: u64) -> Common {
-        Common { kind, tgid, event, time_ns: Some(time_ns) }
+    fn record(kind: RecordKind, tgid: u32, event: Option<ProcessEvent>, time_ns: u64) -> CommonFields {
+        CommonFields { kind, tgid, event, time_ns: Some(time_ns) }
     }
 
-    fn left(records: &[Common]) -> Left {
-        let mut left = Left::default();
+    fn left(records: &[CommonFields]) -> UnreadRecords {
+        let mut left = UnreadRecords::default();
         for record in records {
             left.take(Some(*record), 100);
         }
@@ -129,7 +129,7 @@ mod tests {
         left.take(None, 100);
         let (call, request) = (Loss::OtherVersion, Loss::RmRecordLost);
         let lost = BTreeMap::from([((7, call), 1), ((7, request), 1), ((8, call), 1)]);
-        assert_eq!(left, Left { lost, ended: BTreeMap::new(), unknown: 1 });
+        assert_eq!(left, UnreadRecords { lost, ended: BTreeMap::new(), unknown: 1 });
     }
 
     #[test]
@@ -143,6 +143,6 @@ mod tests {
             record(RecordKind::Process, 9, Some(ProcessEvent::Exit), 200),
         ]);
         let ended = BTreeMap::from([(7, (20, true)), (8, (20, false))]);
-        assert_eq!(left, Left { lost: BTreeMap::from([((7, Loss::OtherVersion), 1)]), ended, unknown: 0 });
+        assert_eq!(left, UnreadRecords { lost: BTreeMap::from([((7, Loss::OtherVersion), 1)]), ended, unknown: 0 });
     }
 }

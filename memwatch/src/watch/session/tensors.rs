@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use memwatch_common::python::PythonLayout;
-use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
+use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, RingRecord, StackItem};
 use memwatch_common::rm::RmRecord;
 use memwatch_common::tensor::{FLAG_NO_PYTHON, TensorMeaning, TensorRecord, tensor_probe};
 use memwatch_core::allocators::threads::STEP;
@@ -19,18 +19,18 @@ use memwatch_core::{Pipeline, TensorLog};
 use self::windows::ProcessWindows;
 use super::arenas::ProcessArenas;
 use super::books::ProcessBooks;
-use super::copies::Copies;
+use super::copies::StackCopies;
 use super::holdings::ProcessHoldings;
 use super::intake::Intake;
-use super::named::Named;
+use super::named::TracedSelection;
 use super::numbers::ProcessNumbers;
 use super::price::{PriceGuard, Rate};
 use super::{Session, SessionOptions};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
-use crate::frameworks::pytorch::{Arrival, Moment, RestingNumbers, TensorLevel, TorchWatch};
+use crate::frameworks::pytorch::{Arrival, RecordPosition, RestingNumbers, TensorLevel, TorchWatch};
 use crate::sources::clock;
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 use crate::sources::python::PythonProcess;
 
 /// Interval for checking again a process with Python in which no thread ran Python.
@@ -42,11 +42,11 @@ const BETWEEN_STATISTICS: Duration = Duration::from_millis(100);
 const LARGE_BYTES: u64 = 100 << 20;
 
 /// PyTorch processes of a session.
-pub(crate) struct Tensors {
+pub(crate) struct TensorTracing {
     pub(super) torch: TorchWatch,
     pub(super) prices: PriceGuard,
-    named: Named,
-    pub(super) processes: BTreeMap<u32, Process>,
+    named: TracedSelection,
+    pub(super) processes: BTreeMap<u32, TensorProcess>,
     /// How often live objects are read by name. Processes older than the session are always read
     /// once.
     holdings_every: Option<Duration>,
@@ -54,14 +54,14 @@ pub(crate) struct Tensors {
     replaced: Vec<u32>,
     /// Stacks resolved after their record was passed on.
     corrected: Vec<Input>,
-    copies: Copies,
+    copies: StackCopies,
     /// Size from which allocations are recorded with more detail.
     large_bytes: u64,
     /// Number of completed fetches of the ring.
     fetches: u64,
 }
 
-pub(super) struct Process {
+pub(super) struct TensorProcess {
     pub(super) python: Python,
     /// Time of the last request for statistics.
     asked: Option<Instant>,
@@ -132,18 +132,18 @@ impl Session {
     }
 }
 
-impl Tensors {
+impl TensorTracing {
     /// Creates the state without any process.
     pub(crate) fn new(torch: TorchWatch, options: &SessionOptions) -> Self {
         Self {
             torch,
             prices: PriceGuard::new(options),
-            named: Named::new(options.named.clone()),
+            named: TracedSelection::new(options.named.clone()),
             processes: BTreeMap::new(),
             holdings_every: options.holdings_every,
             replaced: Vec::new(),
             corrected: Vec::new(),
-            copies: Copies::default(),
+            copies: StackCopies::default(),
             large_bytes: LARGE_BYTES,
             fetches: 0,
         }
@@ -160,7 +160,7 @@ impl Tensors {
     }
 
     /// Looks for PyTorch in the watched processes, and configures the kernel half for processes that have it.
-    pub(crate) fn update(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
+    pub(crate) fn update(&mut self, kernel: &mut KernelHalf, pipeline: &mut Intake) {
         self.copies.keep(pipeline.watched());
         if self.torch.level() == TensorLevel::Off {
             return;
@@ -189,7 +189,7 @@ impl Tensors {
         self.report_choices(pipeline);
         for (tgid, missing) in attached {
             let level = self.torch.level_of(tgid);
-            self.processes.entry(tgid).or_insert_with(|| Process::new(tgid, level));
+            self.processes.entry(tgid).or_insert_with(|| TensorProcess::new(tgid, level));
             if level == TensorLevel::Read && pipeline.level_of(Tgid(tgid)).is_none() {
                 self.prices.decide(tgid, (0, false));
             }
@@ -199,7 +199,7 @@ impl Tensors {
                 self.meet(kernel, tgid);
             }
         }
-        let due = |process: &Process| matches!(process.python, Python::Idle(looked) if looked.elapsed() >= AGAIN);
+        let due = |process: &TensorProcess| matches!(process.python, Python::Idle(looked) if looked.elapsed() >= AGAIN);
         let due: Vec<u32> = self.processes.iter().filter(|(_, process)| due(process)).map(|(tgid, _)| *tgid).collect();
         for tgid in due {
             self.meet(kernel, tgid);
@@ -222,7 +222,7 @@ impl Tensors {
 
     /// Notes that a process's allocators are probed from now on, except for the table rows in
     /// `missing`.
-    fn begin(&mut self, kernel: &mut Kernel, (tgid, missing): (u32, Vec<u16>), pipeline: &mut Intake) {
+    fn begin(&mut self, kernel: &mut KernelHalf, (tgid, missing): (u32, Vec<u16>), pipeline: &mut Intake) {
         let time_ns = clock::boottime_ns();
         pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns });
         for framework in self.torch.without_books(tgid) {
@@ -249,7 +249,7 @@ impl Tensors {
 
     /// Whether a process has PyTorch and everything requested is traced in all such processes.
     pub(crate) fn is_settled(&self) -> bool {
-        let is_settled = |(tgid, process): (&u32, &Process)| {
+        let is_settled = |(tgid, process): (&u32, &TensorProcess)| {
             self.torch.is_settled(*tgid) && !matches!(process.python, Python::Idle(_))
         };
         !self.processes.is_empty() && self.processes.iter().all(is_settled)
@@ -300,8 +300,8 @@ impl Tensors {
         self.fetches += 1;
     }
 
-    fn count(&mut self, record: &Record) {
-        if let Record::Tensor(tensor) = record
+    fn count(&mut self, record: &RingRecord) {
+        if let RingRecord::Tensor(tensor) = record
             && let Some(process) = self.processes.get_mut(&tensor.tgid)
         {
             process.records += 1;
@@ -324,7 +324,7 @@ impl Tensors {
                 process.rate.count(1);
             }
         }
-        if let Record::Text(text) = record
+        if let RingRecord::Text(text) = record
             && text.text().starts_with(STEP.as_bytes())
             && let Some(process) = self.processes.get_mut(&text.tgid)
         {
@@ -332,7 +332,7 @@ impl Tensors {
         }
     }
 
-    fn forget(&mut self, kernel: &mut Kernel, tgid: u32) {
+    fn forget(&mut self, kernel: &mut KernelHalf, tgid: u32) {
         let Some(process) = self.processes.remove(&tgid) else { return };
         if let Python::Found { probes: Some(probes), .. } = process.python {
             log_failure(tgid, tensor_probes::detach(kernel, probes));
@@ -347,16 +347,16 @@ impl Tensors {
     }
 
     /// Replaces the number of a stack copy in a record by the number of the earlier equal stack.
-    fn with_known_stack(&mut self, record: Record) -> Record {
-        let Record::Tensor(tensor) = record else { return record };
+    fn with_known_stack(&mut self, record: RingRecord) -> RingRecord {
+        let RingRecord::Tensor(tensor) = record else { return record };
         if tensor.flags & FLAG_NO_PYTHON == 0 {
             return record;
         }
-        Record::Tensor(TensorRecord { stack: self.copies.take_number(tensor.tgid, tensor.stack), ..tensor })
+        RingRecord::Tensor(TensorRecord { stack: self.copies.take_number(tensor.tgid, tensor.stack), ..tensor })
     }
 
-    fn note(&mut self, record: &Record) {
-        if let Record::Tensor(tensor) = record
+    fn note(&mut self, record: &RingRecord) {
+        if let RingRecord::Tensor(tensor) = record
             && tensor_probe(tensor.probe).is_some_and(|row| row.meaning == TensorMeaning::CodeGoes)
             && let Some(process) = self.processes.get_mut(&tensor.tgid)
             && let Python::Found { python, .. } = &mut process.python
@@ -368,7 +368,7 @@ impl Tensors {
     }
 }
 
-impl Process {
+impl TensorProcess {
     fn new(tgid: u32, level: TensorLevel) -> Self {
         let resting = RestingNumbers::open(tgid);
         let resting =
@@ -391,7 +391,7 @@ impl Process {
     /// Reads what is due from process memory, and requests missing parts from the kernel half.
     fn follow(
         &mut self,
-        kernel: &mut Kernel,
+        kernel: &mut KernelHalf,
         tgid: u32,
         (holdings_every, fetches): (Option<Duration>, u64),
         pipeline: &mut Intake,
@@ -423,7 +423,7 @@ impl Process {
             resting.due(now) <= now
         };
         let Some(resting) = self.resting.as_mut().filter(is_due) else { return };
-        let now = Moment { records: self.records, fetches };
+        let now = RecordPosition { records: self.records, fetches };
         for (allocator, words) in resting.look(now, &pipeline.drifting_allocators(Tgid(tgid))) {
             let time_ns = clock::boottime_ns();
             pipeline.step(Input::Statistics { tgid: Tgid(tgid), allocator, time_ns, words });
@@ -432,7 +432,7 @@ impl Process {
 
     /// Updates the kernel half's configuration, and requests the statistics that the pipeline
     /// lacks.
-    fn report(&mut self, kernel: &mut Kernel, tgid: u32, pipeline: &Pipeline) {
+    fn report(&mut self, kernel: &mut KernelHalf, tgid: u32, pipeline: &Pipeline) {
         if let Python::Found { python, reported, .. } = &mut self.python
             && let layout = (PythonLayout { stacks: reported.stacks, ..python.layout() })
             && *reported != layout

@@ -11,13 +11,14 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use memwatch_tests::agent::{Agent, workload_command_of, workload_of};
+use memwatch_tests::agent::{TestAgent, workload_command_of, workload_of};
 use memwatch_tests::groups::MemoryGroup;
 use memwatch_tests::mounts::after_mounting;
 use memwatch_tests::oracle::{Agreement, assert_process_agrees};
-use memwatch_tests::report::Report;
+use memwatch_tests::report::ReportLine;
 use memwatch_tests::{
-    Gpu, MIB, Shape, TIMEOUT, Workload, forget_peak, http, peak_resident_bytes, resident_bytes, until,
+    MIB, PrologueShape, SimulatedGpu, SimulatedWorkload, TIMEOUT, forget_peak, http, peak_resident_bytes,
+    resident_bytes, until,
 };
 
 const ROOT: u32 = 0;
@@ -63,16 +64,16 @@ pub(super) struct Demands {
 /// Agent, honest user and machine, from the first attack to the last.
 pub(super) struct Siege {
     demands: Demands,
-    agent: Agent,
+    agent: TestAgent,
     group: MemoryGroup,
     address: SocketAddr,
-    bob: Workload,
+    bob: SimulatedWorkload,
     attacker: PathBuf,
     driver: PathBuf,
     calm_bytes: u64,
     newcomers: u32,
     loops: u64,
-    gpu: Gpu,
+    gpu: SimulatedGpu,
 }
 
 /// Attacking processes. They and all their children are killed when this is dropped.
@@ -88,7 +89,7 @@ impl Siege {
     /// Starts the agent and the honest user's job. Returns `None`, with the reason on standard
     /// error, if this machine cannot run them.
     pub(super) fn lay(demands: Demands) -> Option<Self> {
-        let gpu = Gpu::new(Shape::Push)?.with_own_libcuda();
+        let gpu = SimulatedGpu::new(PrologueShape::Push)?.with_own_libcuda();
         let group = MemoryGroup::new(&format!("memwatch-hostile-{}", std::process::id()), demands.limit_bytes);
         let address = http::free_port();
         let etc = gpu.directory().join("etc").display().to_string();
@@ -96,7 +97,7 @@ impl Siege {
         group.start_in(&mut command);
         let history = gpu.directory().join("history").display().to_string();
         let words = ["--listen", &address.to_string(), "--history", &history, "--process-metrics", "100"];
-        let agent = Agent::with(&gpu, command, &words);
+        let agent = TestAgent::with(&gpu, command, &words);
         let mut bob = workload_of(&gpu, BOB);
         bob.run(&["uuid 0", "device 0", "alloc kept 64M"]);
         let driver = gpu.directory().join("attacker/libcuda.so.1");
@@ -153,17 +154,17 @@ impl Siege {
     }
 
     /// Returns the agent's report for root.
-    fn ask(&self) -> Report {
+    fn ask(&self) -> ReportLine {
         self.agent.skip_reports();
         let asked = self.agent.ask(&self.gpu, ROOT, &["ps", "--json"]);
         asked.assert_ended_with(0, &[]);
         // Otherwise the client would have started its own watch.
         assert!(!asked.stderr.contains("cannot be used"), "{}", asked.stderr);
-        Report::parse(&asked.stdout)
+        ReportLine::parse(&asked.stdout)
     }
 
     /// Returns a report that is made after this call. An answer may be some tenths of a second old.
-    fn ask_afresh(&self) -> Report {
+    fn ask_afresh(&self) -> ReportLine {
         let asked = Timestamp::now();
         until("a later report", || Some(self.ask()).filter(|report| report.is_made_after(asked)))
     }
@@ -184,7 +185,7 @@ impl Siege {
         self.gpu.copy_libcuda(&folder);
         let mut command = workload_command_of(&self.gpu, BOB);
         command.env("LD_LIBRARY_PATH", &folder);
-        let mut newcomer = Workload::start(command);
+        let mut newcomer = SimulatedWorkload::start(command);
         newcomer.run(&["uuid 0", "device 0"]);
         let begin = Instant::now();
         let library = folder.join("libcuda.so.1").display().to_string();
@@ -193,7 +194,7 @@ impl Siege {
         newcomer.run(&["alloc more 4M"]);
         // Until the next NVML reading, the process may be marked as possibly not probed.
         let tgid = newcomer.tgid();
-        let is_exact = |report: &Report| report.process(tgid).is_some_and(|process| process.is_exact());
+        let is_exact = |report: &ReportLine| report.process(tgid).is_some_and(|process| process.is_exact());
         let report = until("the newcomer is exact", || Some(self.ask_afresh()).filter(is_exact));
         assert_process_agrees(&self.gpu, &report, &newcomer, Agreement::CallsOnly);
         newcomer.end();

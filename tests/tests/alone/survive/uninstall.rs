@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn uninstall_takes_out_what_a_killed_agent_has_left_and_nothing_of_one_that_runs() {
-    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let Some(machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let agent = machine.agent(&[]);
     let before = machine.pinned();
     let outcome = machine.uninstall();
@@ -23,7 +23,7 @@ fn uninstall_takes_out_what_a_killed_agent_has_left_and_nothing_of_one_that_runs
 #[test]
 fn a_bpffs_that_others_may_write_into_is_not_used_and_nothing_is_removed_through_their_links() {
     const MALLORY: u32 = 65_534;
-    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let Some(machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let (bpf, victim) = (machine.bpf.path(), machine.gpu.directory().join("victim"));
     fs::create_dir(&victim).and_then(|()| fs::write(victim.join("key"), "precious")).expect("it is ours");
     let open = |mode| fs::set_permissions(bpf, fs::Permissions::from_mode(mode)).expect("it is ours");
@@ -38,14 +38,14 @@ fn a_bpffs_that_others_may_write_into_is_not_used_and_nothing_is_removed_through
     let workload = begun(&machine.gpu);
     assert_agrees(&machine.gpu, &mut machine.watch(&agent), &workload, Agreement::CallsOnly);
     stop(agent);
-    Outcome::of(machine.uninstaller()).assert_ended_with(1, &["memwatch in it is user 65534's"]);
+    CommandOutcome::of(machine.uninstaller()).assert_ended_with(1, &["memwatch in it is user 65534's"]);
     assert!(place.join("x").is_symlink() && victim.join("key").exists());
     // If root owns the link, the link is removed and its target stays.
     std::os::unix::fs::chown(bpf.join("memwatch"), Some(0), Some(0)).expect("root may");
     std::os::unix::fs::chown(&place, Some(0), Some(0)).expect("root may");
     machine.uninstall().assert_ended_with(0, &[]);
     assert!(place.exists(), "it is another agent's");
-    Outcome::of(machine.uninstaller()).assert_ended_with(0, &[]);
+    CommandOutcome::of(machine.uninstaller()).assert_ended_with(0, &[]);
     assert!(!place.exists() && victim.join("key").exists());
     open(0o700);
     let agent = machine.agent(&[]);

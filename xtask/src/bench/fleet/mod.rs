@@ -4,14 +4,14 @@
 mod series;
 mod servers;
 
-use self::series::{Fleet, JOB, instance};
-use self::servers::{Evaluated, Server};
-use crate::args::Args;
+use self::series::{FictionalFleet, JOB, instance};
+use self::servers::{Evaluated, FleetServer};
+use crate::args::TaskArgs;
 use crate::binary;
-use crate::document::{self, Part};
-use crate::repo::{Profile, Repo};
+use crate::document::{self, DocumentPart};
+use crate::repo::{BuildProfile, Repo};
 use crate::setup::{self, Package};
-use crate::table::Table;
+use crate::table::MarkdownTable;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ use std::path::Path;
 use std::process::Command;
 
 const DOCUMENT: &str = "docs/project/fleet.md";
-const FLEET: Part = Part {
+const FLEET: DocumentPart = DocumentPart {
     begin: "<!-- fleet: begin (cargo xtask bench fleet writes what follows) -->\n",
     end: "<!-- fleet: end -->\n",
 };
@@ -53,34 +53,37 @@ struct Query {
 /// Queries of a page with the recording rules, and the seconds of each from raw series, if
 /// measured.
 #[derive(Clone, Debug, PartialEq)]
-struct Page {
+struct PageQueries {
     name: &'static str,
     recorded: Vec<Query>,
     raw: Vec<f64>,
 }
 
 /// Measurements on one server.
-struct Measured {
+struct ServerMeasurement {
     name: &'static str,
-    fleet: Fleet,
+    fleet: FictionalFleet,
     samples: u64,
     filled_seconds: f64,
     rules: Evaluated,
     /// Resident memory, and the anonymous part of it: with the rules, and after the raw queries.
     memory: [[u64; 2]; 2],
     series: u64,
-    pages: Vec<Page>,
+    pages: Vec<PageQueries>,
 }
 
 /// Fills a server with a fleet. The first path is the data directory, the second is the repository.
-type Start = fn(Fleet, &Path, &Path) -> Result<Server>;
+type StartServer = fn(FictionalFleet, &Path, &Path) -> Result<FleetServer>;
 
 /// Fills each server, measures, prints the tables and writes them into the document.
-pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+pub(super) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let mut count = |name: &str, default| args.count(name).map(|count| count.unwrap_or(default));
-    let fleet =
-        Fleet { nodes: count("--nodes", 2_000)?, gpus: count("--gpus", 8)?, workloads: count("--workloads", 20)? };
-    let profile = if args.flag("--debug") { Profile::Debug } else { Profile::Release };
+    let fleet = FictionalFleet {
+        nodes: count("--nodes", 2_000)?,
+        gpus: count("--gpus", 8)?,
+        workloads: count("--workloads", 20)?,
+    };
+    let profile = if args.flag("--debug") { BuildProfile::Debug } else { BuildProfile::Release };
     args.finish()?;
     if fleet.pairs() == 0 {
         bail!("a fleet has nodes, GPUs and workloads");
@@ -89,7 +92,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let memwatch = binary::build(repo, profile)?;
     let folder = repo.made("bench-fleet");
     let mut all = Vec::new();
-    for start in [servers::scraping_prometheus as Start, servers::prometheus, servers::victoria_metrics] {
+    for start in [servers::scraping_prometheus as StartServer, servers::prometheus, servers::victoria_metrics] {
         if folder.exists() {
             fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
         }
@@ -107,7 +110,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     document::update(&repo.path(DOCUMENT), &FLEET, &text)
 }
 
-fn measure(server: &Server, memwatch: &Path) -> Result<Measured> {
+fn measure(server: &FleetServer, memwatch: &Path) -> Result<ServerMeasurement> {
     let rules = server.evaluated()?;
     eprintln!("{}: {rules:?}", server.name);
     let memory = server.memory()?;
@@ -123,7 +126,7 @@ fn measure(server: &Server, memwatch: &Path) -> Result<Measured> {
         let is_measured = name == PAGES[0].0 && server.reads_quickly;
         let raw = if is_measured { asked(server, memwatch, &[words, &RAW].concat(), false)? } else { Vec::new() };
         let raw = raw.iter().map(|query| query.seconds).collect();
-        let page = Page { name, recorded, raw };
+        let page = PageQueries { name, recorded, raw };
         eprintln!("{}: {page:?}", server.name);
         pages.push(page);
     }
@@ -132,7 +135,7 @@ fn measure(server: &Server, memwatch: &Path) -> Result<Measured> {
         fleet_seconds: rules.fleet_seconds.min(again.fleet_seconds),
         day_seconds: rules.day_seconds.min(again.day_seconds),
     };
-    Ok(Measured {
+    Ok(ServerMeasurement {
         name: server.name,
         fleet: server.fleet,
         samples: server.samples,
@@ -145,7 +148,7 @@ fn measure(server: &Server, memwatch: &Path) -> Result<Measured> {
 }
 
 /// Returns the queries of a report, with their times.
-fn asked(server: &Server, memwatch: &Path, words: &[&str], is_recorded: bool) -> Result<Vec<Query>> {
+fn asked(server: &FleetServer, memwatch: &Path, words: &[&str], is_recorded: bool) -> Result<Vec<Query>> {
     let words_of_idle = words.contains(&"idle");
     let words = words.iter().map(|word| word.replace("NODE", &instance(0)).replace("JOB", &JOB.to_string()));
     let mut command = Command::new(memwatch);
@@ -177,15 +180,15 @@ fn asked(server: &Server, memwatch: &Path, words: &[&str], is_recorded: bool) ->
     queries.map(|query| one(query).context("a query without its time")).collect()
 }
 
-fn text(fleet: Fleet, all: &[Measured]) -> Result<String> {
+fn text(fleet: FictionalFleet, all: &[ServerMeasurement]) -> Result<String> {
     let mut text = String::new();
-    let Fleet { nodes, gpus, workloads } = fleet;
+    let FictionalFleet { nodes, gpus, workloads } = fleet;
     writeln!(
         text,
         "{nodes} nodes with {gpus} GPUs each and {workloads} workloads on each GPU: {} pairs of workload and GPU.\n",
         fleet.pairs()
     )?;
-    let mut table = Table::new(&[
+    let mut table = MarkdownTable::new(&[
         "",
         "nodes",
         "million series",
@@ -228,7 +231,7 @@ const fn real(number: u64) -> f64 {
 }
 
 /// Extrapolates to a large fleet, assuming that all costs are proportional to the number of series.
-fn worked_out(one: &Measured) -> String {
+fn worked_out(one: &ServerMeasurement) -> String {
     let scale = real(LARGE_GPUS) / real(one.fleet.nodes * one.fleet.gpus);
     let [[with, _], _] = one.memory;
     let of_pages = one.pages.iter().filter(|page| !page.name.contains("opened"));
@@ -246,7 +249,7 @@ fn worked_out(one: &Measured) -> String {
 }
 
 /// Returns a table with a row per page.
-fn pages(all: &[Measured]) -> String {
+fn pages(all: &[ServerMeasurement]) -> String {
     let mut titles = vec!["page".to_owned(), "queries".to_owned()];
     for one in all {
         titles.push(format!("{}: slowest query, s", one.name));
@@ -254,11 +257,11 @@ fn pages(all: &[Measured]) -> String {
         titles.push("raw: slowest, s".to_owned());
         titles.push("all, s".to_owned());
     }
-    let mut table = Table::new(&titles.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut table = MarkdownTable::new(&titles.iter().map(String::as_str).collect::<Vec<_>>());
     for (place, (name, _)) in PAGES.iter().enumerate() {
         let mut row = vec![(*name).to_owned()];
         for (number, one) in all.iter().enumerate() {
-            let Page { recorded, raw, .. } = &one.pages[place];
+            let PageQueries { recorded, raw, .. } = &one.pages[place];
             if number == 0 {
                 row.push(recorded.len().to_string());
             }
@@ -277,12 +280,12 @@ fn pages(all: &[Measured]) -> String {
 }
 
 /// Returns a table with a row per distinct query, since pages share the queries of totals.
-fn queries(all: &[Measured]) -> String {
+fn queries(all: &[ServerMeasurement]) -> String {
     let mut titles = vec!["query".to_owned()];
     for one in all {
         titles.extend([format!("{}, s", one.name), "raw, s".to_owned()]);
     }
-    let mut table = Table::new(&titles.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut table = MarkdownTable::new(&titles.iter().map(String::as_str).collect::<Vec<_>>());
     let mut seen = Vec::new();
     // Queries of opened rows have few series and long expressions.
     let pages = all[0].pages.iter().enumerate().filter(|(_, page)| !page.name.contains("opened"));
@@ -294,7 +297,7 @@ fn queries(all: &[Measured]) -> String {
             }
             let mut row = vec![format!("`{}`", name.replace('|', "\\|"))];
             for one in all {
-                let Page { recorded, raw, .. } = &one.pages[place];
+                let PageQueries { recorded, raw, .. } = &one.pages[place];
                 let seconds = |of: Option<f64>| of.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.3}"));
                 row.push(seconds(recorded.get(number).map(|query| query.seconds)));
                 row.push(seconds(raw.get(number).copied()));

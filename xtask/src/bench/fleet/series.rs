@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 /// Size of the fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Fleet {
+pub(super) struct FictionalFleet {
     pub(super) nodes: u64,
     /// GPUs per node.
     pub(super) gpus: u64,
@@ -14,7 +14,7 @@ pub(super) struct Fleet {
 
 /// Time unit of a server's samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unit {
+pub(super) enum SampleTimeUnit {
     Seconds,
     Milliseconds,
     /// No time: a sample is from its scrape.
@@ -23,11 +23,11 @@ pub(super) enum Unit {
 
 /// Samples in the text format.
 #[derive(Debug)]
-pub(super) struct Text {
+pub(super) struct FleetSampleText {
     pub(super) text: String,
     pub(super) samples: u64,
     pub(super) series: u64,
-    unit: Unit,
+    unit: SampleTimeUnit,
 }
 
 const GIB: u64 = 1 << 30;
@@ -95,17 +95,17 @@ const OF_NODES: [(&str, &str); 15] = [
     ("process_open_fds", ""),
 ];
 
-impl Text {
-    pub(super) const fn new(unit: Unit) -> Self {
+impl FleetSampleText {
+    pub(super) const fn new(unit: SampleTimeUnit) -> Self {
         Self { text: String::new(), samples: 0, series: 0, unit }
     }
 
     fn sample(&mut self, (name, labels): (&str, &str), value: u64, time: u64) {
         // Writing to a string cannot fail.
         let _ = match self.unit {
-            Unit::Seconds => writeln!(self.text, "{name}{{{labels}}} {value} {time}"),
-            Unit::Milliseconds => writeln!(self.text, "{name}{{{labels}}} {value} {time}000"),
-            Unit::None => writeln!(self.text, "{name}{{{labels}}} {value}"),
+            SampleTimeUnit::Seconds => writeln!(self.text, "{name}{{{labels}}} {value} {time}"),
+            SampleTimeUnit::Milliseconds => writeln!(self.text, "{name}{{{labels}}} {value} {time}000"),
+            SampleTimeUnit::None => writeln!(self.text, "{name}{{{labels}}} {value}"),
         };
         self.samples += 1;
     }
@@ -119,7 +119,7 @@ pub(super) fn instance(node: u64) -> String {
 /// A Slurm job in every fleet.
 pub(super) const JOB: u64 = 4_000_000;
 
-impl Fleet {
+impl FictionalFleet {
     fn of_node(node: u64) -> String {
         format!("instance=\"{}\",job=\"memwatch\"", instance(node))
     }
@@ -153,7 +153,7 @@ impl Fleet {
     }
 
     /// Writes all series of a node except those with history, with one sample each.
-    pub(super) fn node(self, text: &mut Text, node: u64, time: u64) {
+    pub(super) fn node(self, text: &mut FleetSampleText, node: u64, time: u64) {
         let before = text.samples;
         let own = Self::of_node(node);
         for (name, labels) in OF_NODES {
@@ -189,7 +189,7 @@ impl Fleet {
     }
 
     /// Writes the series of a node with history, with their samples up to a time.
-    pub(super) fn over_time(self, text: &mut Text, node: u64, until: u64) {
+    pub(super) fn over_time(self, text: &mut FleetSampleText, node: u64, until: u64) {
         for gpu in 0..self.gpus {
             let own = Self::of_gpu(node, gpu);
             let is_idle = (node * self.gpus + gpu).is_multiple_of(ONE_IDLE_IN);
@@ -214,8 +214,8 @@ impl Fleet {
     }
 
     /// Returns a scrape of a node at a time.
-    pub(super) fn scraped(self, node: u64, time: u64) -> Text {
-        let mut text = Text::new(Unit::None);
+    pub(super) fn scraped(self, node: u64, time: u64) -> FleetSampleText {
+        let mut text = FleetSampleText::new(SampleTimeUnit::None);
         self.node(&mut text, node, time);
         for gpu in 0..self.gpus {
             text.sample(("memwatch_gpu_utilization_ratio", &Self::of_gpu(node, gpu)), 1, time);
@@ -237,8 +237,8 @@ mod tests {
     #[test]
     fn every_series_is_one_that_an_agent_has() {
         let documented = include_str!("../../../../docs/reference/metrics.md");
-        let fleet = Fleet { nodes: 1, gpus: 2, workloads: 3 };
-        let mut text = Text::new(Unit::Seconds);
+        let fleet = FictionalFleet { nodes: 1, gpus: 2, workloads: 3 };
+        let mut text = FleetSampleText::new(SampleTimeUnit::Seconds);
         fleet.node(&mut text, 0, 1_000_000);
         fleet.over_time(&mut text, 0, 1_000_000);
         assert_eq!(text.text.lines().count() as u64, text.samples);
@@ -256,12 +256,12 @@ mod tests {
     #[test]
     fn a_server_counts_time_in_its_own_unit() {
         let line = |unit| {
-            let mut text = Text::new(unit);
+            let mut text = FleetSampleText::new(unit);
             text.sample(("a", "b=\"c\""), 7, 12);
             text.text
         };
-        assert_eq!(line(Unit::Seconds), "a{b=\"c\"} 7 12\n");
-        assert_eq!(line(Unit::Milliseconds), "a{b=\"c\"} 7 12000\n");
-        assert_eq!(line(Unit::None), "a{b=\"c\"} 7\n");
+        assert_eq!(line(SampleTimeUnit::Seconds), "a{b=\"c\"} 7 12\n");
+        assert_eq!(line(SampleTimeUnit::Milliseconds), "a{b=\"c\"} 7 12000\n");
+        assert_eq!(line(SampleTimeUnit::None), "a{b=\"c\"} 7\n");
     }
 }

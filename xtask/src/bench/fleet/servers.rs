@@ -1,7 +1,7 @@
 //! A Prometheus and a VictoriaMetrics with the series of a fleet, one after the other.
 
-use super::series::{Fleet, Text, Unit};
-use crate::child::Owned;
+use super::series::{FictionalFleet, FleetSampleText, SampleTimeUnit};
+use crate::child::OwnedChild;
 use crate::run::run_quietly;
 use anyhow::{Context as _, Result, bail};
 use std::fmt::Write as _;
@@ -25,9 +25,9 @@ const LOOKBACK: &str = "6h";
 const RULES: &str = "deploy/prometheus/rules.yaml";
 
 /// A running server with its series.
-pub(super) struct Server {
+pub(super) struct FleetServer {
     pub(super) name: &'static str,
-    pub(super) fleet: Fleet,
+    pub(super) fleet: FictionalFleet,
     pub(super) address: SocketAddr,
     pub(super) samples: u64,
     pub(super) series: u64,
@@ -35,9 +35,9 @@ pub(super) struct Server {
     pub(super) filled: Duration,
     /// Whether a query on raw series takes only seconds.
     pub(super) reads_quickly: bool,
-    program: Owned,
+    program: OwnedChild,
     /// The program that evaluates the rules, if it is a separate one.
-    rules: Option<(Owned, SocketAddr)>,
+    rules: Option<(OwnedChild, SocketAddr)>,
 }
 
 /// Evaluation times of the rules.
@@ -63,7 +63,7 @@ pub(super) fn rules(shipped: &str) -> Result<String> {
 }
 
 /// Starts a Prometheus on blocks that promtool makes.
-pub(super) fn prometheus(fleet: Fleet, folder: &Path, root: &Path) -> Result<Server> {
+pub(super) fn prometheus(fleet: FictionalFleet, folder: &Path, root: &Path) -> Result<FleetServer> {
     let begin = Instant::now();
     let data = folder.join("data");
     fs::create_dir_all(&data)?;
@@ -71,11 +71,14 @@ pub(super) fn prometheus(fleet: Fleet, folder: &Path, root: &Path) -> Result<Ser
     // would be merged.
     let end = now() + fleet.nodes / 5;
     let (mut samples, mut series) = (0, 0);
-    let mut block = |file_name: &str, fill: &mut dyn FnMut(&mut Text, u64), nodes: (u64, u64)| -> Result<()> {
+    let mut block = |file_name: &str,
+                     fill: &mut dyn FnMut(&mut FleetSampleText, u64),
+                     nodes: (u64, u64)|
+     -> Result<()> {
         let file = folder.join(file_name);
         let mut out = BufWriter::new(fs::File::create(&file)?);
         for node in nodes.0..nodes.1 {
-            let mut text = Text::new(Unit::Seconds);
+            let mut text = FleetSampleText::new(SampleTimeUnit::Seconds);
             fill(&mut text, node);
             samples += text.samples;
             series += text.series;
@@ -103,7 +106,7 @@ pub(super) fn prometheus(fleet: Fleet, folder: &Path, root: &Path) -> Result<Ser
     let lookback = format!("--query.lookback-delta={LOOKBACK}");
     let blocks = ["--storage.tsdb.min-block-duration=2h", "--storage.tsdb.max-block-duration=2h", "--query.timeout=5m"];
     let (address, program) = start_prometheus(folder, &[blocks.as_slice(), &[&lookback]].concat())?;
-    Ok(Server {
+    Ok(FleetServer {
         name: "Prometheus, blocks",
         fleet,
         address,
@@ -118,8 +121,8 @@ pub(super) fn prometheus(fleet: Fleet, folder: &Path, root: &Path) -> Result<Ser
 
 /// Starts a Prometheus that scrapes a part of the fleet, with all series in memory as in
 /// production.
-pub(super) fn scraping_prometheus(fleet: Fleet, folder: &Path, root: &Path) -> Result<Server> {
-    let fleet = Fleet { nodes: fleet.nodes.min(SCRAPED_NODES), ..fleet };
+pub(super) fn scraping_prometheus(fleet: FictionalFleet, folder: &Path, root: &Path) -> Result<FleetServer> {
+    let fleet = FictionalFleet { nodes: fleet.nodes.min(SCRAPED_NODES), ..fleet };
     let begin = Instant::now();
     fs::create_dir_all(folder)?;
     let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
@@ -131,7 +134,7 @@ pub(super) fn scraping_prometheus(fleet: Fleet, folder: &Path, root: &Path) -> R
             let read = stream.read(&mut request).unwrap_or(0);
             let request = String::from_utf8_lossy(&request[..read]);
             let node = request.split(['/', ' ']).find_map(|word| word.parse().ok()).unwrap_or(0);
-            let Text { text, .. } = fleet.scraped(node, now());
+            let FleetSampleText { text, .. } = fleet.scraped(node, now());
             let head = format!(
                 "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\n\r\n",
                 text.len()
@@ -157,7 +160,7 @@ pub(super) fn scraping_prometheus(fleet: Fleet, folder: &Path, root: &Path) -> R
     std::thread::sleep(Duration::from_mins(2));
     let one = fleet.scraped(0, now());
     let (samples, series) = (one.samples * fleet.nodes * 2, one.series * fleet.nodes);
-    Ok(Server {
+    Ok(FleetServer {
         name: "Prometheus, scraping",
         fleet,
         address,
@@ -170,9 +173,9 @@ pub(super) fn scraping_prometheus(fleet: Fleet, folder: &Path, root: &Path) -> R
     })
 }
 
-fn start_prometheus(folder: &Path, words: &[&str]) -> Result<(SocketAddr, Owned)> {
+fn start_prometheus(folder: &Path, words: &[&str]) -> Result<(SocketAddr, OwnedChild)> {
     let address = free()?;
-    let program = Owned::start(
+    let program = OwnedChild::start(
         Command::new("prometheus")
             .arg(format!("--config.file={}", folder.join("prometheus.yaml").display()))
             .arg(format!("--storage.tsdb.path={}", folder.join("data").display()))
@@ -187,10 +190,10 @@ fn start_prometheus(folder: &Path, words: &[&str]) -> Result<(SocketAddr, Owned)
 }
 
 /// Starts a VictoriaMetrics, and sends it all series; vmalert evaluates its rules.
-pub(super) fn victoria_metrics(fleet: Fleet, folder: &Path, root: &Path) -> Result<Server> {
+pub(super) fn victoria_metrics(fleet: FictionalFleet, folder: &Path, root: &Path) -> Result<FleetServer> {
     let address = free()?;
     fs::create_dir_all(folder)?;
-    let program = Owned::start(
+    let program = OwnedChild::start(
         Command::new("victoria-metrics")
             .arg(format!("-storageDataPath={}", folder.join("data").display()))
             .arg(format!("-httpListenAddr={address}"))
@@ -207,7 +210,7 @@ pub(super) fn victoria_metrics(fleet: Fleet, folder: &Path, root: &Path) -> Resu
     let end = now() + fleet.nodes / 3;
     let (mut samples, mut series) = (0, 0);
     for node in 0..fleet.nodes {
-        let mut text = Text::new(Unit::Milliseconds);
+        let mut text = FleetSampleText::new(SampleTimeUnit::Milliseconds);
         fleet.over_time(&mut text, node, end);
         fleet.node(&mut text, node, end);
         samples += text.samples;
@@ -223,7 +226,7 @@ pub(super) fn victoria_metrics(fleet: Fleet, folder: &Path, root: &Path) -> Resu
     let file = folder.join("rules.yaml");
     fs::write(&file, rules(&fs::read_to_string(root.join(RULES))?)?)?;
     let listens = free()?;
-    let alert = Owned::start(
+    let alert = OwnedChild::start(
         Command::new("vmalert")
             .arg(format!("-rule={}", file.display()))
             .arg(format!("-datasource.url=http://{address}"))
@@ -233,7 +236,7 @@ pub(super) fn victoria_metrics(fleet: Fleet, folder: &Path, root: &Path) -> Resu
             .stdin(Stdio::null())
             .stdout(Stdio::null()),
     )?;
-    Ok(Server {
+    Ok(FleetServer {
         name: "VictoriaMetrics",
         fleet,
         address,
@@ -246,7 +249,7 @@ pub(super) fn victoria_metrics(fleet: Fleet, folder: &Path, root: &Path) -> Resu
     })
 }
 
-impl Server {
+impl FleetServer {
     /// Waits until the rules are evaluated, and returns how long that takes.
     pub(super) fn evaluated(&self) -> Result<Evaluated> {
         let asks = |query: &str| {

@@ -10,27 +10,27 @@ fn takes(draws: &mut Draws, bytes: u64) -> bool {
 
 /// A line: the size of its blocks in bytes, the number of its allocations, and how many of these
 /// stay live.
-struct Line {
+struct SampledLine {
     bytes: u64,
     blocks: u64,
     stay: u64,
 }
 
 /// Returns lines of all kinds, each with at least 1 % of all bytes.
-fn lines(draws: &mut Draws) -> Vec<Line> {
+fn lines(draws: &mut Draws) -> Vec<SampledLine> {
     (0..20)
         .map(|_| {
             let bytes = 512 << draws.below(11);
             let all = 20 * MIB + draws.below(80 * MIB);
             let blocks = all / bytes;
-            Line { bytes, blocks, stay: blocks / 2 + draws.below(blocks.div_ceil(2)) }
+            SampledLine { bytes, blocks, stay: blocks / 2 + draws.below(blocks.div_ceil(2)) }
         })
         .collect()
 }
 
 /// Returns the true and the estimated live and total bytes of a line. The estimates come from the
 /// sampled blocks.
-fn run(line: &Line, draws: &mut Draws) -> [(u64, Estimate); 2] {
+fn run(line: &SampledLine, draws: &mut Draws) -> [(u64, Estimate); 2] {
     let (mut known, mut live_bytes, mut total_bytes) = (Drawn::default(), 0, 0);
     for block in 0..line.blocks {
         if takes(draws, line.bytes) {
@@ -67,7 +67,7 @@ fn in_30_runs_the_truth_lies_within_two_standard_errors_for_95_percent_of_the_li
 fn sums_are_not_biased() {
     let mut draws = Draws(7);
     for bytes in [512, 6 << 10, 100 << 10, 700 << 10] {
-        let line = Line { bytes, blocks: 2_000 * MIB / bytes, stay: 1 };
+        let line = SampledLine { bytes, blocks: 2_000 * MIB / bytes, stay: 1 };
         let [_, (truth, estimate)] = run(&line, &mut draws);
         let error = estimate.standard_error_bytes.expect("it is known");
         // Two thousand samples: the error is a fiftieth.

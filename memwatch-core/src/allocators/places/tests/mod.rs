@@ -25,8 +25,8 @@ fn whose(site: u32, layer: u32, stage: usize) -> Attribution {
     }
 }
 
-fn block(address: u64, block_bytes: u64, time_ns: u64) -> Block {
-    Block {
+fn block(address: u64, block_bytes: u64, time_ns: u64) -> TensorBlock {
+    TensorBlock {
         ordinal: GPU,
         address,
         block_bytes,
@@ -39,7 +39,7 @@ fn block(address: u64, block_bytes: u64, time_ns: u64) -> Block {
     }
 }
 
-fn lists(device: &DevicePlaces) -> [Vec<Sum>; 5] {
+fn lists(device: &DevicePlaces) -> [Vec<BlockSum>; 5] {
     [
         device.sites().map(|(_, sum)| *sum).collect(),
         device.layers().map(|(_, layer)| layer.sum).collect(),
@@ -51,7 +51,7 @@ fn lists(device: &DevicePlaces) -> [Vec<Sum>; 5] {
 
 /// Event of the allocator: grants `bytes` at an address, or frees the address if it is in use.
 #[derive(Clone, Copy, Debug)]
-struct Event {
+struct PlacedEvent {
     address: u64,
     bytes: u64,
     site: u32,
@@ -59,16 +59,16 @@ struct Event {
     stage: usize,
 }
 
-fn events() -> impl Strategy<Value = Vec<Event>> {
+fn events() -> impl Strategy<Value = Vec<PlacedEvent>> {
     let event = (0..40u64, 1..5000u64, 0..4u32, 0..3u32, 0..4usize)
-        .prop_map(|(address, bytes, site, layer, stage)| Event { address, bytes, site, layer, stage });
+        .prop_map(|(address, bytes, site, layer, stage)| PlacedEvent { address, bytes, site, layer, stage });
     prop::collection::vec(event, 0..400)
 }
 
 /// Plays events as an allocator would report them. A tenth of them free memory older than the
 /// attach.
-fn play(events: &[Event], before_bytes: u64) -> (Places, u64) {
-    let mut places = Places::default();
+fn play(events: &[PlacedEvent], before_bytes: u64) -> (CodeAttribution, u64) {
+    let mut places = CodeAttribution::default();
     let (mut allocated, mut older) = (before_bytes, before_bytes);
     let mut live: BTreeMap<u64, u64> = BTreeMap::new();
     for (time_ns, event) in (0..).zip(events) {
@@ -137,7 +137,7 @@ proptest! {
 
 #[test]
 fn lifetimes_are_of_blocks_seen_from_their_beginning() {
-    let mut places = Places::default();
+    let mut places = CodeAttribution::default();
     places.observe(GPU, 1000, 1010);
     places.grant(&block(1, 10, 100), whose(0, 0, 0));
     places.grant(&block(2, 10, 100), whose(0, 0, 0));
@@ -153,7 +153,7 @@ fn lifetimes_are_of_blocks_seen_from_their_beginning() {
 
 #[test]
 fn a_block_at_the_address_of_a_live_one_shows_that_a_free_was_lost() {
-    let mut places = Places::default();
+    let mut places = CodeAttribution::default();
     places.observe(GPU, 0, 10);
     places.grant(&block(1, 10, 1), whose(0, 0, 0));
     places.observe(GPU, 0, 30);
@@ -166,7 +166,7 @@ fn a_block_at_the_address_of_a_live_one_shows_that_a_free_was_lost() {
 
 #[test]
 fn large_blocks_are_listed_while_they_live() {
-    let mut places = Places::default();
+    let mut places = CodeAttribution::default();
     places.grant(&block(1, 10, 1), whose(0, 0, 0));
     places.grant(&block(2, 100 << 20, 1), whose(0, 0, 0));
     assert_eq!(places.large().map(|block| block.address).collect::<Vec<_>>(), [2]);
@@ -178,7 +178,7 @@ fn large_blocks_are_listed_while_they_live() {
 
 #[test]
 fn peaks_begin_again_where_they_are_reset() {
-    let mut places = Places::default();
+    let mut places = CodeAttribution::default();
     places.grant(&block(1, 100, 1), whose(0, 0, 0));
     places.grant(&block(2, 30, 1), whose(1, 1, 1));
     places.free(GPU, 1, 100, 2);
@@ -192,7 +192,7 @@ fn peaks_begin_again_where_they_are_reset() {
 
 #[test]
 fn the_call_paths_beyond_the_bound_share_a_row_for_each_stage() {
-    let mut places = Places::default();
+    let mut places = CodeAttribution::default();
     for number in 0..CALL_PATHS as u64 + 100 {
         let whose = Attribution { stack: Some(number + 1), ..whose(0, 0, 0) };
         places.grant(&block(number, 1, 1), whose);

@@ -16,13 +16,13 @@ fn held_as(number: u64) -> (SiteKey, Option<LayerKey>) {
 
 /// Plays events on top of older blocks; each event of an odd address frees one of these. The blocks
 /// get their names before the event `named_at`, as far as they still exist at `until`.
-fn play_older(older: &[u64], events: &[Event], named_at: usize, until: usize) -> Places {
-    let mut places = Places::default();
+fn play_older(older: &[u64], events: &[PlacedEvent], named_at: usize, until: usize) -> CodeAttribution {
+    let mut places = CodeAttribution::default();
     let all: Vec<(u64, u64)> = (0..).zip(older).map(|(number, bytes)| (OLDER + number, *bytes)).collect();
     let mut allocated: u64 = older.iter().sum();
     places.observe(GPU, allocated, allocated);
     places.settle_older((GPU, 0), all.iter().copied().collect(), &BTreeMap::new());
-    let freed_at = |index: usize, event: &Event| {
+    let freed_at = |index: usize, event: &PlacedEvent| {
         let one = all.get((event.address / 2) as usize % all.len().max(1)).filter(|_| event.address % 2 == 1);
         one.copied()
             .filter(|one| !events[..index].iter().any(|before| before.address % 2 == 1 && is(before, one, &all)))
@@ -53,7 +53,7 @@ fn play_older(older: &[u64], events: &[Event], named_at: usize, until: usize) ->
     places
 }
 
-fn is(event: &Event, one: &(u64, u64), all: &[(u64, u64)]) -> bool {
+fn is(event: &PlacedEvent, one: &(u64, u64), all: &[(u64, u64)]) -> bool {
     all.get((event.address / 2) as usize % all.len().max(1)) == Some(one)
 }
 
@@ -69,7 +69,7 @@ proptest! {
         let (early, late) = (&early.devices()[&GPU], &late.devices()[&GPU]);
         prop_assert_eq!(early.total(), late.total());
         let used = |device: &DevicePlaces| {
-            let site = |(key, sum): (SiteKey, &Sum)| {
+            let site = |(key, sum): (SiteKey, &BlockSum)| {
                 let floor = device.floor_bytes(key);
                 (sum.peak_bytes > 0).then(|| (key, sum.live_bytes, sum.peak_bytes, device.at_peak_bytes(sum), sum.frees, floor))
             };

@@ -4,22 +4,22 @@
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::naive::Naive;
-use super::properties::{History, Step, steps};
-use super::{Family, Scope};
+use super::naive::NaiveAllocator;
+use super::properties::{AllocatorStep, TensorEventHistory, steps};
+use super::{StatFamily, StatScope};
 use memwatch_common::loss::Loss;
 
 use crate::allocators::names::SiteKey;
 use crate::allocators::pytorch::{Base, BlockState, Certainty, DeviceAllocator};
 use crate::allocators::{Frameworks, TensorLedger};
-use crate::input::books::{BookBlock, Books, MovingBooks, MovingDevice};
+use crate::input::books::{AllocatorState, BookBlock, MovingBooks, MovingDevice};
 use crate::words::Tgid;
 
 /// Address, bytes and state.
-type Block = (u64, u64, BlockState);
+type ShapedBlock = (u64, u64, BlockState);
 
 /// Returns all blocks and segments without their call sites.
-fn shape(device: &DeviceAllocator) -> (Vec<Block>, Vec<(u64, u64)>) {
+fn shape(device: &DeviceAllocator) -> (Vec<ShapedBlock>, Vec<(u64, u64)>) {
     let memory = device.memory();
     (
         memory.cells().iter().map(|(address, cell)| (*address, cell.bytes, cell.state)).collect(),
@@ -27,18 +27,18 @@ fn shape(device: &DeviceAllocator) -> (Vec<Block>, Vec<(u64, u64)>) {
     )
 }
 
-fn books(history: &History, map_words: usize, (began_ns, time_ns): (u64, u64)) -> Books {
-    let used = history.devices.iter().filter(|device| device.truth != super::super::Statistics::default());
+fn books(history: &TensorEventHistory, map_words: usize, (began_ns, time_ns): (u64, u64)) -> AllocatorState {
+    let used = history.devices.iter().filter(|device| device.truth != super::super::AllocatorStatistics::default());
     let devices = used.map(|device| device.books(map_words)).collect();
-    Books { tgid: Tgid(7), began_ns, time_ns, devices }
+    AllocatorState { tgid: Tgid(7), began_ns, time_ns, devices }
 }
 
 /// Returns the current blocks at some of the addresses.
-fn blocks_of(device: &Naive, is_read: impl Fn(u64) -> bool) -> Vec<BookBlock> {
+fn blocks_of(device: &NaiveAllocator, is_read: impl Fn(u64) -> bool) -> Vec<BookBlock> {
     device.books(0).blocks().filter(|block| is_read(block.address)).copied().collect()
 }
 
-fn apply(history: &mut History, ledgers: &mut [&mut TensorLedger]) {
+fn apply(history: &mut TensorEventHistory, ledgers: &mut [&mut TensorLedger]) {
     for (event, _) in history.events.drain(..) {
         for ledger in &mut *ledgers {
             ledger.apply(&event);
@@ -48,8 +48,13 @@ fn apply(history: &mut History, ledgers: &mut [&mut TensorLedger]) {
 
 /// Asserts that a late watch that reads the allocator state between two sequences of events knows
 /// what an early watch knows.
-fn as_an_early_watch(before: Vec<Step>, after: Vec<Step>, expandable: bool, maps: usize) -> Result<(), TestCaseError> {
-    let mut history = History::new(expandable, 4 * maps);
+fn as_an_early_watch(
+    before: Vec<AllocatorStep>,
+    after: Vec<AllocatorStep>,
+    expandable: bool,
+    maps: usize,
+) -> Result<(), TestCaseError> {
+    let mut history = TensorEventHistory::new(expandable, 4 * maps);
     let (mut early, mut late) = (TensorLedger::<Frameworks>::default(), TensorLedger::<Frameworks>::default());
     early.begin(true, &[]);
     late.begin(false, &[]);
@@ -75,8 +80,8 @@ fn as_an_early_watch(before: Vec<Step>, after: Vec<Step>, expandable: bool, maps
         prop_assert_eq!(shape(late), shape(early));
         prop_assert_eq!(late.statistics(), &naive.truth);
         prop_assert_eq!((late.out_of_step(), late.base()), (0, Base::Read(now_ns + 20)));
-        for family in Family::ALL {
-            let certainty = late.number(family, Scope::All, "current").expect("it is one of the four").certainty();
+        for family in StatFamily::ALL {
+            let certainty = late.number(family, StatScope::All, "current").expect("it is one of the four").certainty();
             prop_assert_eq!(certainty, Certainty::Exact, "{:?}", family);
         }
     }
@@ -88,7 +93,7 @@ fn as_an_early_watch(before: Vec<Step>, after: Vec<Step>, expandable: bool, maps
 
 #[test]
 fn books_that_come_before_any_event_do_not_say_that_a_build_keeps_no_trace() {
-    let mut history = History::new(false, 0);
+    let mut history = TensorEventHistory::new(false, 0);
     history.step((0, 39, 0));
     let now_ns = history.events.last().map_or(0, |(event, _)| event.time_ns) + 10;
     let mut late = TensorLedger::<Frameworks>::default();
@@ -122,7 +127,7 @@ proptest! {
         meanwhile in steps(),
         parity: u64,
     ) {
-        let mut history = History::new(false, 0);
+        let mut history = TensorEventHistory::new(false, 0);
         let (mut early, mut late) = (TensorLedger::<Frameworks>::default(), TensorLedger::<Frameworks>::default());
         early.begin(true, &[]);
         late.begin(false, &[]);
@@ -134,7 +139,7 @@ proptest! {
         // Half of the blocks are read at the beginning, the other half at the end, with events in
         // between.
         let is_early = |address: u64| address / 512 % 2 == parity % 2;
-        let moving = |device: &Naive| MovingDevice {
+        let moving = |device: &NaiveAllocator| MovingDevice {
             ordinal: device.ordinal,
             allocated_bytes: 0,
             reserved_bytes: 0,
@@ -165,7 +170,7 @@ proptest! {
 
     #[test]
     fn books_that_are_older_than_what_came_already_are_not_taken(before in steps()) {
-        let mut history = History::new(false, 0);
+        let mut history = TensorEventHistory::new(false, 0);
         let mut late = TensorLedger::<Frameworks>::default();
         late.begin(false, &[]);
         for step in before {
@@ -181,7 +186,7 @@ proptest! {
 
 #[test]
 fn what_a_reading_does_not_have_has_gone_and_what_nobody_saw_come_is_older() {
-    let mut history = History::new(false, 0);
+    let mut history = TensorEventHistory::new(false, 0);
     for step in [(50, 1, 4096), (51, 1, 8192), (52, 1, 40_000)] {
         history.step(step);
     }
@@ -198,7 +203,7 @@ fn what_a_reading_does_not_have_has_gone_and_what_nobody_saw_come_is_older() {
     let device = late.allocators().values().next().expect("it was read");
     let naive = history.devices.iter().find(|naive| naive.blocks().next().is_some()).expect("one was used");
     let held: u64 =
-        naive.blocks().filter(|block| block.used == super::naive::Use::Program).map(|block| block.bytes).sum();
+        naive.blocks().filter(|block| block.used == super::naive::BlockUse::Program).map(|block| block.bytes).sum();
     let places = late.places().devices().values().next().expect("it has places");
     assert_eq!((device.memory().allocated_bytes(), places.allocated_bytes()), (held, held));
     assert_eq!(places.unplaced_bytes(), 0);
@@ -208,7 +213,7 @@ fn what_a_reading_does_not_have_has_gone_and_what_nobody_saw_come_is_older() {
 
 #[test]
 fn after_lost_events_a_block_that_nobody_saw_come_is_not_called_older() {
-    let mut history = History::new(false, 0);
+    let mut history = TensorEventHistory::new(false, 0);
     let mut ledger = TensorLedger::<Frameworks>::default();
     ledger.begin(true, &[]);
     history.step((50, 1, 4096));

@@ -10,7 +10,7 @@ mod recorded;
 use crate::allocators::FrameworkAllocator as _;
 use std::collections::BTreeMap;
 
-use super::{Allocators, Certainty, DeviceAllocator, Family, Scope, Trust};
+use super::{Allocators, Certainty, DeviceAllocator, RatedNumber, StatFamily, StatScope};
 use crate::allocators::BlockChange;
 use crate::decode::{StackRef, TensorChange, TensorEvent, TraceAction, Traced};
 use crate::words::{Ordinal, Tgid, Tid};
@@ -70,7 +70,7 @@ fn values(allocators: &Allocators) -> BTreeMap<String, i64> {
 #[test]
 fn what_private_pools_have_of_the_driver_is_counted_by_pool_also_when_they_are_gone() {
     let mut allocators = started();
-    let (mut naive, id) = (naive::Naive::new(0, false), (0, 3));
+    let (mut naive, id) = (naive::NaiveAllocator::new(0, false), (0, 3));
     let report = |allocators: &mut Allocators, action, address, bytes| {
         let ordinal = Ordinal(0);
         let traced = Traced {
@@ -169,6 +169,6 @@ fn what_the_program_has_from_before_the_watch_is_what_was_never_granted_in_it() 
     assert_eq!(device(&allocators).preexisting_bytes(), Some(3584));
     allocators.apply(&event(reported(0x5000_0000, -1024, 3072, 2 << 20)));
     assert_eq!(device(&allocators).preexisting_bytes(), Some(2560));
-    let all_peak = device(&allocators).number(Family::AllocatedBytes, Scope::All, "peak");
-    assert_eq!(all_peak.map(Trust::certainty), Some(Certainty::Unknown), "it may have been more before");
+    let all_peak = device(&allocators).number(StatFamily::AllocatedBytes, StatScope::All, "peak");
+    assert_eq!(all_peak.map(RatedNumber::certainty), Some(Certainty::Unknown), "it may have been more before");
 }

@@ -3,7 +3,7 @@
 
 use memwatch_common::tensor::STATISTICS_WORDS;
 
-use crate::allocators::pytorch::{Family, PoolSize, Scope, Stat, Statistics};
+use crate::allocators::pytorch::{AllocatorStat, AllocatorStatistics, PoolSize, StatFamily, StatScope};
 use crate::decode::{TensorChange, TraceAction, Traced};
 use crate::input::books::{BookBlock, BookSegment, BookState, DeviceBooks};
 use crate::words::{Ordinal, Tid};
@@ -11,7 +11,7 @@ use crate::words::{Ordinal, Tid};
 const MIB: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum BlockUse {
     Free,
     Program,
     Stream,
@@ -22,7 +22,7 @@ pub(crate) struct NaiveBlock {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) requested: u64,
-    pub(crate) used: Use,
+    pub(crate) used: BlockUse,
 }
 
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ impl NaiveSegment {
 
     fn merge(&mut self) {
         self.blocks.dedup_by(|next, before| {
-            let both_free = next.used == Use::Free && before.used == Use::Free;
+            let both_free = next.used == BlockUse::Free && before.used == BlockUse::Free;
             before.bytes += if both_free { next.bytes } else { 0 };
             both_free
         });
@@ -52,17 +52,17 @@ impl NaiveSegment {
 
 /// A device's allocator and its reports.
 #[derive(Clone, Debug)]
-pub(crate) struct Naive {
+pub(crate) struct NaiveAllocator {
     pub(crate) allocator: u64,
     pub(crate) ordinal: Ordinal,
     pub(crate) is_expandable: bool,
     segments: Vec<NaiveSegment>,
     next_address: u64,
-    pub(crate) truth: Statistics,
+    pub(crate) truth: AllocatorStatistics,
     pub(crate) reported: Vec<(Tid, TensorChange)>,
 }
 
-impl Naive {
+impl NaiveAllocator {
     pub(crate) fn new(ordinal: i32, is_expandable: bool) -> Self {
         let at = u64::try_from(ordinal).expect("a small number") + 1;
         Self {
@@ -71,7 +71,7 @@ impl Naive {
             is_expandable,
             segments: Vec::new(),
             next_address: at << 45,
-            truth: Statistics::default(),
+            truth: AllocatorStatistics::default(),
             reported: Vec::new(),
         }
     }
@@ -93,12 +93,12 @@ impl Naive {
         let blocks = &mut self.segments[segment].blocks;
         let rest = blocks[block].bytes - bytes;
         let splits = if pool.0 == PoolSize::Small || is_expandable { rest >= 512 } else { rest > MIB };
-        blocks[block].used = Use::Program;
+        blocks[block].used = BlockUse::Program;
         blocks[block].requested = requested;
         if splits {
             blocks[block].bytes = bytes;
             let address = blocks[block].address + bytes;
-            blocks.insert(block + 1, NaiveBlock { address, bytes: rest, requested: 0, used: Use::Free });
+            blocks.insert(block + 1, NaiveBlock { address, bytes: rest, requested: 0, used: BlockUse::Free });
         }
         let block = blocks[block];
         self.trace(tid, TraceAction::Alloc, block.address, requested);
@@ -108,9 +108,9 @@ impl Naive {
 
     /// Frees a block that a stream may still use.
     pub(crate) fn give_back(&mut self, tid: Tid, which: usize, stream_uses_it: bool) {
-        let Some((segment, index)) = self.pick(which, Use::Program) else { return };
+        let Some((segment, index)) = self.pick(which, BlockUse::Program) else { return };
         let block = self.segments[segment].blocks[index];
-        self.segments[segment].blocks[index].used = Use::Stream;
+        self.segments[segment].blocks[index].used = BlockUse::Stream;
         self.trace(tid, TraceAction::FreeRequested, block.address, block.requested);
         self.count();
         if !stream_uses_it {
@@ -120,7 +120,7 @@ impl Naive {
     }
 
     pub(crate) fn complete(&mut self, tid: Tid, which: usize) {
-        if let Some((segment, index)) = self.pick(which, Use::Stream) {
+        if let Some((segment, index)) = self.pick(which, BlockUse::Stream) {
             self.complete_at(tid, segment, index);
         }
     }
@@ -129,7 +129,7 @@ impl Naive {
     pub(crate) fn empty_cache(&mut self, tid: Tid) {
         let mut kept = Vec::new();
         for segment in std::mem::take(&mut self.segments) {
-            let is_unused = segment.blocks.iter().all(|block| block.used == Use::Free);
+            let is_unused = segment.blocks.iter().all(|block| block.used == BlockUse::Free);
             if is_unused {
                 let action = if segment.is_expandable { TraceAction::SegmentUnmap } else { TraceAction::SegmentFree };
                 self.trace(tid, action, segment.begin(), segment.bytes());
@@ -171,9 +171,9 @@ impl Naive {
             bytes: block.bytes,
             requested_bytes: block.requested,
             state: match block.used {
-                Use::Free => BookState::Inactive,
-                Use::Program => BookState::ActiveAllocated,
-                Use::Stream => BookState::ActivePendingFree,
+                BlockUse::Free => BookState::Inactive,
+                BlockUse::Program => BookState::ActiveAllocated,
+                BlockUse::Stream => BookState::ActivePendingFree,
             },
         };
         let segment = |segment: &NaiveSegment| BookSegment {
@@ -199,10 +199,10 @@ impl Naive {
     pub(crate) fn words(&self, map_words: usize) -> Box<[u64; STATISTICS_WORDS]> {
         let mut words = vec![0x7fff_1234_5678; STATISTICS_WORDS];
         let mut at = 0;
-        for family in Family::ALL {
-            at += if family == Family::ActiveBytes { map_words } else { 0 };
-            for scope in Scope::ALL {
-                let Stat { current, peak, allocated, freed } = self.truth.get(family, scope);
+        for family in StatFamily::ALL {
+            at += if family == StatFamily::ActiveBytes { map_words } else { 0 };
+            for scope in StatScope::ALL {
+                let AllocatorStat { current, peak, allocated, freed } = self.truth.get(family, scope);
                 words[at..at + 4].copy_from_slice(&[current, peak, allocated, freed].map(i64::cast_unsigned));
                 at += 4;
             }
@@ -223,7 +223,7 @@ impl Naive {
         self.segments.iter().flat_map(|segment| segment.blocks.iter().copied())
     }
 
-    fn pick(&self, which: usize, used: Use) -> Option<(usize, usize)> {
+    fn pick(&self, which: usize, used: BlockUse) -> Option<(usize, usize)> {
         let places = self.segments.iter().enumerate().flat_map(|(segment, inner)| {
             let with_index = inner.blocks.iter().enumerate();
             with_index.filter(|(_, block)| block.used == used).map(move |(index, _)| (segment, index))
@@ -234,7 +234,7 @@ impl Naive {
 
     fn complete_at(&mut self, tid: Tid, segment: usize, index: usize) {
         let block = self.segments[segment].blocks[index];
-        self.segments[segment].blocks[index].used = Use::Free;
+        self.segments[segment].blocks[index].used = BlockUse::Free;
         self.segments[segment].merge();
         self.trace(tid, TraceAction::FreeCompleted, block.address, block.requested);
         self.count();
@@ -245,7 +245,7 @@ impl Naive {
         let fitting = of_pool.flat_map(|(index, segment)| {
             let blocks = segment.blocks.iter().enumerate();
             blocks
-                .filter(|(_, block)| block.used == Use::Free && block.bytes >= bytes)
+                .filter(|(_, block)| block.used == BlockUse::Free && block.bytes >= bytes)
                 .map(move |(place, block)| (block.bytes, block.address, (index, place)))
         });
         fitting.min_by_key(|(size, address, _)| (*size, *address)).map(|(.., place)| place)
@@ -257,14 +257,14 @@ impl Naive {
         let own = self.segments.iter_mut().find(|segment| segment.is_expandable && segment.pool == pool);
         let grown = own.filter(|_| self.is_expandable).map(|segment| {
             let end = segment.begin() + segment.bytes();
-            segment.blocks.push(NaiveBlock { address: end, bytes: size, requested: 0, used: Use::Free });
+            segment.blocks.push(NaiveBlock { address: end, bytes: size, requested: 0, used: BlockUse::Free });
             segment.merge();
             end
         });
         let address = grown.unwrap_or_else(|| {
             let address = self.next_address;
             self.next_address += 1 << 34;
-            let blocks = vec![NaiveBlock { address, bytes: size, requested: 0, used: Use::Free }];
+            let blocks = vec![NaiveBlock { address, bytes: size, requested: 0, used: BlockUse::Free }];
             self.segments.push(NaiveSegment { pool, is_expandable: self.is_expandable, blocks });
             address
         });
@@ -288,39 +288,39 @@ impl Naive {
     }
 
     fn totals(&self) -> (u64, u64) {
-        let current = |family| u64::try_from(self.truth.get(family, Scope::All).current).expect("never below 0");
-        (current(Family::AllocatedBytes), current(Family::ReservedBytes))
+        let current = |family| u64::try_from(self.truth.get(family, StatScope::All).current).expect("never below 0");
+        (current(StatFamily::AllocatedBytes), current(StatFamily::ReservedBytes))
     }
 
     /// Counts everything again, and adds the differences to the totals.
     fn count(&mut self) {
         let mut now = [[0_i64; 3]; 9];
         for segment in &self.segments {
-            let mut add = |family: Family, number: u64| {
+            let mut add = |family: StatFamily, number: u64| {
                 let number = i64::try_from(number).expect("small");
                 now[family as usize][0] += number;
                 now[family as usize][if segment.pool.0 == PoolSize::Small { 1 } else { 2 }] += number;
             };
-            add(Family::Segment, u64::from(!segment.is_expandable));
-            add(Family::ReservedBytes, segment.bytes());
+            add(StatFamily::Segment, u64::from(!segment.is_expandable));
+            add(StatFamily::ReservedBytes, segment.bytes());
             for block in &segment.blocks {
-                if block.used == Use::Program {
-                    add(Family::Allocation, 1);
-                    add(Family::AllocatedBytes, block.bytes);
+                if block.used == BlockUse::Program {
+                    add(StatFamily::Allocation, 1);
+                    add(StatFamily::AllocatedBytes, block.bytes);
                 }
-                if block.used == Use::Free && segment.blocks.len() > 1 && !segment.is_expandable {
-                    add(Family::InactiveSplit, 1);
-                    add(Family::InactiveSplitBytes, block.bytes);
+                if block.used == BlockUse::Free && segment.blocks.len() > 1 && !segment.is_expandable {
+                    add(StatFamily::InactiveSplit, 1);
+                    add(StatFamily::InactiveSplitBytes, block.bytes);
                 }
-                if block.used != Use::Free {
-                    add(Family::Active, 1);
-                    add(Family::ActiveBytes, block.bytes);
-                    add(Family::RequestedBytes, block.requested);
+                if block.used != BlockUse::Free {
+                    add(StatFamily::Active, 1);
+                    add(StatFamily::ActiveBytes, block.bytes);
+                    add(StatFamily::RequestedBytes, block.requested);
                 }
             }
         }
-        for family in Family::ALL {
-            for scope in Scope::ALL {
+        for family in StatFamily::ALL {
+            for scope in StatScope::ALL {
                 let stat = self.truth.get_mut(family, scope);
                 stat.change(now[family as usize][scope as usize] - stat.current);
             }

@@ -1,6 +1,6 @@
 //! Peaks that are reset in memwatch's counters while the allocator keeps its own.
 
-use super::naive::Naive;
+use super::naive::NaiveAllocator;
 use super::*;
 use crate::allocators::FrameworkAllocator as _;
 
@@ -8,14 +8,14 @@ const THREAD: Tid = Tid(8);
 const MIB: u64 = 1 << 20;
 
 /// An allocator, and memwatch's model of it.
-struct Pair {
-    naive: Naive,
+struct FollowedAllocator {
+    naive: NaiveAllocator,
     allocators: Allocators,
 }
 
-impl Pair {
+impl FollowedAllocator {
     fn new() -> Self {
-        let mut pair = Self { naive: Naive::new(0, false), allocators: started() };
+        let mut pair = Self { naive: NaiveAllocator::new(0, false), allocators: started() };
         pair.grants(5 * MIB);
         pair.grants(3 * MIB);
         pair.frees(0);
@@ -44,7 +44,8 @@ impl Pair {
     }
 
     fn peak(&self) -> (u64, Certainty) {
-        let trust = device(&self.allocators).number(Family::AllocatedBytes, Scope::All, "peak").expect("it is one");
+        let trust =
+            device(&self.allocators).number(StatFamily::AllocatedBytes, StatScope::All, "peak").expect("it is one");
         (u64::try_from(trust.value).expect("never below 0") / MIB, trust.certainty())
     }
 
@@ -55,7 +56,7 @@ impl Pair {
 
 #[test]
 fn they_are_the_programs_own_until_they_are_reset_and_then_stay_apart_from_them() {
-    let mut pair = Pair::new();
+    let mut pair = FollowedAllocator::new();
     pair.reads();
     assert_eq!((pair.peak(), pair.since()), ((8, Certainty::Exact), None));
     pair.allocators.begin_own_peaks(70);
@@ -69,7 +70,7 @@ fn they_are_the_programs_own_until_they_are_reset_and_then_stay_apart_from_them(
 
 #[test]
 fn a_reset_by_the_program_makes_them_its_own_again() {
-    let mut pair = Pair::new();
+    let mut pair = FollowedAllocator::new();
     pair.allocators.begin_own_peaks(70);
     pair.naive.reset(THREAD, true);
     pair.grants(6 * MIB);
@@ -79,7 +80,7 @@ fn a_reset_by_the_program_makes_them_its_own_again() {
 
 #[test]
 fn what_was_lost_since_a_reset_may_have_been_higher() {
-    let mut pair = Pair::new();
+    let mut pair = FollowedAllocator::new();
     pair.allocators.begin_own_peaks(70);
     pair.naive.request(THREAD, 50 * MIB);
     pair.naive.grant(THREAD, 50 * MIB, 0, 0);

@@ -5,38 +5,40 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::ACTIONS;
-use super::naive::{Naive, Use};
-use crate::allocators::pytorch::{Allocators, BlockState, Certainty, DriverChange, Family, Scope, Words};
+use super::naive::{BlockUse, NaiveAllocator};
+use crate::allocators::pytorch::{
+    Allocators, BlockState, Certainty, DriverChange, StatFamily, StatScope, StatisticsWords,
+};
 use crate::decode::{StackRef, TensorChange, TensorEvent, Traced};
 use crate::words::{Ordinal, Tgid, Tid};
 
 const CASES: u32 = 60;
 
 /// Next step: action, place and amount.
-pub(crate) type Step = (u8, u8, u32);
+pub(crate) type AllocatorStep = (u8, u8, u32);
 
 /// An allocator's address and its words.
-pub(crate) type Readable = (u64, Box<Words>);
+pub(crate) type Readable = (u64, Box<StatisticsWords>);
 
-pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
-    vec(any::<Step>(), 1..120)
+pub(crate) fn steps() -> impl Strategy<Value = Vec<AllocatorStep>> {
+    vec(any::<AllocatorStep>(), 1..120)
 }
 
 /// Events of all devices in their order, each report followed by the words of its allocator.
-pub(crate) struct History {
-    pub(super) devices: [Naive; 2],
+pub(crate) struct TensorEventHistory {
+    pub(super) devices: [NaiveAllocator; 2],
     pub(crate) events: Vec<(TensorEvent, Option<Readable>)>,
     time_ns: u64,
     map_words: usize,
 }
 
-impl History {
+impl TensorEventHistory {
     pub(crate) fn new(expandable: bool, map_words: usize) -> Self {
-        let devices = [Naive::new(0, expandable), Naive::new(1, false)];
+        let devices = [NaiveAllocator::new(0, expandable), NaiveAllocator::new(1, false)];
         Self { devices, events: Vec::new(), time_ns: 0, map_words }
     }
 
-    pub(crate) fn step(&mut self, (what, place, amount): Step) {
+    pub(crate) fn step(&mut self, (what, place, amount): AllocatorStep) {
         let tid = Tid(u32::from(place % 3) + 1);
         let which = usize::try_from(amount).expect("a word");
         let (stream, private) = (u64::from(place >> 6), u64::from(place % 16 == 0));
@@ -88,7 +90,7 @@ fn requested(amount: u32) -> u64 {
     }
 }
 
-fn equal(allocators: &Allocators, history: &History) -> Result<(), TestCaseError> {
+fn equal(allocators: &Allocators, history: &TensorEventHistory) -> Result<(), TestCaseError> {
     for naive in &history.devices {
         let Some(device) = allocators.devices().get(&naive.ordinal) else { continue };
         prop_assert_eq!(device.statistics(), &naive.truth);
@@ -109,11 +111,11 @@ fn equal(allocators: &Allocators, history: &History) -> Result<(), TestCaseError
 }
 
 /// Asserts that numbers reported as exact are true.
-fn honest(allocators: &Allocators, history: &History) -> Result<(), TestCaseError> {
+fn honest(allocators: &Allocators, history: &TensorEventHistory) -> Result<(), TestCaseError> {
     for naive in &history.devices {
         let Some(device) = allocators.devices().get(&naive.ordinal) else { continue };
-        for family in Family::ALL {
-            for scope in Scope::ALL {
+        for family in StatFamily::ALL {
+            for scope in StatScope::ALL {
                 let truth = naive.truth.get(family, scope);
                 let sides = [truth.current, truth.peak, truth.allocated, truth.freed];
                 for (side, truth) in ["current", "peak", "allocated", "freed"].into_iter().zip(sides) {
@@ -133,7 +135,7 @@ proptest! {
 
     #[test]
     fn seen_from_the_start_every_number_is_the_allocators_own(steps in steps(), expandable: bool) {
-        let (mut history, mut allocators) = (History::new(expandable, 0), Allocators::default());
+        let (mut history, mut allocators) = (TensorEventHistory::new(expandable, 0), Allocators::default());
         allocators.begin(true, &[]);
         for step in steps {
             history.step(step);
@@ -146,7 +148,7 @@ proptest! {
             let known = allocators.devices().get(&naive.ordinal).map_or(0, |device| {
                 device.memory().cells().values().filter(|cell| cell.state == BlockState::Allocated).count()
             });
-            let there = naive.blocks().filter(|block| block.used == Use::Program).count();
+            let there = naive.blocks().filter(|block| block.used == BlockUse::Program).count();
             prop_assert!(known == there, "{known} blocks, not {there}");
         }
     }
@@ -196,7 +198,7 @@ proptest! {
 
     #[test]
     fn attached_in_the_middle_what_is_called_exact_is(steps in steps(), expandable: bool, late in 0_usize..100, maps in 0_usize..6) {
-        let (mut history, mut allocators) = (History::new(expandable, maps), Allocators::default());
+        let (mut history, mut allocators) = (TensorEventHistory::new(expandable, maps), Allocators::default());
         allocators.begin(false, &[]);
         for (index, step) in steps.into_iter().enumerate() {
             history.step(step);
@@ -217,7 +219,7 @@ proptest! {
 
     #[test]
     fn after_lost_events_what_is_called_exact_is(steps in steps(), lost in vec(any::<bool>(), 1..160), maps in 0_usize..6) {
-        let (mut history, mut allocators) = (History::new(false, maps), Allocators::default());
+        let (mut history, mut allocators) = (TensorEventHistory::new(false, maps), Allocators::default());
         allocators.begin(true, &[]);
         for (step, is_lost) in steps.into_iter().zip(lost) {
             history.step(step);

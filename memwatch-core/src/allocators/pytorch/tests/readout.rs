@@ -5,12 +5,12 @@ use memwatch_common::tensor::STATISTICS_WORDS;
 use proptest::prelude::*;
 
 use crate::allocators::pytorch::readout::read;
-use crate::allocators::pytorch::{Family, Scope, Words};
+use crate::allocators::pytorch::{StatFamily, StatScope, StatisticsWords};
 
 const READ: [(&str, &str); 2] =
     [("2.8.0", include_str!("words-2.8.0.txt")), ("2.15.0", include_str!("words-2.15.0.txt"))];
 
-fn words_and_truth(text: &str) -> (Words, impl Fn(&str) -> Option<i64>) {
+fn words_and_truth(text: &str) -> (StatisticsWords, impl Fn(&str) -> Option<i64>) {
     let mut lines = text.lines();
     let words: Vec<u64> = lines.next().expect("a line").split(' ').map(|word| word.parse().expect("a word")).collect();
     let truth = move |key: &str| {
@@ -27,8 +27,8 @@ fn both_layouts_are_determined_by_what_must_hold_among_the_numbers() {
         let total = |key: &str| u64::try_from(truth(key).expect("it is there")).expect("not below 0");
         let totals = [total("allocated_bytes.all.current"), total("reserved_bytes.all.current")];
         let readout = read(&words, totals[0], totals[1]).expect("it is what it should be");
-        for family in Family::ALL {
-            for scope in Scope::ALL {
+        for family in StatFamily::ALL {
+            for scope in StatScope::ALL {
                 let stat = readout.statistics.get(family, scope);
                 let sides = [stat.current, stat.peak, stat.allocated, stat.freed];
                 for (side, value) in ["current", "peak", "allocated", "freed"].into_iter().zip(sides) {
@@ -55,7 +55,7 @@ fn both_layouts_are_determined_by_what_must_hold_among_the_numbers() {
 proptest! {
     #[test]
     fn any_words_are_read_or_refused(words in prop::collection::vec(any::<u64>(), STATISTICS_WORDS), zero in 0..STATISTICS_WORDS) {
-        let mut words: Words = words.try_into().expect("so many");
+        let mut words: StatisticsWords = words.try_into().expect("so many");
         words[..zero].fill(0);
         read(&words, words[48], words[60]);
     }

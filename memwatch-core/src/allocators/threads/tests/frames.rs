@@ -2,8 +2,8 @@ use super::*;
 use crate::allocators::test_stacks::stack;
 
 /// Reads a stack of a process without other known stacks.
-fn read(stack: &PythonStack) -> Reading<'_> {
-    let mut packages = Packages::default();
+fn read(stack: &PythonStack) -> StackReading<'_> {
+    let mut packages = PackageFolders::default();
     packages.learn(stack);
     super::read(stack, &packages)
 }

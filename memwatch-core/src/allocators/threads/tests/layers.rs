@@ -2,14 +2,14 @@
 
 use super::*;
 
-fn layer_of(story: &mut Story, frames: &[&str]) -> String {
+fn layer_of(story: &mut ThreadStory, frames: &[&str]) -> String {
     let whose = story.allocates(MAIN, frames);
     story.layer(whose)
 }
 
 #[test]
 fn a_layer_is_the_innermost_module_by_its_name_in_the_model() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     let deep = ["nn Linear 0x20 layers.0.fc1", "nn Block 0x30 layers.0", "nn Net 0x10 -", "train.py <module>:3"];
     assert_eq!(layer_of(&mut story, &deep), "Net:layers.0.fc1:Linear");
     assert_eq!(layer_of(&mut story, &deep[1..]), "Net:layers.0:Block");
@@ -20,7 +20,7 @@ fn a_layer_is_the_innermost_module_by_its_name_in_the_model() {
 
 #[test]
 fn a_part_called_by_itself_keeps_its_name() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     layer_of(&mut story, &["nn Linear 0x20 layers.0.fc1", "nn Block 0x30 layers.0", "nn Net 0x10 -"]);
     assert_eq!(layer_of(&mut story, &["nn Linear 0x20 fc1", "nn Block 0x30 -"]), "Net:layers.0.fc1:Linear");
     assert_eq!(layer_of(&mut story, &["nn Linear 0x21 fc2", "nn Block 0x30 -"]), "Net:layers.0.fc2:Linear");
@@ -29,7 +29,7 @@ fn a_part_called_by_itself_keeps_its_name() {
 
 #[test]
 fn models_of_one_class_distinguished_and_new_modules_at_every_step_are_bounded() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     assert_eq!(layer_of(&mut story, &["nn Linear 0x20 fc", "nn Net 0x10 -"]), "Net:fc:Linear");
     assert_eq!(layer_of(&mut story, &["nn Linear 0x40 fc", "nn Net 0x30 -"]), "Net#2:fc:Linear");
     assert_eq!(layer_of(&mut story, &["nn Linear 0x20 fc", "nn Net 0x10 -"]), "Net:fc:Linear");
@@ -41,7 +41,7 @@ fn models_of_one_class_distinguished_and_new_modules_at_every_step_are_bounded()
 
 #[test]
 fn wrappers_do_not_change_the_names_of_what_they_wrap() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     let wrapped = ["nn Linear 0x20 module.fc", "nn Net 0x10 module", "nn DistributedDataParallel 0x8 -"];
     assert_eq!(layer_of(&mut story, &wrapped), "Net:fc:Linear");
     assert_eq!(layer_of(&mut story, &wrapped[1..]), "Net::Net");
@@ -51,7 +51,7 @@ fn wrappers_do_not_change_the_names_of_what_they_wrap() {
 
 #[test]
 fn a_wrapper_that_is_seen_first_belongs_to_the_model_that_it_stands_around() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     let gathers = ["nn FullyShardedDataParallel 0x8 - around Net 0x10", "train.py <module>:8"];
     assert_eq!(layer_of(&mut story, &gathers), "Net::FullyShardedDataParallel");
     let calls = ["nn Net 0x10 _fsdp_wrapped_module", "nn FullyShardedDataParallel 0x8 - around Net 0x10"];
@@ -62,7 +62,7 @@ fn a_wrapper_that_is_seen_first_belongs_to_the_model_that_it_stands_around() {
 
 #[test]
 fn what_a_compiler_made_of_a_module_is_that_modules() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     let compiled = ["nn GraphModule 0x20 ?", "nn OptimizedModule 0x8 - around Net 0x10"];
     assert_eq!(layer_of(&mut story, &compiled), "Net::OptimizedModule");
     // A GraphModule of the program itself is part of its model, or the model.
@@ -72,7 +72,7 @@ fn what_a_compiler_made_of_a_module_is_that_modules() {
 
 #[test]
 fn a_modules_address_may_become_anothers() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     assert_eq!(layer_of(&mut story, &["nn Linear 0x20 fc", "nn Net 0x10 -"]), "Net:fc:Linear");
     assert_eq!(layer_of(&mut story, &["nn Conv2d 0x20 stem", "nn Net 0x10 -"]), "Net:stem:Conv2d");
     assert_eq!(layer_of(&mut story, &["nn Linear 0x20 head", "nn Net 0x10 -"]), "Net:head:Linear");
@@ -83,13 +83,13 @@ const SECOND: [&str; 3] = ["nn Linear 0x21 second", "nn Net 0x10 -", "train.py <
 const OF_FIRST: &str = "Net:first:Linear";
 const OF_SECOND: &str = "Net:second:Linear";
 
-fn backward(story: &mut Story, number: u64) -> String {
+fn backward(story: &mut ThreadStory, number: u64) -> String {
     story.node(ENGINE, Some(number)).native(ENGINE).1
 }
 
 #[test]
 fn a_node_belongs_to_the_layer_whose_stack_made_it() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     let (first, second) = (story.stack(&FIRST), story.stack(&SECOND));
     for (number, stack) in [(0, first), (1, first), (2, second)] {
         story.event_on(MAIN, TensorChange::SequenceNumber(number), stack);
@@ -100,7 +100,7 @@ fn a_node_belongs_to_the_layer_whose_stack_made_it() {
 
 #[test]
 fn without_a_stack_a_node_belongs_to_the_layer_that_allocates_next() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     story.numbers(MAIN, [0, 1]).allocates(MAIN, &FIRST);
     story.numbers(MAIN, [2]).allocates(MAIN, &SECOND);
     story.numbers(MAIN, [3]).allocates(MAIN, &ENGINE_CALL);
@@ -110,7 +110,7 @@ fn without_a_stack_a_node_belongs_to_the_layer_that_allocates_next() {
 
 #[test]
 fn a_gradient_is_accumulated_for_the_layer_whose_node_ran_before() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     story.numbers(MAIN, [0]).allocates(MAIN, &FIRST);
     story.node(ENGINE, Some(0)).node(ENGINE, None);
     assert_eq!(story.native(ENGINE), (Stage::Backward, OF_FIRST.to_owned()));
@@ -118,21 +118,21 @@ fn a_gradient_is_accumulated_for_the_layer_whose_node_ran_before() {
 
 #[test]
 fn a_graph_that_is_kept_can_run_twice() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     story.numbers(MAIN, [0]).allocates(MAIN, &FIRST);
     assert_eq!([0, 0].map(|number| backward(&mut story, number)), [OF_FIRST, OF_FIRST]);
 }
 
 #[test]
 fn what_is_computed_again_is_the_modules_in_the_backward_pass() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     let forward = ["nn Linear 0x20 layers.0.fc1", "nn Block 0x30 layers.0", "nn Net 0x10 -", "train.py <module>:3"];
     story.allocates(MAIN, &forward);
     story.numbers(MAIN, [0]).allocates(MAIN, &SECOND);
     story.node(ENGINE, Some(0));
     let again = ["nn Linear 0x20 fc1", "nn Block 0x30 -", "torch/utils/checkpoint.py CheckpointFunction.backward:290"];
     let whose = story.allocates(ENGINE, &again);
-    assert_eq!((whose.stage, whose.by, whose.recomputed), (Stage::Backward, Evidence::Node, true));
+    assert_eq!((whose.stage, whose.by, whose.recomputed), (Stage::Backward, PhaseEvidence::Node, true));
     assert_eq!(story.layer(whose), "Net:layers.0.fc1:Linear");
 }
 
@@ -143,7 +143,7 @@ const WITHIN: [&str; 2] =
 
 #[test]
 fn nodes_made_by_a_recomputation_run_within_the_node_that_made_them() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     story.numbers(MAIN, [0, 1]).allocates(MAIN, &FIRST);
     story.node(ENGINE, Some(1)).numbers(ENGINE, [0]).allocates(ENGINE, &AGAIN);
     let within = story.node(ENGINE, Some(0)).allocates(ENGINE, &WITHIN);
@@ -154,7 +154,7 @@ fn nodes_made_by_a_recomputation_run_within_the_node_that_made_them() {
 
 #[test]
 fn nodes_made_by_a_recomputation_may_never_run() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     story.numbers(MAIN, [0, 1, 2]).allocates(MAIN, &FIRST);
     story.node(ENGINE, Some(2)).numbers(ENGINE, [0, 1]).allocates(ENGINE, &AGAIN);
     assert_eq!([1, 0].map(|number| backward(&mut story, number)), [OF_FIRST, OF_FIRST]);
@@ -162,7 +162,7 @@ fn nodes_made_by_a_recomputation_may_never_run() {
 
 #[test]
 fn of_two_threads_that_build_graphs_it_is_the_one_whose_node_has_not_run() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     story.numbers(MAIN, [0, 1]).allocates(MAIN, &FIRST);
     backward(&mut story, 0);
     let stack = story.stack(&SECOND);
@@ -173,7 +173,7 @@ fn of_two_threads_that_build_graphs_it_is_the_one_whose_node_has_not_run() {
 
 #[test]
 fn a_threads_id_may_become_anothers() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     story.numbers(MAIN, [100, 101]).allocates(MAIN, &FIRST);
     story.threads.end(MAIN);
     story.numbers(MAIN, [0]).allocates(MAIN, &SECOND);
@@ -184,14 +184,14 @@ const LOW_POINTER: u64 = 0x4979_a9b0;
 
 /// Returns a story in which a thread has made nodes 0 and 1 in the first module and node 2 in the
 /// second.
-fn three_nodes() -> Story {
-    let mut story = Story::default();
+fn three_nodes() -> ThreadStory {
+    let mut story = ThreadStory::default();
     story.numbers(MAIN, [0, 1]).allocates(MAIN, &FIRST);
     story.numbers(MAIN, [2]).allocates(MAIN, &SECOND);
     story
 }
 
-fn backward_of(story: &mut Story, words: [u64; 2]) -> String {
+fn backward_of(story: &mut ThreadStory, words: [u64; 2]) -> String {
     story.event(ENGINE, TensorChange::NodeBegins { words: Some(NodeWords(words)) }).native(ENGINE).1
 }
 
@@ -208,7 +208,7 @@ fn a_pointer_into_a_heap_below_4_gib_is_no_nodes_number() {
 #[test]
 fn what_proved_where_numbers_are_holds_for_words_that_prove_nothing() {
     let first = LOW_POINTER;
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     story.numbers(MAIN, [first]).allocates(MAIN, &FIRST);
     story.numbers(MAIN, [first + 1]).allocates(MAIN, &SECOND);
     let words = [[first + 1, 7], [u64::MAX, 1], [first, 8]];
@@ -217,7 +217,7 @@ fn what_proved_where_numbers_are_holds_for_words_that_prove_nothing() {
 
 #[test]
 fn before_any_proof_a_number_that_a_thread_has_given_is_the_nodes() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     story.numbers(MAIN, [LOW_POINTER]).allocates(MAIN, &FIRST);
     assert_eq!(backward_of(&mut story, [LOW_POINTER, 9]), OF_FIRST);
 }

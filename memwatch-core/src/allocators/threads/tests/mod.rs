@@ -3,7 +3,7 @@
 mod layers;
 
 use super::*;
-use crate::allocators::names::{Layer, NativeCode, Site};
+use crate::allocators::names::{CallSite, ModuleEntry, NativeCode};
 use crate::allocators::test_stacks::stack;
 use crate::decode::{NodeWords, TensorEvent};
 use crate::stack::native::{NativeEnd, NativeFrame, NativeRole};
@@ -20,13 +20,13 @@ const STEP: &str = "Optimizer.step#AdamW.step";
 
 /// A process whose stacks are learnt at their first use.
 #[derive(Default)]
-struct Story {
+struct ThreadStory {
     threads: Threads,
-    names: Names,
+    names: NameTable,
     stacks: Vec<Vec<String>>,
 }
 
-impl Story {
+impl ThreadStory {
     fn stack(&mut self, frames: &[&str]) -> StackRef {
         let known = self.stacks.iter().position(|other| other == frames);
         let index = known.unwrap_or_else(|| {
@@ -71,7 +71,7 @@ impl Story {
         self.threads.attribute(tid, stack)
     }
 
-    fn stage(&mut self, tid: Tid, frames: &[&str]) -> (Stage, Evidence) {
+    fn stage(&mut self, tid: Tid, frames: &[&str]) -> (Stage, PhaseEvidence) {
         let whose = self.allocates(tid, frames);
         (whose.stage, whose.by)
     }
@@ -84,7 +84,7 @@ impl Story {
 
     fn layer(&self, whose: Attribution) -> String {
         match self.names.layer_of(whose.layer) {
-            Layer::Module(module) => {
+            ModuleEntry::Module(module) => {
                 let name = module.name.as_deref().unwrap_or("?");
                 format!("{}:{name}:{}", module.model, module.class)
             }
@@ -102,24 +102,24 @@ const ENGINE_CALL: [&str; 3] =
 
 #[test]
 fn each_part_of_a_step_is_determined_by_its_own_evidence() {
-    let mut story = Story::default();
-    assert_eq!(story.stage(MAIN, &FORWARD), (Stage::Forward, Evidence::Frames));
-    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, Evidence::Nothing));
-    assert_eq!(story.stage(MAIN, &ENGINE_CALL), (Stage::Backward, Evidence::Frames));
+    let mut story = ThreadStory::default();
+    assert_eq!(story.stage(MAIN, &FORWARD), (Stage::Forward, PhaseEvidence::Frames));
+    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, PhaseEvidence::Nothing));
+    assert_eq!(story.stage(MAIN, &ENGINE_CALL), (Stage::Backward, PhaseEvidence::Frames));
     story.node(ENGINE, Some(1));
     assert_eq!(story.native(ENGINE).0, Stage::Backward);
-    assert_eq!(story.stage(MAIN, &IN_STEP), (Stage::Optimizer, Evidence::Frames));
+    assert_eq!(story.stage(MAIN, &IN_STEP), (Stage::Optimizer, PhaseEvidence::Frames));
     story.begins(MAIN, STEP);
-    assert_eq!(story.stage(MAIN, &IN_STEP), (Stage::Optimizer, Evidence::Range));
+    assert_eq!(story.stage(MAIN, &IN_STEP), (Stage::Optimizer, PhaseEvidence::Range));
     story.ends(MAIN);
-    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, Evidence::Nothing));
+    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, PhaseEvidence::Nothing));
     assert_eq!(story.threads.steps(), 1);
     assert_eq!(story.threads.steps_by_optimizer(), [("AdamW.step", 1)]);
 }
 
 #[test]
 fn without_a_stack_ranges_and_nodes_still_report() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     for missing in [StackRef::NotAsked, StackRef::OverBudget, StackRef::Unreadable, StackRef::Known(99)] {
         let whose = story.threads.attribute(MAIN, missing);
         assert_eq!((whose.stage, whose.layer), (Stage::NotKnown, LayerKey::NOT_KNOWN), "{missing:?}");
@@ -133,41 +133,42 @@ fn without_a_stack_ranges_and_nodes_still_report() {
 
 #[test]
 fn a_node_on_the_programs_own_thread_is_over_when_python_goes_on() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     story.allocates(MAIN, &FORWARD);
     story.numbers(MAIN, [7]);
     story.allocates(MAIN, &FORWARD);
     story.node(MAIN, Some(7));
     let within = story.allocates(MAIN, &ENGINE_CALL);
     assert_eq!((within.stage, story.layer(within)), (Stage::Backward, "Net:fc:Linear".to_owned()));
-    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, Evidence::Nothing));
-    assert_eq!(story.stage(MAIN, &FORWARD), (Stage::Forward, Evidence::Frames));
+    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, PhaseEvidence::Nothing));
+    assert_eq!(story.stage(MAIN, &FORWARD), (Stage::Forward, PhaseEvidence::Frames));
 }
 
 #[test]
 fn an_optimizer_within_the_backward_pass_is_the_optimizer() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     let hook = ["torch/optim/sgd.py SGD.step:1", "train.py hook:4"];
     story.node(ENGINE, None).begins(ENGINE, "Optimizer.step#SGD.step");
-    assert_eq!(story.stage(ENGINE, &hook), (Stage::Optimizer, Evidence::Range));
+    assert_eq!(story.stage(ENGINE, &hook), (Stage::Optimizer, PhaseEvidence::Range));
     story.ends(ENGINE).node(ENGINE, None);
     assert_eq!(story.native(ENGINE).0, Stage::Backward);
 }
 
 #[test]
 fn the_end_of_an_optimizers_range_may_be_lost() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     story.begins(MAIN, STEP);
-    assert_eq!(story.stage(MAIN, &IN_STEP), (Stage::Optimizer, Evidence::Range));
-    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, Evidence::Nothing));
+    assert_eq!(story.stage(MAIN, &IN_STEP), (Stage::Optimizer, PhaseEvidence::Range));
+    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, PhaseEvidence::Nothing));
     story.begins(MAIN, STEP).ends(MAIN);
     assert_eq!(story.threads.steps(), 1);
 }
 
 #[test]
 fn phases_are_the_ranges_that_the_program_names() {
-    let mut story = Story::default();
-    let name = |story: &Story, whose: Attribution| whose.phase.map(|phase| story.names.phase_of(phase).to_string());
+    let mut story = ThreadStory::default();
+    let name =
+        |story: &ThreadStory, whose: Attribution| whose.phase.map(|phase| story.names.phase_of(phase).to_string());
     story.event(MAIN, TensorChange::NvtxPush("epoch".into()));
     let whose = story.allocates(MAIN, &LOSS);
     assert_eq!(name(&story, whose).as_deref(), Some("epoch"));
@@ -184,7 +185,7 @@ fn phases_are_the_ranges_that_the_program_names() {
 
 #[test]
 fn a_thread_without_python_has_the_line_whose_backward_pass_it_runs_or_else_its_function() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     let frame = |function: &str, library: &str| NativeFrame {
         function: Some(format!("{function}(int)").into()),
         name: Some(function.into()),
@@ -196,21 +197,21 @@ fn a_thread_without_python_has_the_line_whose_backward_pass_it_runs_or_else_its_
     story.threads.learn_native(7, &NativeStack::new(frames, NativeEnd::Complete), &mut story.names);
     let whose = story.threads.attribute(ENGINE, StackRef::Native(7));
     let code = NativeCode { function: "decode".into(), library: "decoder".into() };
-    assert_eq!(story.names.site_of(whose.site), &Site::Native(code));
+    assert_eq!(story.names.site_of(whose.site), &CallSite::Native(code));
     assert_eq!((whose.stage, whose.stack, whose.layer), (Stage::Outside, Some(7), LayerKey::NONE));
     let unknown = story.threads.attribute(ENGINE, StackRef::Native(8));
-    assert_eq!(story.names.site_of(unknown.site), &Site::NoPython);
+    assert_eq!(story.names.site_of(unknown.site), &CallSite::NoPython);
     story.allocates(MAIN, &FORWARD);
     story.numbers(MAIN, [0]);
     story.allocates(MAIN, &FORWARD);
     story.node(ENGINE, Some(0));
     let whose = story.threads.attribute(ENGINE, StackRef::Native(7));
-    assert!(matches!(story.names.site_of(whose.site), Site::BackwardOf(_)));
+    assert!(matches!(story.names.site_of(whose.site), CallSite::BackwardOf(_)));
 }
 
 #[test]
 fn what_is_allocated_while_a_graph_is_captured_is_the_graphs() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     story.event(MAIN, TensorChange::CaptureBegins(1)).event(MAIN, TensorChange::CaptureBegins(2));
     assert!(story.allocates(MAIN, &FORWARD).captured && story.threads.attribute(ENGINE, StackRef::NoPython).captured);
     story.event(MAIN, TensorChange::CaptureEnds(1)).event(MAIN, TensorChange::CaptureEnds(1));
@@ -221,7 +222,7 @@ fn what_is_allocated_while_a_graph_is_captured_is_the_graphs() {
 
 #[test]
 fn ever_new_threads_cost_no_memory_and_their_ends_are_taken_into_account() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     for tid in 0..10_000 {
         story.numbers(Tid(tid), [0, 1, 2]).begins(Tid(tid), "x");
     }
@@ -234,10 +235,10 @@ fn ever_new_threads_cost_no_memory_and_their_ends_are_taken_into_account() {
 
 #[test]
 fn what_a_node_allocates_belongs_to_the_line_that_made_the_node() {
-    let mut story = Story::default();
+    let mut story = ThreadStory::default();
     let made = story.stack(&FORWARD);
     story.event_on(MAIN, TensorChange::SequenceNumber(5), made).node(ENGINE, Some(5));
     let whose = story.threads.attribute(ENGINE, StackRef::NoPython);
-    let Site::BackwardOf(line) = story.names.site_of(whose.site) else { panic!("{whose:?}") };
+    let CallSite::BackwardOf(line) = story.names.site_of(whose.site) else { panic!("{whose:?}") };
     assert_eq!((&*line.file, line.line), ("train.py", Some(8)));
 }

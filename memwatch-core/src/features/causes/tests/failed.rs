@@ -1,7 +1,7 @@
 //! Causes of failed allocations: each cause, and a failure that looks similar.
 
 use super::super::CauseKind::{self, *};
-use super::super::{Cause, Evidence, causes};
+use super::super::{Cause, CauseEvidence, causes};
 use super::{kinds, row};
 use crate::features::oom::fixture::{GIB, MIB, failure, unasked, whose};
 use crate::features::oom::view::{CacheView, OomView};
@@ -10,7 +10,7 @@ use crate::snapshot::{ImportView, LeftBehindView, LeftOnGpu, ProcessView};
 use crate::words::{Framework, Tgid};
 
 fn of(failure: &OomView, rows: &[Holding]) -> Vec<Cause> {
-    causes(&Evidence { tgid: Tgid(7), failure: Some(failure), rows, ..Evidence::default() })
+    causes(&CauseEvidence { tgid: Tgid(7), failure: Some(failure), rows, ..CauseEvidence::default() })
 }
 
 fn first(failure: &OomView) -> Option<CauseKind> {

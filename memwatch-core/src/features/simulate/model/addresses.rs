@@ -11,7 +11,7 @@ const ABOVE: u64 = 1 << 48;
 
 /// Addresses of one policy's segments.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Addresses {
+pub(super) struct SegmentAddresses {
     /// Bytes of address space assigned above [`ABOVE`].
     made: u64,
     /// Addresses of the program's segments that the policy has not used yet, by size, oldest first.
@@ -22,7 +22,7 @@ pub(super) struct Addresses {
     returned: BTreeMap<u64, Vec<u64>>,
 }
 
-impl Addresses {
+impl SegmentAddresses {
     /// Records that the program has a segment at this address.
     pub(super) fn learn(&mut self, address: u64, bytes: u64) {
         self.of_program.entry(bytes).or_default().push_back(address);
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn segments_lie_where_the_program_had_its_own_of_that_size_in_that_order() {
-        let mut addresses = Addresses::default();
+        let mut addresses = SegmentAddresses::default();
         addresses.learn(700, 20);
         addresses.learn(300, 20);
         addresses.learn(500, 2);
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn no_two_segments_have_one_address() {
-        let mut addresses = Addresses::default();
+        let mut addresses = SegmentAddresses::default();
         addresses.learn(700, 20);
         assert_eq!(addresses.take(20), 700);
         // The program freed it and allocated it again; the policy kept it.
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn what_the_program_gave_back_first_is_not_waited_for() {
-        let mut addresses = Addresses::default();
+        let mut addresses = SegmentAddresses::default();
         addresses.learn(700, 20);
         addresses.forget(700, 20);
         assert_eq!(addresses.take(20), ABOVE);

@@ -3,19 +3,19 @@
 
 use std::collections::BTreeMap;
 
-use super::Handle;
-use super::arena::{Block, State};
+use super::BlockHandle;
+use super::arena::{SimulatedBlock, SimulatedBlockState};
 use super::caching::Caching;
 use crate::allocators::pytorch::PoolSize;
 use crate::input::books::{BookBlock, BookSegment, BookState};
 
 /// A block of a chain: address, size in bytes, state.
-type Piece = (u64, u64, State);
+type AdoptedBlock = (u64, u64, SimulatedBlockState);
 
 impl Caching {
     /// Adopts these segments if the policy creates segments of that kind. Returns the handles of
     /// the program's blocks by address, else `None`.
-    pub(super) fn take_over(&mut self, segments: &[BookSegment]) -> Option<Vec<(u64, Handle)>> {
+    pub(super) fn take_over(&mut self, segments: &[BookSegment]) -> Option<Vec<(u64, BlockHandle)>> {
         let is_expandable = self.settings.expandable_segments;
         if segments.iter().any(|segment| segment.is_expandable != is_expandable) {
             return None;
@@ -38,8 +38,17 @@ impl Caching {
             }
             let pieces = pieces(&parts, segment);
             let (before, after, born) = (None, None, 0);
-            let block =
-                Block { address: first, bytes: 0, stream, pool, state: State::Free, before, after, segment, born };
+            let block = SimulatedBlock {
+                address: first,
+                bytes: 0,
+                stream,
+                pool,
+                state: SimulatedBlockState::Free,
+                before,
+                after,
+                segment,
+                born,
+            };
             self.lay(&pieces, block, &mut held);
         }
         let bytes = segments.iter().map(|segment| segment.bytes).fold(0, u64::saturating_add);
@@ -48,19 +57,19 @@ impl Caching {
     }
 
     /// Creates a chain of neighbouring blocks from the pieces; other fields are copied from `like`.
-    fn lay(&mut self, pieces: &[Piece], like: Block, held: &mut Vec<(u64, Handle)>) {
+    fn lay(&mut self, pieces: &[AdoptedBlock], like: SimulatedBlock, held: &mut Vec<(u64, BlockHandle)>) {
         let mut before = None;
         for (address, bytes, state) in pieces.iter().copied() {
-            let handle = self.arena.add(Block { address, bytes, state, before, ..like });
+            let handle = self.arena.add(SimulatedBlock { address, bytes, state, before, ..like });
             if let Some(before) = before {
                 self.arena.get_mut(before).after = Some(handle);
             }
             before = Some(handle);
             match state {
-                State::Free | State::Unmapped => self.arena.shelve(handle),
-                State::Used | State::Pending => {
+                SimulatedBlockState::Free | SimulatedBlockState::Unmapped => self.arena.shelve(handle),
+                SimulatedBlockState::Used | SimulatedBlockState::Pending => {
                     held.push((address, handle));
-                    if state == State::Used {
+                    if state == SimulatedBlockState::Used {
                         self.meter.allocated_bytes = self.meter.allocated_bytes.saturating_add(bytes);
                     } else {
                         self.pend(handle);
@@ -72,27 +81,27 @@ impl Caching {
 }
 
 /// Returns the blocks of a chain; unmapped ranges of an expandable segment are blocks, too.
-fn pieces(parts: &[&BookSegment], segment: Option<(u64, u64)>) -> Vec<Piece> {
+fn pieces(parts: &[&BookSegment], segment: Option<(u64, u64)>) -> Vec<AdoptedBlock> {
     let mut pieces = Vec::new();
     let mut end = None;
     for part in parts {
         let gap = end.and_then(|end| part.address.checked_sub(end)).filter(|gap| *gap > 0);
-        pieces.extend(end.zip(gap).map(|(end, gap)| (end, gap, State::Unmapped)));
+        pieces.extend(end.zip(gap).map(|(end, gap)| (end, gap, SimulatedBlockState::Unmapped)));
         pieces.extend(part.blocks.iter().map(|block| (block.address, block.bytes, state_of(block))));
         end = Some(part.address.saturating_add(part.bytes));
     }
     if let (Some(end), Some((begin, all))) = (end, segment) {
         let rest = begin.saturating_add(all).saturating_sub(end);
-        pieces.extend((rest > 0).then_some((end, rest, State::Unmapped)));
+        pieces.extend((rest > 0).then_some((end, rest, SimulatedBlockState::Unmapped)));
     }
     pieces
 }
 
-const fn state_of(block: &BookBlock) -> State {
+const fn state_of(block: &BookBlock) -> SimulatedBlockState {
     match block.state {
-        BookState::ActiveAllocated => State::Used,
-        BookState::ActivePendingFree => State::Pending,
-        BookState::Inactive => State::Free,
+        BookState::ActiveAllocated => SimulatedBlockState::Used,
+        BookState::ActivePendingFree => SimulatedBlockState::Pending,
+        BookState::Inactive => SimulatedBlockState::Free,
     }
 }
 
@@ -101,7 +110,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::features::simulate::model::{Policy, Request, Settings};
+    use crate::features::simulate::model::{AllocationPolicy, Settings, SimulatedRequest};
 
     /// Returns the state of a policy as an allocator state.
     fn books(policy: &Caching) -> Vec<BookSegment> {
@@ -109,15 +118,16 @@ mod tests {
         let mut segments: Vec<BookSegment> = Vec::new();
         for block in policy.arena.in_use() {
             let state = match block.state {
-                State::Unmapped => continue,
-                State::Free => BookState::Inactive,
-                State::Used => BookState::ActiveAllocated,
-                State::Pending => BookState::ActivePendingFree,
+                SimulatedBlockState::Unmapped => continue,
+                SimulatedBlockState::Free => BookState::Inactive,
+                SimulatedBlockState::Used => BookState::ActiveAllocated,
+                SimulatedBlockState::Pending => BookState::ActivePendingFree,
             };
             let (address, bytes) = (block.address, block.bytes);
             let own = BookBlock { address, bytes, requested_bytes: bytes, state };
             let follows = segments.last().filter(|last| last.address + last.bytes == address);
-            let is_next = block.before.is_some_and(|before| policy.arena.get(before).state != State::Unmapped);
+            let is_next =
+                block.before.is_some_and(|before| policy.arena.get(before).state != SimulatedBlockState::Unmapped);
             if let (Some(_), true, Some(last)) = (follows, is_next, segments.len().checked_sub(1)) {
                 segments[last].bytes += bytes;
                 segments[last].blocks.push(own);
@@ -141,11 +151,11 @@ mod tests {
     /// results.
     fn step(
         (one, other): (&mut Caching, &mut Caching),
-        held: &mut Vec<(Handle, Handle)>,
+        held: &mut Vec<(BlockHandle, BlockHandle)>,
         (kind, bytes, which): (u8, u64, prop::sample::Index),
     ) -> Result<(), TestCaseError> {
         if kind < 3 || held.is_empty() {
-            let request = Request { bytes, stream: u64::from(kind % 2), private_pool: (0, 0) };
+            let request = SimulatedRequest { bytes, stream: u64::from(kind % 2), private_pool: (0, 0) };
             let (first, second) = (one.allocate(&request), other.allocate(&request));
             prop_assert_eq!(first.map(|own| own.is_hit), second.map(|own| own.is_hit));
             held.extend(first.zip(second).map(|(first, second)| (first.handle, second.handle)));
@@ -177,10 +187,10 @@ mod tests {
             let settings = Settings { expandable_segments: is_expandable, ..Settings::default() };
             let mut first = Caching::new(settings.clone());
             let at = at.index(steps.len());
-            let mut held: Vec<Handle> = Vec::new();
+            let mut held: Vec<BlockHandle> = Vec::new();
             for (kind, bytes, which) in &steps[..at] {
                 if *kind < 3 || held.is_empty() {
-                    let request = Request { bytes: *bytes, stream: u64::from(kind % 2), private_pool: (0, 0) };
+                    let request = SimulatedRequest { bytes: *bytes, stream: u64::from(kind % 2), private_pool: (0, 0) };
                     held.extend(first.allocate(&request).map(|own| own.handle));
                 } else {
                     let handle = held.swap_remove(which.index(held.len()));
@@ -189,7 +199,7 @@ mod tests {
                 }
             }
             let mut second = Caching::new(settings);
-            let known: BTreeMap<u64, Handle> = second.take_over(&books(&first)).expect("it is of its kind").into_iter().collect();
+            let known: BTreeMap<u64, BlockHandle> = second.take_over(&books(&first)).expect("it is of its kind").into_iter().collect();
             let mut held: Vec<_> = held.iter().map(|own| (*own, known[&first.arena.get(*own).address])).collect();
             for one in &steps[at..] {
                 step((&mut first, &mut second), &mut held, *one)?;
@@ -201,7 +211,7 @@ mod tests {
     fn segments_of_another_kind_are_not_taken_over() {
         let mut policy = Caching::new(Settings { expandable_segments: true, ..Settings::default() });
         let mut fixed = Caching::new(Settings::default());
-        fixed.allocate(&Request { bytes: 5, stream: 0, private_pool: (0, 0) });
+        fixed.allocate(&SimulatedRequest { bytes: 5, stream: 0, private_pool: (0, 0) });
         assert_eq!(policy.take_over(&books(&fixed)), None);
         assert_eq!(policy.take_over(&[]), Some(Vec::new()));
     }

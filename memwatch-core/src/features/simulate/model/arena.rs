@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Handle;
-use super::addresses::Addresses;
+use super::BlockHandle;
+use super::addresses::SegmentAddresses;
 use crate::allocators::pytorch::PoolSize;
 
 /// State of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum SimulatedBlockState {
     /// Free, in its pool.
     Free,
     /// Allocated by the program.
@@ -21,21 +21,21 @@ pub(super) enum State {
 
 /// A block, and its neighbours in its segment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Block {
+pub(super) struct SimulatedBlock {
     pub(super) address: u64,
     pub(super) bytes: u64,
     pub(super) stream: u64,
     pub(super) pool: usize,
-    pub(super) state: State,
-    pub(super) before: Option<Handle>,
-    pub(super) after: Option<Handle>,
+    pub(super) state: SimulatedBlockState,
+    pub(super) before: Option<BlockHandle>,
+    pub(super) after: Option<BlockHandle>,
     /// Start and maximum size of the expandable segment that contains the block.
     pub(super) segment: Option<(u64, u64)>,
     /// Value of the pool's `looked` counter when the block entered the pool.
     pub(super) born: u64,
 }
 
-impl Block {
+impl SimulatedBlock {
     /// Returns whether the block shares its segment with others.
     pub(super) const fn is_split(&self) -> bool {
         self.before.is_some() || self.after.is_some()
@@ -44,79 +44,79 @@ impl Block {
 
 /// Free blocks of one pool.
 #[derive(Clone, Debug)]
-pub(super) struct Pool {
+pub(super) struct SimulatedPool {
     pub(super) size: PoolSize,
     /// Free blocks by stream, size and address.
-    pub(super) free: BTreeSet<(u64, u64, u64, Handle)>,
+    pub(super) free: BTreeSet<(u64, u64, u64, BlockHandle)>,
     /// Unmapped blocks by stream and address.
-    pub(super) unmapped: BTreeSet<(u64, u64, Handle)>,
+    pub(super) unmapped: BTreeSet<(u64, u64, BlockHandle)>,
     /// Number of searches in the pool.
     pub(super) looked: u64,
 }
 
 /// Blocks and pools of one allocator.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Arena {
-    blocks: Vec<Block>,
-    vacant: Vec<Handle>,
-    pub(super) pools: Vec<Pool>,
+pub(super) struct BlockArena {
+    blocks: Vec<SimulatedBlock>,
+    vacant: Vec<BlockHandle>,
+    pub(super) pools: Vec<SimulatedPool>,
     by_name: BTreeMap<((u64, u64), PoolSize), usize>,
     /// Addresses of the segments.
-    pub(super) addresses: Addresses,
+    pub(super) addresses: SegmentAddresses,
 }
 
-impl Arena {
+impl BlockArena {
     /// Returns the index of a pool, and creates the pool if necessary.
     pub(super) fn pool(&mut self, private_pool: (u64, u64), size: PoolSize) -> usize {
         let Self { pools, by_name, .. } = self;
         *by_name.entry((private_pool, size)).or_insert_with(|| {
             let (free, unmapped) = (BTreeSet::new(), BTreeSet::new());
-            pools.push(Pool { size, free, unmapped, looked: 0 });
+            pools.push(SimulatedPool { size, free, unmapped, looked: 0 });
             pools.len() - 1
         })
     }
 
     /// Returns a block.
-    pub(super) fn get(&self, handle: Handle) -> &Block {
+    pub(super) fn get(&self, handle: BlockHandle) -> &SimulatedBlock {
         &self.blocks[handle.0 as usize]
     }
 
     /// Returns a block for modification. It must be in no pool.
-    pub(super) fn get_mut(&mut self, handle: Handle) -> &mut Block {
+    pub(super) fn get_mut(&mut self, handle: BlockHandle) -> &mut SimulatedBlock {
         &mut self.blocks[handle.0 as usize]
     }
 
     /// Adds a block that is in no pool yet.
-    pub(super) fn add(&mut self, block: Block) -> Handle {
+    pub(super) fn add(&mut self, block: SimulatedBlock) -> BlockHandle {
         if let Some(handle) = self.vacant.pop() {
             *self.get_mut(handle) = block;
             return handle;
         }
-        let handle = Handle(u32::try_from(self.blocks.len()).unwrap_or(u32::MAX));
+        let handle = BlockHandle(u32::try_from(self.blocks.len()).unwrap_or(u32::MAX));
         self.blocks.push(block);
         handle
     }
 
     /// Removes a block. It must be in no pool.
-    pub(super) fn drop_block(&mut self, handle: Handle) {
+    pub(super) fn drop_block(&mut self, handle: BlockHandle) {
         self.vacant.push(handle);
     }
 
     /// Returns all blocks by address.
     #[cfg(test)]
-    pub(super) fn in_use(&self) -> Vec<Block> {
-        let vacant: BTreeSet<Handle> = self.vacant.iter().copied().collect();
-        let all = (0..).zip(&self.blocks).filter(|(number, _)| !vacant.contains(&Handle(*number)));
-        let mut blocks: Vec<Block> = all.map(|(_, block)| *block).collect();
+    pub(super) fn in_use(&self) -> Vec<SimulatedBlock> {
+        let vacant: BTreeSet<BlockHandle> = self.vacant.iter().copied().collect();
+        let all = (0..).zip(&self.blocks).filter(|(number, _)| !vacant.contains(&BlockHandle(*number)));
+        let mut blocks: Vec<SimulatedBlock> = all.map(|(_, block)| *block).collect();
         blocks.sort_unstable_by_key(|block| block.address);
         blocks
     }
 
     /// Puts a free or unmapped block into its pool.
-    pub(super) fn shelve(&mut self, handle: Handle) {
-        let Block { stream, bytes, address, pool, state, .. } = *self.get(handle);
+    pub(super) fn shelve(&mut self, handle: BlockHandle) {
+        let SimulatedBlock { stream, bytes, address, pool, state, .. } = *self.get(handle);
         let place = &mut self.pools[pool];
-        if state == State::Unmapped {
+        if state == SimulatedBlockState::Unmapped {
             place.unmapped.insert((stream, address, handle));
         } else {
             place.free.insert((stream, bytes, address, handle));
@@ -126,10 +126,10 @@ impl Arena {
     }
 
     /// Removes a free or unmapped block from its pool.
-    pub(super) fn unshelve(&mut self, handle: Handle) {
-        let Block { stream, bytes, address, pool, state, .. } = *self.get(handle);
+    pub(super) fn unshelve(&mut self, handle: BlockHandle) {
+        let SimulatedBlock { stream, bytes, address, pool, state, .. } = *self.get(handle);
         let place = &mut self.pools[pool];
-        if state == State::Unmapped {
+        if state == SimulatedBlockState::Unmapped {
             place.unmapped.remove(&(stream, address, handle));
         } else {
             place.free.remove(&(stream, bytes, address, handle));
@@ -138,10 +138,10 @@ impl Arena {
 
     /// Splits the first `bytes` bytes off a block that is in no pool. Returns the remainder, which
     /// follows the block, is in no pool either and keeps its state.
-    pub(super) fn cut(&mut self, handle: Handle, bytes: u64) -> Handle {
+    pub(super) fn cut(&mut self, handle: BlockHandle, bytes: u64) -> BlockHandle {
         let whole = *self.get(handle);
         let (address, rest) = (whole.address + bytes, whole.bytes - bytes);
-        let rest = self.add(Block { address, bytes: rest, before: Some(handle), ..whole });
+        let rest = self.add(SimulatedBlock { address, bytes: rest, before: Some(handle), ..whole });
         if let Some(after) = whole.after {
             self.get_mut(after).before = Some(rest);
         }
@@ -151,8 +151,8 @@ impl Arena {
     }
 
     /// Merges a block that is in no pool with neighbours of the same state.
-    pub(super) fn join(&mut self, handle: Handle) {
-        let Block { before, after, state, .. } = *self.get(handle);
+    pub(super) fn join(&mut self, handle: BlockHandle) {
+        let SimulatedBlock { before, after, state, .. } = *self.get(handle);
         for other in [before, after].into_iter().flatten() {
             let gone = *self.get(other);
             if gone.state != state {

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use super::arena::{Arena, Block, State};
+use super::arena::{BlockArena, SimulatedBlock, SimulatedBlockState};
 use super::meter::{Capacity, Meter};
 use super::settings::{LEAST_BYTES, SMALL_SEGMENT_BYTES, Settings};
-use super::{Granted, Handle, Policy, Request};
+use super::{AllocationPolicy, BlockHandle, GrantedBlock, SimulatedRequest};
 use crate::allocators::pytorch::PoolSize;
 use crate::input::books::BookSegment;
 
@@ -20,14 +20,14 @@ pub const OWN_SEGMENT_BYTES: u64 = 10 << 20;
 pub(super) struct Caching {
     pub(super) settings: Settings,
     pub(super) meter: Meter,
-    pub(super) arena: Arena,
+    pub(super) arena: BlockArena,
     /// Freed blocks that a stream still uses.
-    pending: BTreeSet<Handle>,
+    pending: BTreeSet<BlockHandle>,
 }
 
 /// A request with its rounded size and its pool.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct RoundedRequest {
     pub(super) bytes: u64,
     pub(super) stream: u64,
     pub(super) pool: usize,
@@ -36,7 +36,7 @@ pub(super) struct Wanted {
 impl Caching {
     /// Creates an allocator without memory.
     pub(super) fn new(settings: Settings) -> Self {
-        let mut arena = Arena::default();
+        let mut arena = BlockArena::default();
         // These pools come first: the cache is emptied in the order of pools.
         arena.pool((0, 0), PoolSize::Large);
         arena.pool((0, 0), PoolSize::Small);
@@ -44,7 +44,7 @@ impl Caching {
     }
 
     /// Marks a freed block as still used by a stream.
-    pub(super) fn pend(&mut self, handle: Handle) {
+    pub(super) fn pend(&mut self, handle: BlockHandle) {
         self.pending.insert(handle);
     }
 
@@ -53,12 +53,12 @@ impl Caching {
     }
 
     /// Removes the best fitting free block from its pool and returns it.
-    fn find(&mut self, wanted: Wanted) -> Option<Handle> {
-        let Wanted { bytes, stream, pool } = wanted;
+    fn find(&mut self, wanted: RoundedRequest) -> Option<BlockHandle> {
+        let RoundedRequest { bytes, stream, pool } = wanted;
         if self.collects() {
             self.arena.pools[pool].looked += 1;
         }
-        let mut fits = self.arena.pools[pool].free.range((stream, bytes, 0, Handle(0))..);
+        let mut fits = self.arena.pools[pool].free.range((stream, bytes, 0, BlockHandle(0))..);
         let (_, size, _, mut handle) = *fits.next().filter(|(own, ..)| *own == stream)?;
         if self.settings.expandable_segments {
             handle = self.least_expandable(handle, stream, fits.copied());
@@ -76,7 +76,7 @@ impl Caching {
     }
 
     /// Allocates driver memory for the request; the block is in no pool.
-    fn extend(&mut self, wanted: Wanted) -> Option<Handle> {
+    fn extend(&mut self, wanted: RoundedRequest) -> Option<BlockHandle> {
         let bytes = self.segment_bytes(wanted.bytes);
         if self
             .settings
@@ -91,10 +91,10 @@ impl Caching {
         if !self.meter.take(bytes) {
             return None;
         }
-        let Wanted { stream, pool, .. } = wanted;
+        let RoundedRequest { stream, pool, .. } = wanted;
         let address = self.arena.addresses.take(bytes);
-        let (state, before, after, segment, born) = (State::Free, None, None, None, 0);
-        Some(self.arena.add(Block { address, bytes, stream, pool, state, before, after, segment, born }))
+        let (state, before, after, segment, born) = (SimulatedBlockState::Free, None, None, None, 0);
+        Some(self.arena.add(SimulatedBlock { address, bytes, stream, pool, state, before, after, segment, born }))
     }
 
     /// Returns the size of a new segment for a rounded request.
@@ -109,7 +109,7 @@ impl Caching {
     }
 
     /// Returns whether a block is split and its remainder kept free.
-    fn splits(&self, handle: Handle, bytes: u64) -> bool {
+    fn splits(&self, handle: BlockHandle, bytes: u64) -> bool {
         let block = self.arena.get(handle);
         let rest = block.bytes - bytes;
         if self.pool_size(block.pool) == PoolSize::Small || self.settings.expandable_segments {
@@ -119,19 +119,19 @@ impl Caching {
     }
 
     /// Releases a segment that consists of one free block.
-    pub(super) fn release(&mut self, handle: Handle) {
+    pub(super) fn release(&mut self, handle: BlockHandle) {
         self.arena.unshelve(handle);
-        let Block { address, bytes, .. } = *self.arena.get(handle);
+        let SimulatedBlock { address, bytes, .. } = *self.arena.get(handle);
         self.arena.addresses.give(address, bytes);
         self.arena.drop_block(handle);
         self.meter.part(bytes);
     }
 
     /// Releases blocks above the split limit first; returns whether that may be enough.
-    fn release_oversize(&mut self, wanted: Wanted) -> bool {
+    fn release_oversize(&mut self, wanted: RoundedRequest) -> bool {
         let Some(limit) = self.settings.max_split_bytes else { return false };
         let needed = wanted.bytes.max(limit);
-        let of_stream = (wanted.stream, needed, 0, Handle(0));
+        let of_stream = (wanted.stream, needed, 0, BlockHandle(0));
         let fits = self.arena.pools[wanted.pool].free.range(of_stream..).next();
         if let Some((.., handle)) = fits.copied().filter(|(stream, ..)| *stream == wanted.stream) {
             self.release_if_whole(handle);
@@ -153,7 +153,7 @@ impl Caching {
         true
     }
 
-    fn release_if_whole(&mut self, handle: Handle) -> bool {
+    fn release_if_whole(&mut self, handle: BlockHandle) -> bool {
         let block = self.arena.get(handle);
         let is_whole = !block.is_split() && block.segment.is_none();
         if is_whole {
@@ -164,8 +164,8 @@ impl Caching {
 
     /// Releases all releasable memory of a pool.
     fn release_all(&mut self, pool: usize) {
-        let free: Vec<Handle> = self.arena.pools[pool].free.iter().map(|(.., handle)| *handle).collect();
-        let (growing, fixed): (Vec<Handle>, Vec<Handle>) =
+        let free: Vec<BlockHandle> = self.arena.pools[pool].free.iter().map(|(.., handle)| *handle).collect();
+        let (growing, fixed): (Vec<BlockHandle>, Vec<BlockHandle>) =
             free.into_iter().partition(|handle| self.arena.get(*handle).segment.is_some());
         for handle in fixed {
             self.release_if_whole(handle);
@@ -176,11 +176,11 @@ impl Caching {
     }
 }
 
-impl Policy for Caching {
-    fn allocate(&mut self, request: &Request) -> Option<Granted> {
+impl AllocationPolicy for Caching {
+    fn allocate(&mut self, request: &SimulatedRequest) -> Option<GrantedBlock> {
         let bytes = self.settings.rounded(request.bytes);
         let pool = self.arena.pool(request.private_pool, PoolSize::of_request(bytes));
-        let wanted = Wanted { bytes, stream: request.stream, pool };
+        let wanted = RoundedRequest { bytes, stream: request.stream, pool };
         let cached = self.find(wanted);
         let is_hit = cached.is_some();
         let handle = cached.or_else(|| {
@@ -200,27 +200,27 @@ impl Policy for Caching {
         })?;
         if self.splits(handle, bytes) {
             let rest = self.arena.cut(handle, bytes);
-            self.arena.get_mut(rest).state = State::Free;
+            self.arena.get_mut(rest).state = SimulatedBlockState::Free;
             self.arena.shelve(rest);
         }
         let block = self.arena.get_mut(handle);
-        block.state = State::Used;
+        block.state = SimulatedBlockState::Used;
         let bytes = block.bytes;
         self.meter.grant(bytes);
-        Some(Granted { handle, is_hit })
+        Some(GrantedBlock { handle, is_hit })
     }
 
-    fn give_back(&mut self, handle: Handle) {
+    fn give_back(&mut self, handle: BlockHandle) {
         let block = self.arena.get_mut(handle);
-        block.state = State::Pending;
+        block.state = SimulatedBlockState::Pending;
         let bytes = block.bytes;
         self.meter.give_back(bytes);
         self.pend(handle);
     }
 
-    fn complete(&mut self, handle: Handle) {
+    fn complete(&mut self, handle: BlockHandle) {
         if self.pending.remove(&handle) {
-            self.arena.get_mut(handle).state = State::Free;
+            self.arena.get_mut(handle).state = SimulatedBlockState::Free;
             self.arena.join(handle);
             self.arena.shelve(handle);
         }
@@ -262,7 +262,7 @@ impl Policy for Caching {
         self.arena.free_bytes()
     }
 
-    fn take_over(&mut self, segments: &[BookSegment]) -> Option<Vec<(u64, Handle)>> {
+    fn take_over(&mut self, segments: &[BookSegment]) -> Option<Vec<(u64, BlockHandle)>> {
         Self::take_over(self, segments)
     }
 
@@ -270,7 +270,7 @@ impl Policy for Caching {
         self.meter.begin();
     }
 
-    fn copied(&self) -> Box<dyn Policy> {
+    fn copied(&self) -> Box<dyn AllocationPolicy> {
         Box::new(self.clone())
     }
 }

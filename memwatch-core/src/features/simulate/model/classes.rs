@@ -6,17 +6,17 @@ use std::collections::BTreeMap;
 use super::caching::SMALL_BYTES;
 use super::meter::{Capacity, Meter};
 use super::settings::{LEAST_BYTES, SMALL_SEGMENT_BYTES};
-use super::{Granted, Handle, Policy, Request};
+use super::{AllocationPolicy, BlockHandle, GrantedBlock, SimulatedRequest};
 
 /// Number of size classes per power of two.
 const STEPS: u64 = 4;
 
 /// Class of a slab: block size, stream and private pool.
-type Class = (u64, u64, (u64, u64));
+type SlabClass = (u64, u64, (u64, u64));
 
 /// Location of a block.
 #[derive(Clone, Copy, Debug)]
-enum Block {
+enum BlockLocation {
     InSlab(usize),
     OfDriver(u64),
 }
@@ -24,7 +24,7 @@ enum Block {
 /// A slab: 2 MiB of blocks of one class.
 #[derive(Clone, Copy, Debug)]
 struct Slab {
-    class: Class,
+    class: SlabClass,
     free: u64,
     used: u64,
     is_had: bool,
@@ -34,13 +34,13 @@ struct Slab {
 #[derive(Clone, Debug, Default)]
 pub(super) struct SizeClasses {
     meter: Meter,
-    blocks: Vec<Option<Block>>,
-    vacant: Vec<Handle>,
+    blocks: Vec<Option<BlockLocation>>,
+    vacant: Vec<BlockHandle>,
     slabs: Vec<Slab>,
     /// Slabs with free blocks, by class.
-    open: BTreeMap<Class, Vec<usize>>,
+    open: BTreeMap<SlabClass, Vec<usize>>,
     /// Freed blocks that a stream may still use; they count as used.
-    pending: Vec<Handle>,
+    pending: Vec<BlockHandle>,
 }
 
 /// Returns the block size for a request below 1 MiB, in bytes.
@@ -51,13 +51,13 @@ fn class_bytes(bytes: u64) -> u64 {
 }
 
 impl SizeClasses {
-    fn name(&mut self, block: Block) -> Handle {
+    fn name(&mut self, block: BlockLocation) -> BlockHandle {
         if let Some(handle) = self.vacant.pop() {
             self.blocks[handle.0 as usize] = Some(block);
             return handle;
         }
         self.blocks.push(Some(block));
-        Handle(u32::try_from(self.blocks.len() - 1).unwrap_or(u32::MAX))
+        BlockHandle(u32::try_from(self.blocks.len() - 1).unwrap_or(u32::MAX))
     }
 
     fn take(&mut self, bytes: u64) -> bool {
@@ -69,7 +69,7 @@ impl SizeClasses {
         self.meter.take(bytes)
     }
 
-    fn slab_for(&mut self, class: Class) -> Option<(usize, bool)> {
+    fn slab_for(&mut self, class: SlabClass) -> Option<(usize, bool)> {
         if let Some(index) = self.open.get(&class).and_then(|open| open.last().copied()) {
             return Some((index, true));
         }
@@ -87,10 +87,10 @@ impl SizeClasses {
         Some((index, false))
     }
 
-    fn bytes_of(&self, block: Block) -> u64 {
+    fn bytes_of(&self, block: BlockLocation) -> u64 {
         match block {
-            Block::InSlab(index) => self.slabs[index].class.0,
-            Block::OfDriver(bytes) => bytes,
+            BlockLocation::InSlab(index) => self.slabs[index].class.0,
+            BlockLocation::OfDriver(bytes) => bytes,
         }
     }
 
@@ -109,15 +109,15 @@ impl SizeClasses {
     }
 }
 
-impl Policy for SizeClasses {
-    fn allocate(&mut self, request: &Request) -> Option<Granted> {
+impl AllocationPolicy for SizeClasses {
+    fn allocate(&mut self, request: &SimulatedRequest) -> Option<GrantedBlock> {
         if request.bytes >= SMALL_BYTES {
             let bytes = request.bytes.next_multiple_of(SMALL_SEGMENT_BYTES);
             if !self.take(bytes) {
                 return None;
             }
             self.meter.grant(bytes);
-            return Some(Granted { handle: self.name(Block::OfDriver(bytes)), is_hit: false });
+            return Some(GrantedBlock { handle: self.name(BlockLocation::OfDriver(bytes)), is_hit: false });
         }
         let class = (class_bytes(request.bytes), request.stream, request.private_pool);
         let (index, is_hit) = self.slab_for(class)?;
@@ -129,10 +129,10 @@ impl Policy for SizeClasses {
             open.retain(|other| *other != index);
         }
         self.meter.grant(class.0);
-        Some(Granted { handle: self.name(Block::InSlab(index)), is_hit })
+        Some(GrantedBlock { handle: self.name(BlockLocation::InSlab(index)), is_hit })
     }
 
-    fn give_back(&mut self, handle: Handle) {
+    fn give_back(&mut self, handle: BlockHandle) {
         if let Some(block) = self.blocks[handle.0 as usize] {
             let bytes = self.bytes_of(block);
             self.meter.give_back(bytes);
@@ -140,12 +140,12 @@ impl Policy for SizeClasses {
         }
     }
 
-    fn complete(&mut self, handle: Handle) {
+    fn complete(&mut self, handle: BlockHandle) {
         let Some(place) = self.pending.iter().position(|pending| *pending == handle) else { return };
         self.pending.swap_remove(place);
         match self.blocks[handle.0 as usize].take() {
-            Some(Block::OfDriver(bytes)) => self.meter.part(bytes),
-            Some(Block::InSlab(index)) => {
+            Some(BlockLocation::OfDriver(bytes)) => self.meter.part(bytes),
+            Some(BlockLocation::InSlab(index)) => {
                 let slab = &mut self.slabs[index];
                 (slab.free, slab.used) = (slab.free + 1, slab.used - 1);
                 let (class, is_first) = (slab.class, slab.free == 1);
@@ -189,7 +189,7 @@ impl Policy for SizeClasses {
         self.meter.begin();
     }
 
-    fn copied(&self) -> Box<dyn Policy> {
+    fn copied(&self) -> Box<dyn AllocationPolicy> {
         Box::new(self.clone())
     }
 }

@@ -1,7 +1,7 @@
 //! `garbage_collection_threshold`: releases old blocks before the driver refuses a request.
 
 use super::caching::Caching;
-use super::{Handle, arena::Pool};
+use super::{BlockHandle, arena::SimulatedPool};
 
 impl Caching {
     /// Returns whether collection is on: it needs a threshold and a memory fraction that the
@@ -27,7 +27,7 @@ impl Caching {
         let Some(target) = self.meter.reserved_bytes.checked_sub(threshold).filter(|more| *more > 0) else { return };
         let mut reclaimed = 0;
         while reclaimed < target {
-            let old: Vec<(Handle, u64, u64)> = self.unsplit().collect();
+            let old: Vec<(BlockHandle, u64, u64)> = self.unsplit().collect();
             let count = old.len() as f64;
             let average = old.iter().map(|(_, age, _)| *age).sum::<u64>() as f64 / count;
             let before = reclaimed;
@@ -44,8 +44,8 @@ impl Caching {
     }
 
     /// Returns the free segments of the large pool: handle, age in searches, bytes.
-    fn unsplit(&self) -> impl Iterator<Item = (Handle, u64, u64)> {
-        let Pool { free, looked, .. } = &self.arena.pools[0];
+    fn unsplit(&self) -> impl Iterator<Item = (BlockHandle, u64, u64)> {
+        let SimulatedPool { free, looked, .. } = &self.arena.pools[0];
         let whole = free.iter().map(|(.., handle)| (*handle, self.arena.get(*handle)));
         whole
             .filter(|(_, block)| !block.is_split())

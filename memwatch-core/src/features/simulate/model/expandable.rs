@@ -1,8 +1,8 @@
 //! Expandable segments: address ranges larger than the whole device with pages mapped on demand.
 
-use super::Handle;
-use super::arena::{Block, State};
-use super::caching::{Caching, Wanted};
+use super::BlockHandle;
+use super::arena::{SimulatedBlock, SimulatedBlockState};
+use super::caching::{Caching, RoundedRequest};
 use super::settings::SMALL_SEGMENT_BYTES;
 use crate::allocators::pytorch::PoolSize;
 
@@ -11,10 +11,10 @@ impl Caching {
     /// counts with its maximum size.
     pub(super) fn least_expandable(
         &self,
-        first: Handle,
+        first: BlockHandle,
         stream: u64,
-        others: impl Iterator<Item = (u64, u64, u64, Handle)>,
-    ) -> Handle {
+        others: impl Iterator<Item = (u64, u64, u64, BlockHandle)>,
+    ) -> BlockHandle {
         let mut best = first;
         for (own, _, _, other) in others {
             if own != stream || self.could_have(other) >= self.could_have(best) {
@@ -25,21 +25,22 @@ impl Caching {
         best
     }
 
-    fn could_have(&self, handle: Handle) -> u64 {
+    fn could_have(&self, handle: BlockHandle) -> u64 {
         let block = self.arena.get(handle);
-        let after = block.after.map(|after| self.arena.get(after)).filter(|after| after.state == State::Unmapped);
+        let after =
+            block.after.map(|after| self.arena.get(after)).filter(|after| after.state == SimulatedBlockState::Unmapped);
         block.bytes + after.map_or(0, |after| after.bytes)
     }
 
     /// Maps memory for the request at the lowest address with enough space. The returned block is
     /// in no pool.
-    pub(super) fn expand(&mut self, wanted: Wanted) -> Option<Handle> {
+    pub(super) fn expand(&mut self, wanted: RoundedRequest) -> Option<BlockHandle> {
         let mut handle = self.lowest(wanted).unwrap_or_else(|| self.reserve(wanted));
-        if self.arena.get(handle).state == State::Unmapped && !self.map(handle, wanted.bytes) {
+        if self.arena.get(handle).state == SimulatedBlockState::Unmapped && !self.map(handle, wanted.bytes) {
             return None;
         }
         loop {
-            let Block { bytes, after, .. } = *self.arena.get(handle);
+            let SimulatedBlock { bytes, after, .. } = *self.arena.get(handle);
             let Some(more) = wanted.bytes.checked_sub(bytes).filter(|more| *more > 0) else { break };
             // The next block is unmapped; once mapped it is merged with this one.
             let after = after?;
@@ -53,12 +54,15 @@ impl Caching {
     }
 
     /// Returns the first of consecutive free and unmapped blocks that are large enough together.
-    fn lowest(&self, wanted: Wanted) -> Option<Handle> {
+    fn lowest(&self, wanted: RoundedRequest) -> Option<BlockHandle> {
         let unmapped = &self.arena.pools[wanted.pool].unmapped;
-        let of_stream = unmapped.range((wanted.stream, 0, Handle(0))..).take_while(|(own, ..)| *own == wanted.stream);
-        let usable = |handle: &Handle| matches!(self.arena.get(*handle).state, State::Free | State::Unmapped);
+        let of_stream =
+            unmapped.range((wanted.stream, 0, BlockHandle(0))..).take_while(|(own, ..)| *own == wanted.stream);
+        let usable = |handle: &BlockHandle| {
+            matches!(self.arena.get(*handle).state, SimulatedBlockState::Free | SimulatedBlockState::Unmapped)
+        };
         let begins = of_stream.map(|(.., handle)| self.arena.get(*handle).before.filter(usable).unwrap_or(*handle));
-        let has_room = |begin: &Handle| {
+        let has_room = |begin: &BlockHandle| {
             let mut bytes = 0;
             let mut next = Some(*begin);
             while let Some(handle) = next.filter(usable).filter(|_| bytes < wanted.bytes) {
@@ -78,12 +82,14 @@ impl Caching {
         (total_bytes + total_bytes / 8).next_multiple_of(self.page_bytes(pool))
     }
 
-    fn reserve(&mut self, wanted: Wanted) -> Handle {
-        let Wanted { stream, pool, .. } = wanted;
+    fn reserve(&mut self, wanted: RoundedRequest) -> BlockHandle {
+        let RoundedRequest { stream, pool, .. } = wanted;
         let bytes = self.reserved_bytes(pool);
         let address = self.arena.addresses.take(bytes);
-        let (state, before, after, segment, born) = (State::Unmapped, None, None, Some((address, bytes)), 0);
-        let handle = self.arena.add(Block { address, bytes, stream, pool, state, before, after, segment, born });
+        let (state, before, after, segment, born) =
+            (SimulatedBlockState::Unmapped, None, None, Some((address, bytes)), 0);
+        let handle =
+            self.arena.add(SimulatedBlock { address, bytes, stream, pool, state, before, after, segment, born });
         self.arena.shelve(handle);
         handle
     }
@@ -99,8 +105,8 @@ impl Caching {
 
     /// Maps pages for `bytes` bytes at the start of an unmapped block, or the whole block if it is
     /// smaller. Returns `false` if the driver has too little memory.
-    fn map(&mut self, handle: Handle, bytes: u64) -> bool {
-        let Block { bytes: all, pool, .. } = *self.arena.get(handle);
+    fn map(&mut self, handle: BlockHandle, bytes: u64) -> bool {
+        let SimulatedBlock { bytes: all, pool, .. } = *self.arena.get(handle);
         let bytes = bytes.min(all).next_multiple_of(self.page_bytes(pool));
         if !self.meter.take(bytes) {
             return false;
@@ -110,15 +116,15 @@ impl Caching {
             let rest = self.arena.cut(handle, bytes);
             self.arena.shelve(rest);
         }
-        self.arena.get_mut(handle).state = State::Free;
+        self.arena.get_mut(handle).state = SimulatedBlockState::Free;
         self.arena.join(handle);
         self.arena.shelve(handle);
         true
     }
 
     /// Unmaps the pages that are wholly inside a free block.
-    pub(super) fn unmap(&mut self, mut handle: Handle) {
-        let Block { address, bytes, pool, segment, .. } = *self.arena.get(handle);
+    pub(super) fn unmap(&mut self, mut handle: BlockHandle) {
+        let SimulatedBlock { address, bytes, pool, segment, .. } = *self.arena.get(handle);
         let Some((begin, all)) = segment else { return };
         let page = self.page_bytes(pool);
         let front = (address - begin).next_multiple_of(page) - (address - begin);
@@ -135,7 +141,7 @@ impl Caching {
             let rest = self.arena.cut(handle, pages);
             self.arena.shelve(rest);
         }
-        self.arena.get_mut(handle).state = State::Unmapped;
+        self.arena.get_mut(handle).state = SimulatedBlockState::Unmapped;
         self.arena.join(handle);
         self.meter.part(pages);
         if self.arena.get(handle).is_split() {

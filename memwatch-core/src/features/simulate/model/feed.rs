@@ -4,14 +4,14 @@
 use std::collections::{BTreeSet, HashSet};
 
 use super::meter::Capacity;
-use super::{Operation, Plan, Replay, Request};
+use super::{Operation, PolicyPlan, PolicyReplay, SimulatedRequest};
 use crate::decode::{TensorChange, TensorEvent, TraceAction, Traced};
 use crate::input::books::{BookSegment, BookState};
 use crate::words::{Ordinal, Tid};
 
 /// Memory and calls of the program's own allocator, as far as they were observed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Measured {
+pub struct MeasuredRun {
     /// Bytes reserved from the driver.
     pub reserved_bytes: u64,
     /// Peak of the reserved bytes.
@@ -40,7 +40,7 @@ pub struct Measured {
 
 /// Memory that existed before the first event and is in no replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Older {
+pub struct PreexistingBytes {
     /// Bytes allocated by the program.
     pub allocated_bytes: u64,
     /// Bytes that the allocator reserved from the driver.
@@ -61,10 +61,10 @@ pub(super) enum CapacitySource {
 /// The measured run of one device's allocator, and its replays.
 #[derive(Clone, Debug)]
 pub struct DeviceRun {
-    replays: Vec<Replay>,
-    measured: Measured,
-    older: Option<Older>,
-    begun_with: Option<Older>,
+    replays: Vec<PolicyReplay>,
+    measured: MeasuredRun,
+    older: Option<PreexistingBytes>,
+    begun_with: Option<PreexistingBytes>,
     capacity: Capacity,
     capacity_source: CapacitySource,
     operations: u64,
@@ -103,10 +103,10 @@ pub(super) const fn ordinal_of(change: &TensorChange) -> Option<Ordinal> {
 
 impl DeviceRun {
     /// Creates a run without events.
-    pub(super) fn new(plans: &[Plan], capacity_source: CapacitySource) -> Self {
+    pub(super) fn new(plans: &[PolicyPlan], capacity_source: CapacitySource) -> Self {
         Self {
-            replays: plans.iter().map(Replay::new).collect(),
-            measured: Measured::default(),
+            replays: plans.iter().map(PolicyReplay::new).collect(),
+            measured: MeasuredRun::default(),
             older: None,
             begun_with: None,
             capacity: Capacity::default(),
@@ -138,28 +138,28 @@ impl DeviceRun {
         self.held = blocks().filter(|block| block.state != BookState::Inactive).map(|block| block.address).collect();
         self.measured.is_expandable = segments.iter().any(|segment| segment.is_expandable);
         self.note(reserved_bytes, allocated_bytes);
-        self.begun_with = Some(Older { allocated_bytes, reserved_bytes });
-        self.older = Some(Older::default());
+        self.begun_with = Some(PreexistingBytes { allocated_bytes, reserved_bytes });
+        self.older = Some(PreexistingBytes::default());
     }
 
     /// Returns the memory before the first event with which all replays began; `None` if it is
     /// unknown.
-    pub const fn begun_with(&self) -> Option<Older> {
+    pub const fn begun_with(&self) -> Option<PreexistingBytes> {
         self.begun_with
     }
 
     /// Returns the measured run.
-    pub const fn measured(&self) -> &Measured {
+    pub const fn measured(&self) -> &MeasuredRun {
         &self.measured
     }
 
     /// Returns the memory that existed before the first event; `None` before the first report.
-    pub const fn older(&self) -> Option<Older> {
+    pub const fn older(&self) -> Option<PreexistingBytes> {
         self.older
     }
 
     /// Returns the replays, by plan.
-    pub fn replays(&self) -> &[Replay] {
+    pub fn replays(&self) -> &[PolicyReplay] {
         &self.replays
     }
 
@@ -229,7 +229,10 @@ impl DeviceRun {
                     self.step(now_ns, &Operation::GiveBack { address });
                     self.step(now_ns, &Operation::Complete { address });
                 }
-                self.step(now_ns, &Operation::Allocate { address, request: Request { bytes, stream, private_pool } });
+                self.step(
+                    now_ns,
+                    &Operation::Allocate { address, request: SimulatedRequest { bytes, stream, private_pool } },
+                );
             }
             TraceAction::FreeRequested => {
                 self.settle(now_ns, None);
@@ -262,7 +265,7 @@ impl DeviceRun {
             TraceAction::OutOfMemory => {
                 // The event's address field holds the free bytes of the driver.
                 self.report_capacity(address);
-                self.step(now_ns, &Operation::Refused(Request { bytes, stream, private_pool }));
+                self.step(now_ns, &Operation::Refused(SimulatedRequest { bytes, stream, private_pool }));
             }
             TraceAction::Snapshot | TraceAction::Other(_) => {}
         }
@@ -296,7 +299,7 @@ impl DeviceRun {
     fn report(&mut self, allocated_before: u64, allocated_bytes: u64, reserved_bytes: u64) {
         if self.older.is_none() {
             let reserved_bytes = reserved_bytes.saturating_add_signed(-self.seen_segment_bytes);
-            self.older = Some(Older { allocated_bytes: allocated_before, reserved_bytes });
+            self.older = Some(PreexistingBytes { allocated_bytes: allocated_before, reserved_bytes });
         }
         self.note(reserved_bytes, allocated_bytes);
     }

@@ -27,9 +27,9 @@ mod tests;
 use std::collections::BTreeMap;
 
 pub use self::caching::OWN_SEGMENT_BYTES;
-pub use self::feed::{DeviceRun, Measured, Older};
+pub use self::feed::{DeviceRun, MeasuredRun, PreexistingBytes};
 pub use self::meter::{Capacity, Meter};
-pub use self::replay::{Failure, Outcome, Replay};
+pub use self::replay::{PolicyReplay, PredictedFailure, ReplayOutcome};
 pub use self::settings::{LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
 pub use self::settings::{Settings, SettingsError};
 
@@ -48,10 +48,10 @@ pub enum Operation {
         /// Address in the program's run, which identifies the block until it is freed.
         address: u64,
         /// The request.
-        request: Request,
+        request: SimulatedRequest,
     },
     /// A request that was refused.
-    Refused(Request),
+    Refused(SimulatedRequest),
     /// The program frees a block, which another stream may still use.
     GiveBack {
         /// Address of the block.
@@ -87,7 +87,7 @@ pub enum Operation {
 
 /// A request for a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct SimulatedRequest {
     /// Requested size in bytes.
     pub bytes: u64,
     /// Stream of the request.
@@ -98,25 +98,25 @@ pub struct Request {
 
 /// Identifies a granted block within a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Handle(u32);
+pub struct BlockHandle(u32);
 
 /// A granted block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Granted {
+pub struct GrantedBlock {
     /// The block.
-    pub handle: Handle,
+    pub handle: BlockHandle,
     /// Whether the block came from the cache.
     pub is_hit: bool,
 }
 
 /// An allocation policy: divides the driver's memory among requests.
-pub trait Policy: Send + Sync + std::fmt::Debug {
+pub trait AllocationPolicy: Send + Sync + std::fmt::Debug {
     /// Allocates a block; returns `None` if the driver has no memory left.
-    fn allocate(&mut self, request: &Request) -> Option<Granted>;
-    /// Frees a block. Its memory can be reused after [`Policy::complete`].
-    fn give_back(&mut self, handle: Handle);
+    fn allocate(&mut self, request: &SimulatedRequest) -> Option<GrantedBlock>;
+    /// Frees a block. Its memory can be reused after [`AllocationPolicy::complete`].
+    fn give_back(&mut self, handle: BlockHandle);
     /// Marks a freed block as no longer used by any stream.
-    fn complete(&mut self, handle: Handle);
+    fn complete(&mut self, handle: BlockHandle);
     /// Releases all cached memory that can be released to the driver.
     fn empty_cache(&mut self);
     /// Records that the program's own allocator has or no longer has a segment at this address,
@@ -132,16 +132,16 @@ pub trait Policy: Send + Sync + std::fmt::Debug {
     fn free_bytes(&self) -> (u64, u64);
     /// Adopts the segments of the program's own allocator, if the policy creates segments of that
     /// kind. Returns the handles of the program's blocks by address.
-    fn take_over(&mut self, _segments: &[BookSegment]) -> Option<Vec<(u64, Handle)>> {
+    fn take_over(&mut self, _segments: &[BookSegment]) -> Option<Vec<(u64, BlockHandle)>> {
         None
     }
     /// Resets the counters; the current bytes become the peak.
     fn begin(&mut self);
     /// Returns a copy of the policy with its state.
-    fn copied(&self) -> Box<dyn Policy>;
+    fn copied(&self) -> Box<dyn AllocationPolicy>;
 }
 
-impl Clone for Box<dyn Policy> {
+impl Clone for Box<dyn AllocationPolicy> {
     fn clone(&self) -> Self {
         self.copied()
     }
@@ -149,16 +149,16 @@ impl Clone for Box<dyn Policy> {
 
 /// A policy to simulate.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Plan {
+pub enum PolicyPlan {
     /// PyTorch's allocator with these settings.
     PyTorch(Settings),
     /// Size classes below 1 MiB, direct driver allocations above.
     SizeClasses,
 }
 
-impl Plan {
+impl PolicyPlan {
     /// Creates the policy in its initial state.
-    pub fn policy(&self) -> Box<dyn Policy> {
+    pub fn policy(&self) -> Box<dyn AllocationPolicy> {
         match self {
             Self::PyTorch(settings) => Box::new(Caching::new(settings.clone())),
             Self::SizeClasses => Box::new(SizeClasses::default()),
@@ -176,27 +176,27 @@ impl Plan {
 }
 
 /// Key of an allocator: the process, its start of observation, and its number of the device.
-pub type Whose = (Tgid, u64, Ordinal);
+pub type SimulatedAllocatorKey = (Tgid, u64, Ordinal);
 
 /// Runs of all observed allocators, each with all plans.
 #[derive(Clone, Debug)]
 pub struct Simulations {
-    plans: Vec<Plan>,
+    plans: Vec<PolicyPlan>,
     /// Memory of a simulated card of another size, in bytes.
     capacity_bytes: Option<u64>,
-    runs: BTreeMap<Whose, DeviceRun>,
+    runs: BTreeMap<SimulatedAllocatorKey, DeviceRun>,
     /// Device of each allocator, by process and address of the allocator object.
     places: BTreeMap<(Tgid, u64, u64), Ordinal>,
 }
 
 impl Simulations {
     /// Creates simulations of these plans; on a card of another size, if one is given.
-    pub const fn new(plans: Vec<Plan>, capacity_bytes: Option<u64>) -> Self {
+    pub const fn new(plans: Vec<PolicyPlan>, capacity_bytes: Option<u64>) -> Self {
         Self { plans, capacity_bytes, runs: BTreeMap::new(), places: BTreeMap::new() }
     }
 
     /// Returns the plans, in the order of the outcomes.
-    pub fn plans(&self) -> &[Plan] {
+    pub fn plans(&self) -> &[PolicyPlan] {
         &self.plans
     }
 
@@ -206,12 +206,12 @@ impl Simulations {
     }
 
     /// Returns the runs by allocator.
-    pub const fn runs(&self) -> &BTreeMap<Whose, DeviceRun> {
+    pub const fn runs(&self) -> &BTreeMap<SimulatedAllocatorKey, DeviceRun> {
         &self.runs
     }
 
     /// Sets the memory that the driver has for an allocator, from the last reading.
-    pub fn set_capacity(&mut self, whose: Whose, capacity: Capacity) {
+    pub fn set_capacity(&mut self, whose: SimulatedAllocatorKey, capacity: Capacity) {
         if let Some(run) = self.runs.get_mut(&whose) {
             run.set_capacity(capacity);
         }
@@ -232,7 +232,7 @@ impl Simulations {
     /// allocator state.
     pub fn begin_with(
         &mut self,
-        whose: Whose,
+        whose: SimulatedAllocatorKey,
         books: &DeviceBooks,
         time_ns: u64,
         capacity: impl FnOnce(Ordinal) -> Capacity,
@@ -251,7 +251,7 @@ impl Simulations {
         if self.capacity_bytes.is_some() { CapacitySource::Caller } else { CapacitySource::Reading }
     }
 
-    fn run(&mut self, whose: Whose, capacity: impl FnOnce(Ordinal) -> Capacity) -> &mut DeviceRun {
+    fn run(&mut self, whose: SimulatedAllocatorKey, capacity: impl FnOnce(Ordinal) -> Capacity) -> &mut DeviceRun {
         let source = self.capacity_source();
         let Self { plans, runs, .. } = self;
         runs.entry(whose).or_insert_with(|| {

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use super::meter::{Capacity, Meter};
-use super::{Granted, Handle, Operation, Plan, Policy, Request};
+use super::{AllocationPolicy, BlockHandle, GrantedBlock, Operation, PolicyPlan, SimulatedRequest};
 use crate::input::books::{BookBlock, BookSegment, BookState};
 
 /// A request that a policy could not serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct PredictedFailure {
     /// Time: `CLOCK_BOOTTIME`, in nanoseconds.
     pub time_ns: u64,
     /// Requested bytes.
@@ -21,7 +21,7 @@ pub struct Failure {
 
 /// Result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ReplayOutcome {
     /// Counters of driver memory.
     pub meter: Meter,
     /// Requests served from the cache.
@@ -34,7 +34,7 @@ pub struct Outcome {
     pub granted_refused: u64,
     /// The first request that failed in the replay, but not in the program. The program would have
     /// continued differently, so later operations are not replayed.
-    pub failure: Option<Failure>,
+    pub failure: Option<PredictedFailure>,
     /// Size of the largest free block at the end, in bytes.
     pub largest_free_bytes: u64,
     /// Free bytes at the end.
@@ -43,19 +43,24 @@ pub struct Outcome {
 
 /// Replay of one policy.
 #[derive(Clone, Debug)]
-pub struct Replay {
-    policy: Box<dyn Policy>,
+pub struct PolicyReplay {
+    policy: Box<dyn AllocationPolicy>,
     /// Allocated and pending blocks by their address in the program's run.
-    blocks: HashMap<u64, Handle, foldhash::fast::FixedState>,
-    outcome: Outcome,
+    blocks: HashMap<u64, BlockHandle, foldhash::fast::FixedState>,
+    outcome: ReplayOutcome,
     /// The blocks from before the first event are not where this policy would have placed them.
     begins_otherwise: bool,
 }
 
-impl Replay {
+impl PolicyReplay {
     /// Creates a replay without operations.
-    pub fn new(plan: &Plan) -> Self {
-        Self { policy: plan.policy(), blocks: HashMap::default(), outcome: Outcome::default(), begins_otherwise: false }
+    pub fn new(plan: &PolicyPlan) -> Self {
+        Self {
+            policy: plan.policy(),
+            blocks: HashMap::default(),
+            outcome: ReplayOutcome::default(),
+            begins_otherwise: false,
+        }
     }
 
     /// Sets the memory that the driver has.
@@ -72,7 +77,7 @@ impl Replay {
             Operation::Allocate { address, request } => self.allocate(time_ns, address, &request),
             Operation::Refused(request) => {
                 let granted = self.policy.allocate(&request);
-                if let Some(Granted { handle, .. }) = granted {
+                if let Some(GrantedBlock { handle, .. }) = granted {
                     self.outcome.granted_refused += 1;
                     self.policy.give_back(handle);
                     self.policy.complete(handle);
@@ -121,21 +126,22 @@ impl Replay {
         if block.state == BookState::Inactive {
             return;
         }
-        let request = Request { bytes: block.requested_bytes, stream, private_pool };
+        let request = SimulatedRequest { bytes: block.requested_bytes, stream, private_pool };
         self.step(time_ns, &Operation::Allocate { address, request });
         if block.state == BookState::ActivePendingFree {
             self.step(time_ns, &Operation::GiveBack { address });
         }
     }
 
-    fn allocate(&mut self, time_ns: u64, address: u64, request: &Request) {
+    fn allocate(&mut self, time_ns: u64, address: u64, request: &SimulatedRequest) {
         if let Some(granted) = self.policy.allocate(request) {
             *(if granted.is_hit { &mut self.outcome.hits } else { &mut self.outcome.misses }) += 1;
             self.blocks.insert(address, granted.handle);
             return;
         }
         let &Meter { reserved_bytes, allocated_bytes, .. } = self.policy.meter();
-        self.outcome.failure = Some(Failure { time_ns, bytes: request.bytes, reserved_bytes, allocated_bytes });
+        self.outcome.failure =
+            Some(PredictedFailure { time_ns, bytes: request.bytes, reserved_bytes, allocated_bytes });
     }
 
     /// Returns whether the first blocks are not where this policy would have placed them, so that
@@ -145,8 +151,8 @@ impl Replay {
     }
 
     /// Returns the result so far.
-    pub fn outcome(&self) -> Outcome {
+    pub fn outcome(&self) -> ReplayOutcome {
         let (largest_free_bytes, free_bytes) = self.policy.free_bytes();
-        Outcome { meter: *self.policy.meter(), largest_free_bytes, free_bytes, ..self.outcome }
+        ReplayOutcome { meter: *self.policy.meter(), largest_free_bytes, free_bytes, ..self.outcome }
     }
 }

@@ -10,7 +10,7 @@ use super::meter::Capacity;
 pub(super) const LEAST_BYTES: u64 = 512;
 /// `kSmallBuffer`: size of a segment of the small pool, and granule of larger segments.
 pub const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
-/// `kLargeBuffer`: size of a segment that requests below [`OWN_SEGMENT_BYTES`] share.
+/// `kLargeBuffer`: size of a segment that requests below [`super::caching::OWN_SEGMENT_BYTES`] share.
 pub const LARGE_SEGMENT_BYTES: u64 = 20 << 20;
 
 const MIB: u64 = 1 << 20;

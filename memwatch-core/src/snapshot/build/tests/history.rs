@@ -6,19 +6,19 @@ use proptest::prelude::*;
 use super::history;
 use crate::allocators::TensorLedger;
 use crate::allocators::pytorch::LineAction;
-use crate::allocators::pytorch::tests::naive::{Naive, Use};
+use crate::allocators::pytorch::tests::naive::{BlockUse, NaiveAllocator};
 use crate::decode::{StackRef, TensorEvent};
 use crate::snapshot::{DeviceHistory, MemoryHistory};
 use crate::words::{Tgid, Tid};
 
 /// Memory at a moment: segments by address with their ends, and blocks with their requested bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Memory {
+struct ViewerMemory {
     segments: BTreeMap<u64, u64>,
     blocks: BTreeMap<u64, u64>,
 }
 
-impl Memory {
+impl ViewerMemory {
     fn now(device: &DeviceHistory) -> Self {
         let mut memory = Self::default();
         for segment in &device.segments {
@@ -71,18 +71,18 @@ impl Memory {
     }
 }
 
-struct Pair {
-    naive: Naive,
+struct FollowedHistory {
+    naive: NaiveAllocator,
     ledger: TensorLedger,
     time_ns: u64,
 }
 
-impl Pair {
+impl FollowedHistory {
     fn new(is_expandable: bool, from_start: bool) -> Self {
         let mut ledger = TensorLedger::default();
         ledger.begin(from_start, &[]);
         ledger.keep_history(100_000);
-        Self { naive: Naive::new(0, is_expandable), ledger, time_ns: 0 }
+        Self { naive: NaiveAllocator::new(0, is_expandable), ledger, time_ns: 0 }
     }
 
     fn step(&mut self, (what, amount): (u8, u32), is_seen: bool) {
@@ -117,18 +117,18 @@ proptest! {
 
     #[test]
     fn undone_to_the_start_there_is_nothing(steps in vec(any::<(u8, u32)>(), 1..120), expandable: bool) {
-        let mut reported = Pair::new(expandable, true);
+        let mut reported = FollowedHistory::new(expandable, true);
         for step in steps {
             reported.step(step, true);
         }
         for device in &reported.history().devices {
             prop_assert_eq!(device.cut, 0);
-            let mut memory = Memory::now(device);
-            let used = reported.naive.blocks().filter(|block| block.used != Use::Free);
+            let mut memory = ViewerMemory::now(device);
+            let used = reported.naive.blocks().filter(|block| block.used != BlockUse::Free);
             let there: BTreeMap<u64, u64> = used.map(|block| (block.address, block.requested)).collect();
             prop_assert_eq!(&memory.blocks, &there);
             memory.undo(device);
-            prop_assert_eq!(memory, Memory::default());
+            prop_assert_eq!(memory, ViewerMemory::default());
         }
     }
 
@@ -136,19 +136,19 @@ proptest! {
     fn attached_in_the_middle_every_line_can_be_undone(
         steps in vec(any::<(u8, u32)>(), 1..160), expandable: bool, late in 0_usize..80, limit in 1_usize..200
     ) {
-        let mut reported = Pair::new(expandable, false);
+        let mut reported = FollowedHistory::new(expandable, false);
         reported.ledger.keep_history(limit);
         for (index, step) in steps.into_iter().enumerate() {
             reported.step(step, index >= late);
         }
         for device in &reported.history().devices {
-            Memory::now(device).undo(device);
+            ViewerMemory::now(device).undo(device);
         }
     }
 
     #[test]
     fn after_a_loss_every_line_that_is_left_can_be_undone(steps in vec(any::<(u8, u32)>(), 1..160), lost in 0_usize..80) {
-        let mut reported = Pair::new(false, true);
+        let mut reported = FollowedHistory::new(false, true);
         for (index, step) in steps.into_iter().enumerate() {
             reported.step(step, index != lost);
             if index == lost {
@@ -156,7 +156,7 @@ proptest! {
             }
         }
         for device in &reported.history().devices {
-            Memory::now(device).undo(device);
+            ViewerMemory::now(device).undo(device);
         }
     }
 }

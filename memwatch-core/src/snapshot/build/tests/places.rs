@@ -1,7 +1,7 @@
 use memwatch_common::tensor::{FLAG_COPY_LOST, FLAG_COPY_OVER_BUDGET};
 
 use super::*;
-use crate::allocators::pytorch::tests::naive::Naive;
+use crate::allocators::pytorch::tests::naive::NaiveAllocator;
 use crate::decode::{TensorChange, TensorEvent};
 use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
 use crate::stack::{PythonFrame, PythonStack};
@@ -116,10 +116,10 @@ fn native_stacks_stand_with_those_of_python_and_are_counted_by_what_ended_them()
 /// Returns an allocator's reports of these grants, each with its stack. The first `given_back`
 /// grants are freed again.
 fn granted(grants: &[(u64, StackRef)], given_back: usize) -> TensorLedger {
-    let mut naive = Naive::new(0, false);
+    let mut naive = NaiveAllocator::new(0, false);
     let mut ledger = TensorLedger::default();
     ledger.begin(true, &[]);
-    let mut report = |naive: &mut Naive, stack| {
+    let mut report = |naive: &mut NaiveAllocator, stack| {
         for (tid, what) in std::mem::take(&mut naive.reported) {
             ledger.apply(&TensorEvent::made((Tgid(1), tid), 1, stack, what));
         }

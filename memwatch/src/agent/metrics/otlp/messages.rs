@@ -6,7 +6,7 @@
 
 /// `ExportMetricsServiceRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct Request {
+pub(crate) struct ExportRequest {
     #[prost(message, repeated, tag = "1")]
     pub(crate) resource_metrics: Vec<ResourceMetrics>,
 }
@@ -47,14 +47,14 @@ pub(crate) struct Resource {
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ScopeMetrics {
     #[prost(message, optional, tag = "1")]
-    pub(crate) scope: Option<Scope>,
+    pub(crate) scope: Option<InstrumentationScope>,
     #[prost(message, repeated, tag = "2")]
     pub(crate) metrics: Vec<Metric>,
 }
 
 /// `InstrumentationScope`: the instrumented part of a program.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct Scope {
+pub(crate) struct InstrumentationScope {
     #[prost(string, tag = "1")]
     pub(crate) name: String,
     #[prost(string, tag = "2")]
@@ -83,21 +83,21 @@ pub(crate) enum Points {
     Gauge(Gauge),
     /// A sum, used for counters.
     #[prost(message, tag = "7")]
-    Sum(Sum),
+    Sum(CumulativeSum),
 }
 
 /// `Gauge`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Gauge {
     #[prost(message, repeated, tag = "1")]
-    pub(crate) data_points: Vec<Point>,
+    pub(crate) data_points: Vec<NumberDataPoint>,
 }
 
-/// `Sum`.
+/// `CumulativeSum`.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct Sum {
+pub(crate) struct CumulativeSum {
     #[prost(message, repeated, tag = "1")]
-    pub(crate) data_points: Vec<Point>,
+    pub(crate) data_points: Vec<NumberDataPoint>,
     #[prost(enumeration = "Temporality", tag = "2")]
     pub(crate) temporality: i32,
     #[prost(bool, tag = "3")]
@@ -117,7 +117,7 @@ pub(crate) enum Temporality {
 
 /// `NumberDataPoint`: the value of one series.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct Point {
+pub(crate) struct NumberDataPoint {
     #[prost(message, repeated, tag = "7")]
     pub(crate) attributes: Vec<KeyValue>,
     /// Start of the counting in nanoseconds since 1970; 0 for a gauge.
@@ -126,13 +126,13 @@ pub(crate) struct Point {
     /// Time of the value in nanoseconds since 1970.
     #[prost(fixed64, tag = "3")]
     pub(crate) time_unix_nano: u64,
-    #[prost(oneof = "Value", tags = "4, 6")]
-    pub(crate) value: Option<Value>,
+    #[prost(oneof = "DataPointValue", tags = "4, 6")]
+    pub(crate) value: Option<DataPointValue>,
 }
 
 /// `NumberDataPoint.value`.
 #[derive(Clone, Copy, PartialEq, prost::Oneof)]
-pub(crate) enum Value {
+pub(crate) enum DataPointValue {
     #[prost(double, tag = "4")]
     Double(f64),
     #[prost(sfixed64, tag = "6")]

@@ -10,37 +10,41 @@ pub(crate) mod requests;
 
 use std::collections::HashMap;
 
-use self::messages::{Gauge, KeyValue, Metric, Point, Points, Sum, Temporality, Value};
-use super::Facts;
-use super::families::{AGENT_CONTRADICTIONS, AGENT_HISTORY_FAILURES, AGENT_PUSH_FAILURES, Family, Kind, OWN_CPU};
-use super::samples::{Number, Samples};
+use self::messages::{CumulativeSum, DataPointValue, Gauge, KeyValue, Metric, NumberDataPoint, Points, Temporality};
+use super::MetricsInput;
+use super::families::{
+    AGENT_CONTRADICTIONS, AGENT_HISTORY_FAILURES, AGENT_PUSH_FAILURES, MetricFamily, MetricKind, OWN_CPU,
+};
+use super::samples::{MetricSink, Number};
 
 /// Counters that start with the agent's process. All others start with its session, which may be
 /// older.
-const OF_THE_PROCESS: [&Family; 4] = [&OWN_CPU, &AGENT_HISTORY_FAILURES, &AGENT_PUSH_FAILURES, &AGENT_CONTRADICTIONS];
+const OF_THE_PROCESS: [&MetricFamily; 4] =
+    [&OWN_CPU, &AGENT_HISTORY_FAILURES, &AGENT_PUSH_FAILURES, &AGENT_CONTRADICTIONS];
 
 /// State of the counters between collections.
 #[derive(Debug, Default)]
-pub(crate) struct Series {
-    counters: HashMap<String, Counter>,
+pub(crate) struct CounterStates {
+    counters: HashMap<String, CounterState>,
     /// Time of the last collection.
     collected_ns: Option<u64>,
 }
 
 /// State of one counter series. Times are nanoseconds since 1970.
 #[derive(Clone, Copy, Debug)]
-struct Counter {
+struct CounterState {
     start_ns: u64,
     value: f64,
     collected_ns: u64,
 }
 
-impl Series {
+impl CounterStates {
     /// Returns the start time of a counter's value. A new or restarted counter starts at the last
     /// collection.
     fn start(&mut self, key: String, value: f64, begin_ns: u64, now_ns: u64) -> u64 {
         let since_last = self.collected_ns.unwrap_or(begin_ns).max(begin_ns).min(now_ns);
-        let counter = self.counters.entry(key).or_insert(Counter { start_ns: since_last, value, collected_ns: now_ns });
+        let counter =
+            self.counters.entry(key).or_insert(CounterState { start_ns: since_last, value, collected_ns: now_ns });
         if value < counter.value {
             counter.start_ns = since_last;
         }
@@ -56,7 +60,7 @@ impl Series {
 
 /// Metrics of one snapshot during collection.
 pub(super) struct Collection<'a> {
-    series: &'a mut Series,
+    series: &'a mut CounterStates,
     now_ns: u64,
     watch_ns: u64,
     process_ns: u64,
@@ -65,7 +69,7 @@ pub(super) struct Collection<'a> {
 
 impl<'a> Collection<'a> {
     /// Begins a collection.
-    pub(super) fn begin(series: &'a mut Series, facts: &Facts<'_>) -> Self {
+    pub(super) fn begin(series: &'a mut CounterStates, facts: &MetricsInput<'_>) -> Self {
         let unix = |boottime_ns: u64| {
             u64::try_from(facts.boottime_to_unix_ns.saturating_add(boottime_ns.into())).unwrap_or_default()
         };
@@ -81,16 +85,16 @@ impl<'a> Collection<'a> {
     }
 }
 
-impl Samples for Collection<'_> {
-    fn head(&mut self, family: &Family) {
-        let Family { name, kind, unit, help, .. } = family;
+impl MetricSink for Collection<'_> {
+    fn head(&mut self, family: &MetricFamily) {
+        let MetricFamily { name, kind, unit, help, .. } = family;
         let (suffix, points) = match kind {
-            Kind::Gauge => ("", Points::Gauge(Gauge::default())),
+            MetricKind::Gauge => ("", Points::Gauge(Gauge::default())),
             // OTLP has no info metrics, so they become gauges.
-            Kind::Facts => (kind.suffix(), Points::Gauge(Gauge::default())),
-            Kind::Counter => {
+            MetricKind::Facts => (kind.suffix(), Points::Gauge(Gauge::default())),
+            MetricKind::Counter => {
                 let temporality = Temporality::Cumulative.into();
-                ("", Points::Sum(Sum { data_points: Vec::new(), temporality, is_monotonic: true }))
+                ("", Points::Sum(CumulativeSum { data_points: Vec::new(), temporality, is_monotonic: true }))
             }
         };
         let unit = match *unit {
@@ -106,11 +110,11 @@ impl Samples for Collection<'_> {
         });
     }
 
-    fn sample(&mut self, family: &Family, values: &[&str], number: Number) {
+    fn sample(&mut self, family: &MetricFamily, values: &[&str], number: Number) {
         let labels = family.labels.iter().zip(values).filter(|(_, value)| !value.is_empty());
         let attributes = labels.map(|(label, value)| KeyValue::new(*label, *value)).collect();
         let value = value(number);
-        let start_time_unix_nano = if family.kind == Kind::Counter {
+        let start_time_unix_nano = if family.kind == MetricKind::Counter {
             let begin_ns =
                 if OF_THE_PROCESS.iter().any(|own| own.name == family.name) { self.process_ns } else { self.watch_ns };
             let key = [&[family.name], values].concat().join("\0");
@@ -118,7 +122,8 @@ impl Samples for Collection<'_> {
         } else {
             0
         };
-        let point = Point { attributes, start_time_unix_nano, time_unix_nano: self.now_ns, value: Some(value) };
+        let point =
+            NumberDataPoint { attributes, start_time_unix_nano, time_unix_nano: self.now_ns, value: Some(value) };
         match self.metrics.last_mut().and_then(|metric| metric.points.as_mut()) {
             Some(Points::Gauge(gauge)) => gauge.data_points.push(point),
             Some(Points::Sum(sum)) => sum.data_points.push(point),
@@ -127,22 +132,22 @@ impl Samples for Collection<'_> {
     }
 }
 
-fn value(number: Number) -> Value {
+fn value(number: Number) -> DataPointValue {
     match number {
-        Number::Whole(number) => Value::Int(i64::try_from(number).unwrap_or(i64::MAX)),
-        Number::Signed(number) => Value::Int(number),
-        Number::Real(number) => Value::Double(number),
+        Number::Whole(number) => DataPointValue::Int(i64::try_from(number).unwrap_or(i64::MAX)),
+        Number::Signed(number) => DataPointValue::Int(number),
+        Number::Real(number) => DataPointValue::Double(number),
     }
 }
 
-fn as_double(value: Value) -> f64 {
+fn as_double(value: DataPointValue) -> f64 {
     #[expect(
         clippy::cast_precision_loss,
         reason = "it is compared with what it was: a counter that begins again is much smaller"
     )]
     match value {
-        Value::Int(number) => number as f64,
-        Value::Double(number) => number,
+        DataPointValue::Int(number) => number as f64,
+        DataPointValue::Double(number) => number,
     }
 }
 

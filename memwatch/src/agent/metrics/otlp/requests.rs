@@ -2,7 +2,9 @@
 
 use prost::Message as _;
 
-use super::messages::{KeyValue, Metric, Points, Request, Resource, ResourceMetrics, Scope, ScopeMetrics};
+use super::messages::{
+    ExportRequest, InstrumentationScope, KeyValue, Metric, Points, Resource, ResourceMetrics, ScopeMetrics,
+};
 
 /// Maximum size of a request's points in bytes. gRPC receivers accept messages of 4 MiB by default.
 const REQUEST_BYTES: usize = 2 << 20;
@@ -73,7 +75,7 @@ fn decoded(text: &str) -> Option<String> {
 
 /// Splits metrics into requests of a limited size. A metric with many series may span several
 /// requests.
-pub(crate) fn requests(metrics: Vec<Metric>, reporter: &Reporter) -> Vec<Request> {
+pub(crate) fn requests(metrics: Vec<Metric>, reporter: &Reporter) -> Vec<ExportRequest> {
     let (mut parts, mut part, mut bytes) = (Vec::new(), Vec::new(), 0);
     for mut metric in metrics {
         let points = metric.points.as_mut().map(points_mut).map(std::mem::take).unwrap_or_default();
@@ -95,16 +97,16 @@ pub(crate) fn requests(metrics: Vec<Metric>, reporter: &Reporter) -> Vec<Request
     parts.into_iter().map(|metrics| request(metrics, reporter)).collect()
 }
 
-fn points_mut(points: &mut Points) -> &mut Vec<super::messages::Point> {
+fn points_mut(points: &mut Points) -> &mut Vec<super::messages::NumberDataPoint> {
     match points {
         Points::Gauge(gauge) => &mut gauge.data_points,
         Points::Sum(sum) => &mut sum.data_points,
     }
 }
 
-fn request(metrics: Vec<Metric>, Reporter(attributes): &Reporter) -> Request {
+fn request(metrics: Vec<Metric>, Reporter(attributes): &Reporter) -> ExportRequest {
     let attributes = attributes.iter().map(|(key, value)| KeyValue::new(key, value)).collect();
-    let scope = Scope { name: "memwatch".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
+    let scope = InstrumentationScope { name: "memwatch".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
     let scope_metrics = vec![ScopeMetrics { scope: Some(scope), metrics }];
-    Request { resource_metrics: vec![ResourceMetrics { resource: Some(Resource { attributes }), scope_metrics }] }
+    ExportRequest { resource_metrics: vec![ResourceMetrics { resource: Some(Resource { attributes }), scope_metrics }] }
 }

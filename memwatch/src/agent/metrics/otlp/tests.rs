@@ -2,15 +2,15 @@ use std::collections::BTreeMap;
 
 use prost::Message as _;
 
-use super::messages::Request;
+use super::messages::ExportRequest;
 use super::requests::{Reporter, requests};
 use super::*;
 use crate::agent::metrics::families::ALL;
 use crate::agent::metrics::tests::{facts, node, node_with_a_dead};
-use crate::agent::metrics::{Form, Metrics};
+use crate::agent::metrics::{ExpositionFormat, Metrics};
 use crate::render::fixture;
 
-fn points(metric: &Metric) -> &[Point] {
+fn points(metric: &Metric) -> &[NumberDataPoint] {
     match metric.points.as_ref().expect("it is of a kind") {
         Points::Gauge(gauge) => &gauge.data_points,
         Points::Sum(sum) => &sum.data_points,
@@ -56,8 +56,8 @@ fn pushed(metrics: &[Metric]) -> BTreeMap<String, f64> {
 fn what_is_pushed_is_what_is_scraped() {
     let snapshot = node_with_a_dead();
     let facts = facts(&snapshot);
-    let metrics = Metrics::new(2).messages(&facts, &mut Series::default());
-    let expected = scraped(&Metrics::new(2).text(&facts, Form::Plain));
+    let metrics = Metrics::new(2).messages(&facts, &mut CounterStates::default());
+    let expected = scraped(&Metrics::new(2).text(&facts, ExpositionFormat::Plain));
     assert_eq!(pushed(&metrics), expected);
     assert_eq!(metrics.len(), ALL.len(), "each family has an example");
     let of = |name: &str| metrics.iter().find(|metric| metric.name == name).expect("it is there");
@@ -67,7 +67,7 @@ fn what_is_pushed_is_what_is_scraped() {
 
 #[test]
 fn a_counter_has_a_start_that_stays_until_it_begins_again() {
-    let mut series = Series::default();
+    let mut series = CounterStates::default();
     let mut start = |key: &str, value: f64, now: u64| series.start(key.to_owned(), value, 10, now);
     assert_eq!((start("a", 5.0, 100), start("b", 1.0, 100)), (10, 10));
     series.end(100);
@@ -87,7 +87,7 @@ fn counters_begin_with_the_watch_and_the_agents_own_with_its_process() {
     let unix = |boottime_ns: u64| {
         u64::try_from(fixture::clock().boottime_to_unix_ns + i128::from(boottime_ns)).expect("after 1970")
     };
-    let metrics = Metrics::new(0).messages(&facts, &mut Series::default());
+    let metrics = Metrics::new(0).messages(&facts, &mut CounterStates::default());
     let mut sums = 0;
     for metric in &metrics {
         let start_ns = match &metric.points {
@@ -104,16 +104,16 @@ fn counters_begin_with_the_watch_and_the_agents_own_with_its_process() {
             assert_eq!((point.start_time_unix_nano, point.time_unix_nano), (start_ns, unix(snapshot.time_ns)));
         }
     }
-    assert_eq!(sums, ALL.iter().filter(|family| family.kind == Kind::Counter).count());
+    assert_eq!(sums, ALL.iter().filter(|family| family.kind == MetricKind::Counter).count());
 }
 
 #[test]
 fn many_series_are_in_several_requests_that_have_each_once() {
     let many = |name: &str, count: u64| {
-        let point = |number| Point {
+        let point = |number| NumberDataPoint {
             attributes: vec![KeyValue::new("unit", format!("{number}{}", "x".repeat(250)))],
-            value: Some(Value::Int(7)),
-            ..Point::default()
+            value: Some(DataPointValue::Int(7)),
+            ..NumberDataPoint::default()
         };
         let points = Some(Points::Gauge(Gauge { data_points: (0..count).map(point).collect() }));
         Metric { name: name.to_owned(), points, ..Metric::default() }
@@ -123,7 +123,7 @@ fn many_series_are_in_several_requests_that_have_each_once() {
     assert!(all.len() > 2 && all.iter().all(|request| request.encoded_len() < 4 << 20), "{}", all.len());
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for request in &all {
-        let read = Request::decode(&*request.encode_to_vec()).expect("it is whole");
+        let read = ExportRequest::decode(&*request.encode_to_vec()).expect("it is whole");
         let [part] = &read.resource_metrics[..] else { panic!("one reporter") };
         assert!(part.resource.is_some());
         for metric in part.scope_metrics.iter().flat_map(|scope| &scope.metrics) {

@@ -6,7 +6,7 @@ use super::*;
 use crate::agent::metrics::tests::{on, workload};
 use crate::render::fixture::{self, UUID_0, UUID_1};
 
-const ALLOCATIONS: Count = (Counted::Allocations, "device");
+const ALLOCATIONS: CounterKey = (CounterQuantity::Allocations, "device");
 
 /// Returns a node with this number of workloads, the later ones larger.
 fn crowd(number: u64) -> Snapshot {
@@ -19,42 +19,42 @@ fn counted(workload: &mut WorkloadView, allocations: u64) {
     workload.gpus[0].kinds.values_mut().for_each(|kind| kind.allocations = allocations);
 }
 
-struct Node {
+struct ScrapedNode {
     gpus: Gpus,
-    workloads: Workloads,
+    workloads: WorkloadSeries,
 }
 
-impl Node {
+impl ScrapedNode {
     fn new() -> Self {
-        Self { gpus: Gpus::default(), workloads: Workloads::default() }
+        Self { gpus: Gpus::default(), workloads: WorkloadSeries::default() }
     }
 
-    fn see(&mut self, snapshot: &Snapshot) -> BTreeMap<Labels, Row> {
+    fn see(&mut self, snapshot: &Snapshot) -> BTreeMap<WorkloadLabels, WorkloadRow> {
         self.gpus.update(snapshot);
         self.workloads.update(snapshot, &self.gpus);
         self.workloads.rows().map(|(labels, row)| (labels.clone(), row.clone())).collect()
     }
 }
 
-fn others(rows: &BTreeMap<Labels, Row>) -> Vec<&Row> {
+fn others(rows: &BTreeMap<WorkloadLabels, WorkloadRow>) -> Vec<&WorkloadRow> {
     rows.iter().filter(|(labels, _)| labels[2] == OTHER).map(|(_, row)| row).collect()
 }
 
-fn pod<'a>(rows: &'a BTreeMap<Labels, Row>, name: &str) -> Option<&'a Row> {
+fn pod<'a>(rows: &'a BTreeMap<WorkloadLabels, WorkloadRow>, name: &str) -> Option<&'a WorkloadRow> {
     rows.iter().find(|(labels, _)| labels[4] == name).map(|(_, row)| row)
 }
 
-fn total(rows: &BTreeMap<Labels, Row>) -> u64 {
+fn total(rows: &BTreeMap<WorkloadLabels, WorkloadRow>) -> u64 {
     rows.values().filter_map(|row| row.counts.get(&ALLOCATIONS)).sum()
 }
 
 #[test]
 fn the_smallest_of_three_hundred_are_summed_and_nothing_is_lost() {
-    let mut node = Node::new();
+    let mut node = ScrapedNode::new();
     let rows = node.see(&crowd(300));
     assert_eq!((rows.len(), node.workloads.suppressed()), (OWN_SERIES + 1, 100));
     let [other] = others(&rows)[..] else { panic!("one sum: {rows:#?}") };
-    let live = |row: &Row| row.live_bytes["device"];
+    let live = |row: &WorkloadRow| row.live_bytes["device"];
     assert_eq!(live(other), (1..=100).map(|one| one << 20).sum::<u64>());
     assert_eq!(rows.values().map(live).sum::<u64>(), (1..=300).map(|one| one << 20).sum::<u64>());
     assert_eq!((other.processes, other.counts[&ALLOCATIONS], total(&rows)), (Some(200), 1000, 3000));
@@ -70,11 +70,11 @@ fn a_user_with_many_large_workloads_takes_nobody_else_s_series() {
     small.uids = [Some(other)].into();
     let mut late = snapshot.clone();
     snapshot.workloads.push(small);
-    let mut node = Node::new();
+    let mut node = ScrapedNode::new();
     assert!(pod(&node.see(&snapshot), "small").is_some(), "among as many as there are series");
     assert!(pod(&node.see(&snapshot), "small").is_some());
 
-    let mut node = Node::new();
+    let mut node = ScrapedNode::new();
     assert!(pod(&node.see(&late), "small").is_none());
     late.workloads.push(snapshot.workloads[300].clone());
     let rows = node.see(&late);
@@ -88,14 +88,14 @@ fn the_sum_is_by_gpu() {
     for workload in snapshot.workloads.iter_mut().take(50) {
         workload.gpus = vec![on(UUID_1, 1)];
     }
-    let mut node = Node::new();
+    let mut node = ScrapedNode::new();
     let rows = node.see(&snapshot);
     assert_eq!(others(&rows).iter().map(|row| row.processes).collect::<Vec<_>>(), [Some(100), Some(100)]);
 }
 
 #[test]
 fn a_place_is_kept_until_somebody_is_more_than_twice_as_large() {
-    let mut node = Node::new();
+    let mut node = ScrapedNode::new();
     let mut snapshot = crowd(201);
     snapshot.workloads.iter_mut().for_each(|workload| workload.gpus = vec![on(UUID_0, 1 << 30)]);
     let rows = node.see(&snapshot);
@@ -110,10 +110,10 @@ fn a_place_is_kept_until_somebody_is_more_than_twice_as_large() {
 
 #[test]
 fn what_a_pair_counts_is_credited_to_where_it_stands() {
-    let mut node = Node::new();
+    let mut node = ScrapedNode::new();
     let mut snapshot = crowd(201);
     counted(&mut snapshot.workloads[0], 100);
-    let other = |rows: &BTreeMap<Labels, Row>| others(rows)[0].counts[&ALLOCATIONS];
+    let other = |rows: &BTreeMap<WorkloadLabels, WorkloadRow>| others(rows)[0].counts[&ALLOCATIONS];
     assert_eq!(other(&node.see(&snapshot)), 100);
     // The pair gets its own series, which count from here on.
     snapshot.workloads[0].gpus = vec![on(UUID_0, 1 << 40)];
@@ -131,11 +131,12 @@ fn what_a_pair_counts_is_credited_to_where_it_stands() {
 
 #[test]
 fn no_counter_goes_back_and_all_together_count_everything_once_whatever_changes() {
-    let mut node = Node::new();
+    let mut node = ScrapedNode::new();
     let mut snapshot = crowd(260);
-    let count = |row: &Row| row.counts.get(&ALLOCATIONS).copied().unwrap_or_default();
+    let count = |row: &WorkloadRow| row.counts.get(&ALLOCATIONS).copied().unwrap_or_default();
     let first = node.see(&snapshot);
-    let mut before: BTreeMap<Labels, u64> = first.iter().map(|(labels, row)| (labels.clone(), count(row))).collect();
+    let mut before: BTreeMap<WorkloadLabels, u64> =
+        first.iter().map(|(labels, row)| (labels.clone(), count(row))).collect();
     let (mut state, mut counted_in_all) = (7_u64, 2600);
     assert_eq!(total(&first), counted_in_all);
     for _ in 0..60 {
@@ -168,8 +169,8 @@ fn two_workloads_with_the_same_labels_are_summed_and_the_end_of_one_takes_nothin
     snapshot.workloads.push(twin);
     counted(&mut snapshot.workloads[0], 50);
     counted(&mut snapshot.workloads[1], 20);
-    let mut node = Node::new();
-    let count = |rows: BTreeMap<Labels, Row>| pod(&rows, "pod-000").map(|row| row.counts[&ALLOCATIONS]);
+    let mut node = ScrapedNode::new();
+    let count = |rows: BTreeMap<WorkloadLabels, WorkloadRow>| pod(&rows, "pod-000").map(|row| row.counts[&ALLOCATIONS]);
     assert_eq!(count(node.see(&snapshot)), Some(70));
     counted(&mut snapshot.workloads[1], 25);
     snapshot.workloads.remove(0);
@@ -181,7 +182,7 @@ fn two_workloads_with_the_same_labels_are_summed_and_the_end_of_one_takes_nothin
 
 #[test]
 fn a_workload_has_series_for_five_minutes_after_its_end() {
-    let mut node = Node::new();
+    let mut node = ScrapedNode::new();
     let mut snapshot = crowd(2);
     snapshot.workloads[1].ended_ns = Some(snapshot.time_ns);
     assert_eq!(node.see(&snapshot).len(), 2);
@@ -193,7 +194,7 @@ fn a_workload_has_series_for_five_minutes_after_its_end() {
 
 #[test]
 fn before_nvml_is_asked_no_workload_has_series() {
-    let mut node = Node::new();
+    let mut node = ScrapedNode::new();
     let mut snapshot = crowd(2);
     snapshot.nvml = NvmlState::Starting;
     assert!(node.see(&snapshot).is_empty());
@@ -201,9 +202,9 @@ fn before_nvml_is_asked_no_workload_has_series() {
 
 #[test]
 fn labels_outlast_nvml() {
-    let mut node = Node::new();
+    let mut node = ScrapedNode::new();
     let mut snapshot = crowd(2);
-    let labels = |rows: BTreeMap<Labels, Row>| rows.into_keys().collect::<Vec<_>>();
+    let labels = |rows: BTreeMap<WorkloadLabels, WorkloadRow>| rows.into_keys().collect::<Vec<_>>();
     let before = labels(node.see(&snapshot));
     snapshot.gpus.clear();
     snapshot.nvml = NvmlState::Unavailable(String::new());

@@ -13,7 +13,7 @@ use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 /// Driver versions with longer entries in the current lists than declared: from 535.43 up to, not
 /// including, 535.104.05. Everything after the first entry is garbage, and with enough processes
 /// they write past the end.
-const GARBLED: (Version, Version) = ((535, 43), (535, 104));
+const GARBLED: (NvmlDriverVersion, NvmlDriverVersion) = ((535, 43), (535, 104));
 /// Number of retries if a list has grown since it was counted.
 const TRIES: usize = 4;
 /// Maximum entries of a list; the driver's lists end after 950 processes (open-gpu-kernel-modules
@@ -21,10 +21,10 @@ const TRIES: usize = 4;
 const MOST_PROCESSES: usize = 1024;
 
 /// First two numbers of a driver version.
-pub(crate) type Version = (u32, u32);
+pub(crate) type NvmlDriverVersion = (u32, u32);
 
 /// Parses a driver version; `None` if it has anything but numbers and dots.
-pub(crate) fn version(text: &str) -> Option<Version> {
+pub(crate) fn version(text: &str) -> Option<NvmlDriverVersion> {
     let mut numbers = text.split('.');
     let version = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
     numbers.all(|number| number.parse::<u32>().is_ok()).then_some(version)
@@ -48,13 +48,13 @@ impl Lists {
 }
 
 /// One of NVML's process lists.
-type List = fn(&Device<'_>) -> Result<Vec<ProcessInfo>, NvmlError>;
+type ProcessListQuery = fn(&Device<'_>) -> Result<Vec<ProcessInfo>, NvmlError>;
 
 /// Returns all processes with memory on a device; `None` if there is no complete list.
 ///
 /// A process in several lists has the same bytes in each, so they are not added.
 pub(crate) fn read(device: &Device<'_>, lists: Lists) -> Option<Vec<ProcessUse>> {
-    let [compute, graphics, mps]: [List; 3] = match lists {
+    let [compute, graphics, mps]: [ProcessListQuery; 3] = match lists {
         Lists::Present => [
             |device| device.running_compute_processes(),
             |device| device.running_graphics_processes(),
@@ -81,13 +81,13 @@ fn entries(list: Vec<ProcessInfo>) -> impl Iterator<Item = (u32, UsedGpuMemory)>
 
 /// A process, merged from the lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Entry {
+struct ProcessListEntry {
     used_bytes: Option<u64>,
     mps_client: bool,
 }
 
 #[derive(Debug, Default)]
-struct Union(BTreeMap<u32, Entry>);
+struct Union(BTreeMap<u32, ProcessListEntry>);
 
 impl Union {
     fn add(&mut self, list: impl IntoIterator<Item = (u32, UsedGpuMemory)>, mps_client: bool) {
@@ -103,8 +103,11 @@ impl Union {
     }
 
     fn processes(self) -> Vec<ProcessUse> {
-        let process =
-            |(tgid, Entry { used_bytes, mps_client })| ProcessUse { tgid: Tgid(tgid), used_bytes, mps_client };
+        let process = |(tgid, ProcessListEntry { used_bytes, mps_client })| ProcessUse {
+            tgid: Tgid(tgid),
+            used_bytes,
+            mps_client,
+        };
         self.0.into_iter().map(process).collect()
     }
 }

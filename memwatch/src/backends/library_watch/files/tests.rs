@@ -6,11 +6,11 @@ use crate::sources::library::LibraryScan;
 use crate::sources::library::limits::{MOST_IN_ALL, MOST_OF_OWNER};
 
 /// A machine with files that have the library's name, and processes that map them.
-struct Machine {
+struct MappedFilesMachine {
     directory: tempfile::TempDir,
 }
 
-impl Machine {
+impl MappedFilesMachine {
     fn new() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         std::fs::create_dir_all(directory.path().join("proc")).expect("a directory");
@@ -50,19 +50,19 @@ impl Machine {
     }
 }
 
-fn met(identity: &FileIdentity, owner: Option<Owner>) -> Met {
+fn met(identity: &FileIdentity, owner: Option<FileOwner>) -> Met {
     let coverage = LibraryCoverage { probes_attached: 5, ..LibraryCoverage::default() };
     Met::new(identity.clone(), (coverage, LibraryProbes::default()), 100, owner)
 }
 
 #[test]
 fn a_file_that_nobody_is_known_to_map_may_be_taken_out() {
-    let machine = Machine::new();
+    let machine = MappedFilesMachine::new();
     let (own, usual) = (machine.library(1), machine.library(2));
     let mut files = Files::default();
     files.insert(Met { is_usual: true, ..met(&usual, None) });
     assert!(!files.has_idle(), "one in the usual places stays");
-    files.insert(met(&own, Some(Owner::User(7))));
+    files.insert(met(&own, Some(FileOwner::User(7))));
     assert!(files.has_idle());
     files.note_user(&own, 70, 1);
     assert!(!files.has_idle());
@@ -76,11 +76,11 @@ fn inode(number: u64) -> MappedInode {
     MappedInode { device: (0, 1), number, generation: 0 }
 }
 
-const ANN: Owner = Owner::User(1000);
+const ANN: FileOwner = FileOwner::User(1000);
 
 #[test]
 fn a_file_is_in_use_as_long_as_a_process_maps_it_and_goes_when_nobody_does() {
-    let machine = Machine::new();
+    let machine = MappedFilesMachine::new();
     let mut files = Files::default();
     let [used, usual, wanted] = [1, 2, 3].map(|number| machine.library(number));
     for (identity, owner) in [(&used, Some(ANN)), (&usual, None), (&wanted, Some(ANN))] {
@@ -114,7 +114,7 @@ fn a_file_is_in_use_as_long_as_a_process_maps_it_and_goes_when_nobody_does() {
 
 #[test]
 fn a_file_that_was_probed_after_the_sweep_began_is_not_judged_by_it() {
-    let machine = Machine::new();
+    let machine = MappedFilesMachine::new();
     let mut files = Files::default();
     files.insert(met(&machine.library(1), Some(ANN)));
     files.note_sweep(&machine.sweep(&[]), 50);
@@ -123,14 +123,16 @@ fn a_file_that_was_probed_after_the_sweep_began_is_not_judged_by_it() {
 
 #[test]
 fn whoever_has_too_many_files_is_refused_more_and_nobody_else_is() {
-    let machine = Machine::new();
+    let machine = MappedFilesMachine::new();
     let mut files = Files::default();
-    let ben = Owner::User(1001);
+    let ben = FileOwner::User(1001);
     (0..MOST_OF_OWNER).for_each(|number| files.insert(met(&machine.library(number), Some(ANN))));
     assert!(!files.has_room(ANN, std::iter::empty()));
     assert!(files.has_room(ben, std::iter::empty()));
     assert!(!files.has_room(ben, std::iter::repeat_n(ben, MOST_OF_OWNER)), "what is being looked at counts");
-    assert!(!files.has_room(ben, (0..MOST_IN_ALL).map(|number| Owner::Root(u64::try_from(number).expect("small")))));
+    assert!(
+        !files.has_room(ben, (0..MOST_IN_ALL).map(|number| FileOwner::Root(u64::try_from(number).expect("small"))))
+    );
     files.new_coverage();
     for number in 0..500 {
         files.refuse(inode(number));
@@ -147,9 +149,9 @@ fn whoever_has_too_many_files_is_refused_more_and_nobody_else_is() {
 
 #[test]
 fn a_refused_file_is_known_to_its_owner_until_something_is_given_up() {
-    let machine = Machine::new();
+    let machine = MappedFilesMachine::new();
     let (kept, refused) = (machine.library(1), machine.library(2));
-    let (alice, bob) = (Owner::User(1), Owner::User(2));
+    let (alice, bob) = (FileOwner::User(1), FileOwner::User(2));
     let mut files = Files::default();
     files.insert(met(&kept, Some(alice)));
     files.refuse_file(refused.clone(), alice);

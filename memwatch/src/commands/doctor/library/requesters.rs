@@ -5,7 +5,7 @@ use memwatch_common::probes::When;
 use memwatch_core::input::KernelCalls;
 use serde::Serialize;
 
-use crate::commands::doctor::check::{Check, State, Topic};
+use crate::commands::doctor::check::{Check, CheckState, Topic};
 use crate::sources::kernel::attach::plan;
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::site::KernelVersion;
@@ -38,11 +38,11 @@ fn report(file: &LibraryFile, version: KernelVersion) -> RequesterReport {
 pub(super) fn judge(report: &RequesterReport) -> Check {
     let (state, words) = match &report.kernel_calls {
         KernelCalls::Probed { stubs } => {
-            (State::Ok, format!("requests to the kernel driver found at {}", super::count(*stubs, "stub")))
+            (CheckState::Ok, format!("requests to the kernel driver found at {}", super::count(*stubs, "stub")))
         }
-        KernelCalls::None => (State::Ok, "makes no requests to the kernel driver".to_owned()),
+        KernelCalls::None => (CheckState::Ok, "makes no requests to the kernel driver".to_owned()),
         KernelCalls::Refused { reason } => {
-            (State::Degraded, format!("requests to the kernel driver are not seen: {reason}"))
+            (CheckState::Degraded, format!("requests to the kernel driver are not seen: {reason}"))
         }
     };
     Check::new(Topic::Driver, "graphics and video", state, format!("{}: {words}", report.path))
@@ -58,10 +58,10 @@ mod tests {
         let fine = of(KernelCalls::Probed { stubs: 1 });
         assert_eq!(
             (fine.state, &*fine.fact),
-            (State::Ok, "/lib/libnvidia-glcore.so.1: requests to the kernel driver found at 1 stub")
+            (CheckState::Ok, "/lib/libnvidia-glcore.so.1: requests to the kernel driver found at 1 stub")
         );
         let refused = of(KernelCalls::Refused { reason: "it calls ioctl without a stub".to_owned() });
-        assert_eq!(refused.state, State::Degraded);
+        assert_eq!(refused.state, CheckState::Degraded);
         assert!(refused.fact.ends_with("are not seen: it calls ioctl without a stub"), "{}", refused.fact);
     }
 }

@@ -1,8 +1,8 @@
 use memwatch_core::input::KernelCalls;
 
 use super::{
-    Barrier, FunctionReport, LeftOut, LeftOutReason, Libraries, LibraryReport, MissingFunction, State, count, examine,
-    judge_exports, judge_file, judge_left_out, judge_processes, listed,
+    Barrier, CheckState, FunctionReport, LeftOutReason, Libraries, LibraryReport, MissingFunction, SkippedLibrary,
+    count, examine, judge_exports, judge_file, judge_left_out, judge_processes, listed,
 };
 use crate::commands::doctor::nvml::Traces;
 use crate::commands::doctor::privilege::Privilege;
@@ -16,7 +16,7 @@ fn details(file: &LibraryReport, verbose: bool) -> String {
 #[test]
 fn a_file_in_good_order_is_reported_in_groups() {
     let check = judge_file(&library(), false);
-    assert_eq!(check.state, State::Ok);
+    assert_eq!(check.state, CheckState::Ok);
     assert_eq!(check.fact, "/usr/lib/libcuda.so.1: 2 of 3 functions probed");
     assert_eq!(
         check.details,
@@ -40,7 +40,7 @@ fn a_file_whose_requests_are_not_seen_is_in_good_order_all_the_same() {
     ] {
         file.coverage.kernel_calls = calls;
         let check = judge_file(&file, false);
-        assert_eq!(check.state, State::Ok);
+        assert_eq!(check.state, CheckState::Ok);
         let found = check.details.iter().find_map(|line| line.strip_prefix("requests to the kernel driver: "));
         assert_eq!(found, line);
     }
@@ -65,13 +65,13 @@ fn single_stepped_functions_are_a_limit_with_its_price() {
     };
     file.functions.push(stays("cuMemCreate", Some(true)));
     let check = judge_file(&file, false);
-    assert_eq!(check.state, State::Degraded);
+    assert_eq!(check.state, CheckState::Degraded);
     let line =
         check.details.iter().find(|line| line.starts_with("single-stepped, 12.2 µs per call")).expect("the line");
     assert!(line.ends_with(": cuMemCreate"), "{line}");
     file.functions.pop();
     file.functions.push(stays("cuMemCreate", None));
-    assert_eq!(judge_file(&file, false).state, State::Ok);
+    assert_eq!(judge_file(&file, false).state, CheckState::Ok);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_function_that_age_does_not_explain_is_a_limit() {
     let mut file = library();
     file.missing.push(MissingFunction { symbol: "cuMemAllocPitch_v2", since: "3.2" });
     let check = judge_file(&file, false);
-    assert_eq!(check.state, State::Degraded);
+    assert_eq!(check.state, CheckState::Degraded);
     assert!(details(&file, false).contains("may go unseen: cuMemAllocPitch_v2"), "{check:?}");
 }
 
@@ -90,17 +90,17 @@ fn a_file_that_cannot_be_probed_says_why() {
     let check = judge_file(&file, false);
     assert_eq!(
         (check.state, check.fact.as_str()),
-        (State::Degraded, "/usr/lib/libcuda.so.1: damaged ELF file: section headers")
+        (CheckState::Degraded, "/usr/lib/libcuda.so.1: damaged ELF file: section headers")
     );
     let none = Libraries { files: vec![file], ..Libraries::default() };
-    assert_eq!(none.judge(true, &root()).state, State::Missing(Barrier::Machine));
+    assert_eq!(none.judge(true, &root()).state, CheckState::Missing(Barrier::Machine));
 }
 
 #[test]
 fn no_libcuda_is_no_obstacle_where_a_driver_is() {
     let none = Libraries::default();
-    assert_eq!(none.judge(true, &root()).state, State::Degraded);
-    assert_eq!(none.judge(false, &root()).state, State::NotChecked);
+    assert_eq!(none.judge(true, &root()).state, CheckState::Degraded);
+    assert_eq!(none.judge(false, &root()).state, CheckState::NotChecked);
     assert_eq!(none.judge(true, &root()).fact, "no libcuda found: nothing to watch yet");
 }
 
@@ -114,22 +114,22 @@ fn processes_are_counted_once_over_all_files() {
 fn a_left_out_file_concerns_those_who_use_or_named_it() {
     let state = |reason, mapped_by: &[u32]| {
         judge_left_out(
-            &LeftOut { display: "/x".to_owned(), reason, mapped_by: mapped_by.to_vec(), named: false },
+            &SkippedLibrary { display: "/x".to_owned(), reason, mapped_by: mapped_by.to_vec(), named: false },
             &root(),
         )
         .state
     };
-    assert_eq!(state(LeftOutReason::ThirtyTwoBit, &[]), State::NotChecked);
-    assert_eq!(state(LeftOutReason::ThirtyTwoBit, &[7]), State::Degraded);
-    assert_eq!(state(LeftOutReason::Unreadable(std::io::ErrorKind::NotFound), &[]), State::Degraded);
+    assert_eq!(state(LeftOutReason::ThirtyTwoBit, &[]), CheckState::NotChecked);
+    assert_eq!(state(LeftOutReason::ThirtyTwoBit, &[7]), CheckState::Degraded);
+    assert_eq!(state(LeftOutReason::Unreadable(std::io::ErrorKind::NotFound), &[]), CheckState::Degraded);
 }
 
 #[test]
 fn a_library_in_use_that_cannot_be_opened_is_a_matter_of_permission() {
     let reason = LeftOutReason::Unreadable(std::io::ErrorKind::NotFound);
-    let closed = LeftOut { display: "/c/libcuda.so.1".to_owned(), reason, mapped_by: vec![7], named: false };
+    let closed = SkippedLibrary { display: "/c/libcuda.so.1".to_owned(), reason, mapped_by: vec![7], named: false };
     let only = Libraries { left_out: vec![closed.clone()], ..Libraries::default() };
-    assert_eq!(only.judge(false, &user()).state, State::Missing(Barrier::Permission));
+    assert_eq!(only.judge(false, &user()).state, CheckState::Missing(Barrier::Permission));
     assert_eq!(only.traces(&root()), Traces::Unknown);
     let check = judge_left_out(&closed, &user());
     assert_eq!(check.fact, "/c/libcuda.so.1, in use by 1 process: cannot be opened");
@@ -151,11 +151,11 @@ fn traces_of_a_driver_are_unknown_to_those_who_cannot_look() {
 
 #[test]
 fn processes_that_cannot_be_seen_are_counted_and_the_way_is_reported() {
-    assert_eq!(judge_processes(9, 0, &root()).state, State::Ok);
+    assert_eq!(judge_processes(9, 0, &root()).state, CheckState::Ok);
     let check = judge_processes(2, 7, &user());
     assert_eq!(
         (check.state, check.fact.as_str()),
-        (State::Degraded, "the libraries of 7 of 9 processes are not readable")
+        (CheckState::Degraded, "the libraries of 7 of 9 processes are not readable")
     );
     assert!(check.fixes[0].starts_with("sudo "));
     let as_root = judge_processes(2, 7, &root());
@@ -193,7 +193,7 @@ fn exports_that_nobody_knows_are_named_with_what_they_may_cost() {
     assert_eq!(
         (check.state, check.fact.as_str()),
         (
-            State::Degraded,
+            CheckState::Degraded,
             "/usr/lib/libcuda.so.1: 1 export of this driver unknown to this version: cuMemAllocNew; totals may miss what it allocates"
         )
     );

@@ -11,45 +11,45 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use self::state::State;
-use self::view::{Shown, draw};
-use super::ask::{self, Question, Report};
-use crate::exit::{Exit, Failure};
-use crate::render::tui::keys::{self, Command};
+use self::state::FleetScreenState;
+use self::view::{FleetScreenContent, draw};
+use super::ask::{self, FleetQuestion, FleetReport};
+use crate::exit::{Exit, ExitFailure};
+use crate::render::tui::keys::{self, KeyCommand};
 use crate::render::tui::terminal::FullScreen;
-use crate::render::tui::view::Look;
-use crate::render::tui::{Event, spawn_keys};
-use crate::sources::prometheus::{Client, Manner, Server, Trouble};
-use crate::watch::signals::Signals;
+use crate::render::tui::view::TerminalLook;
+use crate::render::tui::{ScreenEvent, spawn_keys};
+use crate::sources::prometheus::{Manner, PrometheusClient, PrometheusServer, Trouble};
+use crate::watch::signals::TerminationSignals;
 
 /// Server, interval and appearance.
-pub(super) struct Options {
-    pub(super) server: Server,
+pub(super) struct FleetScreenOptions {
+    pub(super) server: PrometheusServer,
     pub(super) manner: Manner,
     pub(super) interval: Duration,
-    pub(super) look: Look,
+    pub(super) look: TerminalLook,
 }
 
 /// A query in flight.
-type Asked = JoinHandle<(Client, Result<Report, Trouble>)>;
+type QueryInFlight = JoinHandle<(PrometheusClient, Result<FleetReport, Trouble>)>;
 
 /// A question with its answer.
 struct Answered {
-    question: Question,
-    report: Report,
+    question: FleetQuestion,
+    report: FleetReport,
     time: (String, f64),
 }
 
-struct Fleet {
-    options: Options,
+struct FleetScreen {
+    options: FleetScreenOptions,
     terminal: FullScreen,
-    state: State,
+    state: FleetScreenState,
     /// The last answer of each page.
     answered: Vec<Answered>,
     trouble: Option<String>,
     /// The client while no query is in flight.
-    client: Option<Client>,
-    asked: Option<(Question, Asked)>,
+    client: Option<PrometheusClient>,
+    asked: Option<(FleetQuestion, QueryInFlight)>,
     due: Instant,
 }
 
@@ -58,18 +58,26 @@ struct Fleet {
 /// # Errors
 /// Those of the terminal.
 pub(super) async fn run(
-    options: Options,
-    client: Client,
-    (question, report): (Question, Report),
-) -> Result<Exit, Failure> {
-    let mut signals = Signals::listen()?;
+    options: FleetScreenOptions,
+    client: PrometheusClient,
+    (question, report): (FleetQuestion, FleetReport),
+) -> Result<Exit, ExitFailure> {
+    let mut signals = TerminationSignals::listen()?;
     let terminal = FullScreen::enter().map_err(anyhow::Error::from)?;
     let (sender, mut events) = mpsc::channel(64);
     spawn_keys(sender);
-    let state = State::new(&question);
+    let state = FleetScreenState::new(&question);
     let due = Instant::now() + options.interval;
-    let mut fleet =
-        Fleet { options, terminal, state, answered: Vec::new(), trouble: None, client: Some(client), asked: None, due };
+    let mut fleet = FleetScreen {
+        options,
+        terminal,
+        state,
+        answered: Vec::new(),
+        trouble: None,
+        client: Some(client),
+        asked: None,
+        due,
+    };
     fleet.keep(question, report);
     fleet.redraw()?;
     loop {
@@ -90,14 +98,16 @@ pub(super) async fn run(
 }
 
 /// Waits for the query in flight; never returns if there is none.
-async fn answer(asked: &mut Option<(Question, Asked)>) -> Option<(Client, Result<Report, Trouble>)> {
+async fn answer(
+    asked: &mut Option<(FleetQuestion, QueryInFlight)>,
+) -> Option<(PrometheusClient, Result<FleetReport, Trouble>)> {
     match asked {
         Some((_, task)) => task.await.ok(),
         None => std::future::pending().await,
     }
 }
 
-impl Fleet {
+impl FleetScreen {
     /// Sends a query if one is due, or if the question has changed.
     fn ask_where_due(&mut self) {
         let question = self.state.question();
@@ -115,7 +125,7 @@ impl Fleet {
         }
         let (server, manner) = (self.options.server.clone(), self.options.manner.clone());
         let url = server.url();
-        let mut client = self.client.take().unwrap_or_else(|| Client::new(server, manner));
+        let mut client = self.client.take().unwrap_or_else(|| PrometheusClient::new(server, manner));
         let asks = question.clone();
         let task = tokio::spawn(async move {
             let answer = ask::report(&mut client, url, &asks).await;
@@ -125,7 +135,7 @@ impl Fleet {
         self.due = Instant::now() + self.options.interval;
     }
 
-    fn take(&mut self, answer: Option<(Client, Result<Report, Trouble>)>) {
+    fn take(&mut self, answer: Option<(PrometheusClient, Result<FleetReport, Trouble>)>) {
         let asked = self.asked.take();
         let (Some((question, _)), Some((client, answer))) = (asked, answer) else { return };
         self.client = Some(client);
@@ -139,35 +149,35 @@ impl Fleet {
     }
 
     /// Stores an answer. Keeps only the last one for each kind of rows.
-    fn keep(&mut self, question: Question, report: Report) {
+    fn keep(&mut self, question: FleetQuestion, report: FleetReport) {
         let now = Zoned::now();
         let time = (now.strftime("%H:%M:%S").to_string(), super::now());
         self.answered.retain(|answered| answered.question.by != question.by);
         self.answered.push(Answered { question, report, time });
     }
 
-    fn present(&self, question: &Question) -> Option<&Answered> {
+    fn present(&self, question: &FleetQuestion) -> Option<&Answered> {
         self.answered.iter().find(|answered| answered.question == *question)
     }
 
     /// Handles an input event; returns false to quit.
-    fn handle(&mut self, event: &Event) -> bool {
+    fn handle(&mut self, event: &ScreenEvent) -> bool {
         let event = match event {
-            Event::Continued => {
+            ScreenEvent::Continued => {
                 self.terminal.resume();
                 TerminalEvent::Resize(0, 0)
             }
-            Event::Terminal(event) => event.clone(),
+            ScreenEvent::Terminal(event) => event.clone(),
         };
         match keys::command(&event, false) {
-            Some(Command::Quit) => return false,
-            Some(Command::Suspend) => self.terminal.suspend(),
-            Some(Command::Redraw) => self.terminal.repaint(),
-            Some(Command::Mouse) => {
+            Some(KeyCommand::Quit) => return false,
+            Some(KeyCommand::Suspend) => self.terminal.suspend(),
+            Some(KeyCommand::Redraw) => self.terminal.repaint(),
+            Some(KeyCommand::Mouse) => {
                 let on = self.terminal.toggle_mouse();
                 self.state.notify(if on { "mouse on: click, wheel" } else { "mouse off: it selects text" });
             }
-            Some(Command::View(step)) => {
+            Some(KeyCommand::View(step)) => {
                 let question = self.state.question();
                 let rows = self.answered.iter().find(|answered| answered.question == question);
                 let before = self.state.question();
@@ -177,19 +187,21 @@ impl Fleet {
                     self.trouble = None;
                 }
             }
-            Some(Command::ResetPeaks) => self.state.notify("r has no function here: ? lists the keys"),
-            Some(Command::Unknown(key)) => self.state.notify(format!("{key} has no function here: ? lists the keys")),
-            Some(Command::Resize) | None => {}
+            Some(KeyCommand::ResetPeaks) => self.state.notify("r has no function here: ? lists the keys"),
+            Some(KeyCommand::Unknown(key)) => {
+                self.state.notify(format!("{key} has no function here: ? lists the keys"))
+            }
+            Some(KeyCommand::Resize) | None => {}
         }
         true
     }
 
-    fn redraw(&mut self) -> Result<(), Failure> {
+    fn redraw(&mut self) -> Result<(), ExitFailure> {
         let question = self.state.question();
         let present = self.answered.iter().find(|answered| answered.question == question);
         let answered = present.or(self.answered.last());
         let url = self.options.server.url();
-        let shown = Shown {
+        let shown = FleetScreenContent {
             report: answered.map(|answered| &answered.report),
             is_present: present.is_some(),
             time: answered.map_or(("", 0.0), |answered| (answered.time.0.as_str(), answered.time.1)),

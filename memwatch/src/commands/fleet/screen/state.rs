@@ -3,14 +3,15 @@
 
 use std::collections::BTreeMap;
 
-use crate::commands::fleet::args::{By, Sort};
-use crate::commands::fleet::ask::{Question, Rows};
+use crate::commands::fleet::args::{FleetRowKind, FleetSort};
+use crate::commands::fleet::ask::{FleetQuestion, FleetRows};
 use crate::commands::fleet::facts;
 use crate::commands::fleet::select::{Matcher, Matchers, WORKLOAD};
-use crate::render::tui::Step;
+use crate::render::tui::ViewAction;
 
 /// Pages, from left to right.
-pub(super) const PAGES: [(By, &str); 3] = [(By::Workload, "Workloads"), (By::Node, "Nodes"), (By::Gpu, "GPUs")];
+pub(super) const PAGES: [(FleetRowKind, &str); 3] =
+    [(FleetRowKind::Workload, "Workloads"), (FleetRowKind::Node, "Nodes"), (FleetRowKind::Gpu, "GPUs")];
 
 /// The row that the user opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +23,7 @@ pub(super) struct Opened {
 
 /// Screen areas that react to the mouse.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Targets {
+pub(super) struct FleetClickTargets {
     /// Row of the tabs, with the first and last column of each.
     pub(super) pages: Option<(u16, Vec<(u16, u16)>)>,
     /// First row of the table, and number of rows.
@@ -31,9 +32,9 @@ pub(super) struct Targets {
 
 /// State of the screen.
 #[derive(Clone, Debug)]
-pub(super) struct State {
-    page: By,
-    sorts: BTreeMap<By, Sort>,
+pub(super) struct FleetScreenState {
+    page: FleetRowKind,
+    sorts: BTreeMap<FleetRowKind, FleetSort>,
     opened: Option<Opened>,
     top_rows: usize,
     matchers: Matchers,
@@ -46,12 +47,12 @@ pub(super) struct State {
     paused: bool,
     help: bool,
     notice: Option<String>,
-    pub(super) targets: Targets,
+    pub(super) targets: FleetClickTargets,
 }
 
-impl State {
+impl FleetScreenState {
     /// Makes the initial state.
-    pub(super) fn new(question: &Question) -> Self {
+    pub(super) fn new(question: &FleetQuestion) -> Self {
         Self {
             page: question.by,
             sorts: BTreeMap::from([(question.by, question.sort)]),
@@ -66,14 +67,14 @@ impl State {
             paused: false,
             help: false,
             notice: None,
-            targets: Targets::default(),
+            targets: FleetClickTargets::default(),
         }
     }
 
     /// Returns the question for the server.
-    pub(super) fn question(&self) -> Question {
+    pub(super) fn question(&self) -> FleetQuestion {
         let by = self.by();
-        Question {
+        FleetQuestion {
             by,
             sort: self.sort(),
             top: self.top_rows,
@@ -83,11 +84,11 @@ impl State {
     }
 
     /// Returns the kind of rows.
-    pub(super) fn by(&self) -> By {
-        if self.opened.is_some() { By::Holder } else { self.page }
+    pub(super) fn by(&self) -> FleetRowKind {
+        if self.opened.is_some() { FleetRowKind::Holder } else { self.page }
     }
 
-    pub(super) const fn page(&self) -> By {
+    pub(super) const fn page(&self) -> FleetRowKind {
         self.page
     }
 
@@ -95,8 +96,8 @@ impl State {
         self.opened.as_ref()
     }
 
-    pub(super) fn sort(&self) -> Sort {
-        self.sorts.get(&self.by()).copied().unwrap_or(Sort::Used)
+    pub(super) fn sort(&self) -> FleetSort {
+        self.sorts.get(&self.by()).copied().unwrap_or(FleetSort::Used)
     }
 
     pub(super) const fn is_paused(&self) -> bool {
@@ -130,30 +131,30 @@ impl State {
     }
 
     /// Applies a step; `rows` are the rows on screen.
-    pub(super) fn take(&mut self, step: Step, rows: Option<&Rows>) {
+    pub(super) fn take(&mut self, step: ViewAction, rows: Option<&FleetRows>) {
         self.notice = None;
         match step {
-            Step::Move(by) => self.go(self.selected.saturating_add_signed(by)),
-            Step::Page(pages) => {
+            ViewAction::Move(by) => self.go(self.selected.saturating_add_signed(by)),
+            ViewAction::Page(pages) => {
                 let by = pages.saturating_mul(isize::try_from(self.height.max(1)).unwrap_or(isize::MAX));
                 self.go(self.selected.saturating_add_signed(by));
             }
-            Step::First => self.go(0),
-            Step::Last => self.go(usize::MAX),
-            Step::Pause => self.paused = !self.paused,
-            Step::Help => self.help = !self.help,
-            Step::Open => self.open(rows),
-            Step::Back => self.back(),
-            Step::Sort => self.sort_next(),
-            Step::Tab(number) => self.turn_to(number.wrapping_sub(1)),
-            Step::NextTab(by) => {
+            ViewAction::First => self.go(0),
+            ViewAction::Last => self.go(usize::MAX),
+            ViewAction::Pause => self.paused = !self.paused,
+            ViewAction::Help => self.help = !self.help,
+            ViewAction::Open => self.open(rows),
+            ViewAction::Back => self.back(),
+            ViewAction::Sort => self.sort_next(),
+            ViewAction::Tab(number) => self.turn_to(number.wrapping_sub(1)),
+            ViewAction::NextTab(by) => {
                 let all = isize::try_from(PAGES.len()).unwrap_or(1);
                 let now = PAGES.iter().position(|(page, _)| *page == self.page);
                 let now = now.and_then(|now| isize::try_from(now).ok()).unwrap_or(0);
                 self.turn_to(usize::try_from((now + by).rem_euclid(all)).unwrap_or(0));
             }
-            Step::Click(column, row) => self.click((column, row), rows),
-            Step::Reverse => self.notify("largest first: the server sends the first rows only"),
+            ViewAction::Click(column, row) => self.click((column, row), rows),
+            ViewAction::Reverse => self.notify("largest first: the server sends the first rows only"),
             _ => self.notify("this key has no function here: ? lists the keys"),
         }
     }
@@ -164,7 +165,7 @@ impl State {
         }
     }
 
-    fn open(&mut self, rows: Option<&Rows>) {
+    fn open(&mut self, rows: Option<&FleetRows>) {
         if self.help {
             self.help = false;
             return;
@@ -193,7 +194,7 @@ impl State {
     }
 
     fn sort_next(&mut self) {
-        let possible = Sort::of(self.by());
+        let possible = FleetSort::of(self.by());
         let now = possible.iter().position(|sort| *sort == self.sort()).map_or(0, |place| place + 1);
         if let Some(next) = possible.get(now % possible.len().max(1)) {
             self.sorts.insert(self.by(), *next);
@@ -209,7 +210,7 @@ impl State {
         (self.selected, self.top) = (0, 0);
     }
 
-    fn click(&mut self, (column, row): (u16, u16), rows: Option<&Rows>) {
+    fn click(&mut self, (column, row): (u16, u16), rows: Option<&FleetRows>) {
         if self.help {
             self.help = false;
             return;
@@ -232,36 +233,42 @@ impl State {
 }
 
 /// Returns the view to open for a row: its holders. `None` if the row cannot be opened.
-fn opened(rows: &Rows, place: usize) -> Option<Opened> {
+fn opened(rows: &FleetRows, place: usize) -> Option<Opened> {
     let is = |labels: &[&str], values: &[&str]| -> Vec<Matcher> {
         labels.iter().zip(values).map(|(label, value)| Matcher::is(label, value)).collect()
     };
     Some(match rows {
-        Rows::Workloads(rows) => {
+        FleetRows::Workloads(rows) => {
             let name = &rows.get(place)?.name;
             Opened { name: name.text(), matchers: is(&WORKLOAD, &name.labels()) }
         }
-        Rows::Nodes(rows) => {
+        FleetRows::Nodes(rows) => {
             let node = rows.get(place)?;
             Opened { name: node.instance.clone(), matchers: is(&facts::NODE, &[&node.instance]) }
         }
-        Rows::Gpus(rows) => {
+        FleetRows::Gpus(rows) => {
             let gpu = rows.get(place)?;
             let matchers = is(&facts::GPU, &[&gpu.instance, &gpu.gpu, &gpu.uuid]);
             Opened { name: format!("GPU {} of {}", gpu.gpu, gpu.instance), matchers }
         }
-        Rows::Holders(_) => return None,
+        FleetRows::Holders(_) => return None,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::fleet::model::{Gpu, Node};
+    use crate::commands::fleet::model::{FleetGpu, FleetNode};
 
-    fn state() -> State {
+    fn state() -> FleetScreenState {
         let (matchers, opened) = (Matchers::default(), Vec::new());
-        let mut state = State::new(&Question { by: By::Workload, sort: Sort::Growth, top: 9, matchers, opened });
+        let mut state = FleetScreenState::new(&FleetQuestion {
+            by: FleetRowKind::Workload,
+            sort: FleetSort::Growth,
+            top: 9,
+            matchers,
+            opened,
+        });
         state.settle(30, 10);
         state
     }
@@ -269,13 +276,13 @@ mod tests {
     #[test]
     fn the_selection_stays_within_the_rows_and_in_view() {
         let mut state = state();
-        state.take(Step::Move(-1), None);
+        state.take(ViewAction::Move(-1), None);
         assert_eq!(state.place(), (0, 0));
-        state.take(Step::Page(1), None);
-        state.take(Step::Page(1), None);
+        state.take(ViewAction::Page(1), None);
+        state.take(ViewAction::Page(1), None);
         state.settle(30, 10);
         assert_eq!(state.place(), (20, 11));
-        state.take(Step::Last, None);
+        state.take(ViewAction::Last, None);
         state.settle(5, 10);
         assert_eq!(state.place(), (4, 0), "there are fewer rows now");
         state.settle(0, 0);
@@ -285,44 +292,46 @@ mod tests {
     #[test]
     fn a_page_keeps_its_order_and_asks_again_where_another_is_wanted() {
         let mut state = state();
-        assert_eq!((state.question().by, state.question().sort), (By::Workload, Sort::Growth));
-        state.take(Step::NextTab(1), None);
-        assert_eq!((state.question().by, state.question().sort), (By::Node, Sort::Used));
-        state.take(Step::Sort, None);
-        assert_eq!(state.question().sort, Sort::Cached);
-        state.take(Step::Tab(1), None);
-        assert_eq!(state.question().sort, Sort::Growth);
-        state.take(Step::Tab(9), None);
+        assert_eq!((state.question().by, state.question().sort), (FleetRowKind::Workload, FleetSort::Growth));
+        state.take(ViewAction::NextTab(1), None);
+        assert_eq!((state.question().by, state.question().sort), (FleetRowKind::Node, FleetSort::Used));
+        state.take(ViewAction::Sort, None);
+        assert_eq!(state.question().sort, FleetSort::Cached);
+        state.take(ViewAction::Tab(1), None);
+        assert_eq!(state.question().sort, FleetSort::Growth);
+        state.take(ViewAction::Tab(9), None);
         assert_eq!(state.notice(), Some("there are 3 pages"));
-        state.take(Step::NextTab(-1), None);
-        assert_eq!(state.question().by, By::Gpu);
+        state.take(ViewAction::NextTab(-1), None);
+        assert_eq!(state.question().by, FleetRowKind::Gpu);
     }
 
     #[test]
     fn a_row_opens_who_holds_what_of_it() {
         let mut state = state();
-        let rows = Rows::Nodes((0..30).map(|node| Node { instance: format!("n{node}"), ..Node::default() }).collect());
-        state.take(Step::Move(7), None);
-        state.take(Step::Open, Some(&rows));
-        assert_eq!((state.by(), state.opened().map(|opened| opened.name.as_str())), (By::Holder, Some("n7")));
+        let rows = FleetRows::Nodes(
+            (0..30).map(|node| FleetNode { instance: format!("n{node}"), ..FleetNode::default() }).collect(),
+        );
+        state.take(ViewAction::Move(7), None);
+        state.take(ViewAction::Open, Some(&rows));
+        assert_eq!((state.by(), state.opened().map(|opened| opened.name.as_str())), (FleetRowKind::Holder, Some("n7")));
         assert_eq!(state.question().opened, [Matcher::is("instance", "n7")]);
-        state.take(Step::Open, Some(&Rows::Holders(Vec::new())));
+        state.take(ViewAction::Open, Some(&FleetRows::Holders(Vec::new())));
         assert!(state.notice().is_some_and(|notice| notice.contains("Esc")), "{state:?}");
-        state.take(Step::Back, Some(&rows));
-        assert_eq!((state.by(), state.place().0), (By::Workload, 7));
-        state.take(Step::Open, Some(&Rows::Gpus(vec![Gpu::default()])));
-        assert_eq!(state.by(), By::Workload, "there is no such row");
+        state.take(ViewAction::Back, Some(&rows));
+        assert_eq!((state.by(), state.place().0), (FleetRowKind::Workload, 7));
+        state.take(ViewAction::Open, Some(&FleetRows::Gpus(vec![FleetGpu::default()])));
+        assert_eq!(state.by(), FleetRowKind::Workload, "there is no such row");
     }
 
     #[test]
     fn a_click_selects_then_opens_and_turns_pages() {
         let mut state = state();
-        state.targets = Targets { pages: Some((3, vec![(0, 5), (5, 9), (9, 12)])), rows: (5, 10) };
-        state.take(Step::Click(2, 8), None);
+        state.targets = FleetClickTargets { pages: Some((3, vec![(0, 5), (5, 9), (9, 12)])), rows: (5, 10) };
+        state.take(ViewAction::Click(2, 8), None);
         assert_eq!(state.place().0, 3);
-        state.take(Step::Click(2, 99), None);
+        state.take(ViewAction::Click(2, 99), None);
         assert_eq!(state.place().0, 3);
-        state.take(Step::Click(6, 3), None);
-        assert_eq!(state.by(), By::Node);
+        state.take(ViewAction::Click(6, 3), None);
+        assert_eq!(state.by(), FleetRowKind::Node);
     }
 }

@@ -5,16 +5,16 @@ use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
-use super::state::{PAGES, State};
-use crate::commands::fleet::args::By;
-use crate::commands::fleet::ask::Report;
+use super::state::{FleetScreenState, PAGES};
+use crate::commands::fleet::args::FleetRowKind;
+use crate::commands::fleet::ask::FleetReport;
 use crate::commands::fleet::columns::{self, beyond, shown};
 use crate::render::Tone;
 use crate::render::format::{UNKNOWN, count, fit, printable};
 use crate::render::sentences::Sentence;
-use crate::render::tui::grid::{Cell, Column, Grid, Row, RowKey};
-use crate::render::tui::view::look::{Look, ends};
-use crate::render::tui::view::table::{At, rows_of};
+use crate::render::tui::grid::{GridCell, GridColumn, GridRow, RowKey, ScreenGrid};
+use crate::render::tui::view::look::{TerminalLook, ends};
+use crate::render::tui::view::table::{TablePosition, rows_of};
 
 /// Minimum width for the wide columns.
 const WIDE: u16 = 120;
@@ -45,9 +45,9 @@ const WORDS: [(&str, &str); 8] = [
 ];
 
 /// Content of the screen besides the state.
-pub(super) struct Shown<'a> {
+pub(super) struct FleetScreenContent<'a> {
     /// Last report for the current question, or for the previous one.
-    pub(super) report: Option<&'a Report>,
+    pub(super) report: Option<&'a FleetReport>,
     /// Whether the report answers the current question.
     pub(super) is_present: bool,
     /// When the report arrived: `12:00:03`, and in seconds since 1970.
@@ -55,15 +55,15 @@ pub(super) struct Shown<'a> {
     /// Why there is no newer report.
     pub(super) trouble: Option<&'a str>,
     pub(super) url: &'a str,
-    pub(super) look: Look,
+    pub(super) look: TerminalLook,
 }
 
 /// Draws the whole screen.
-pub(super) fn draw(frame: &mut Frame, state: &mut State, shown: &Shown) {
+pub(super) fn draw(frame: &mut Frame, state: &mut FleetScreenState, shown: &FleetScreenContent) {
     let area = frame.area();
     let foot = FOOT.min(area.height.saturating_sub(1));
     let body = Rect { height: area.height - foot, ..area };
-    state.targets = super::state::Targets::default();
+    state.targets = super::state::FleetClickTargets::default();
     if state.is_help() {
         put(frame, body, 0, help(shown.look));
     } else {
@@ -84,7 +84,7 @@ fn put(frame: &mut Frame, area: Rect, top: u16, lines: Vec<Line>) {
 }
 
 /// Returns the lines above the table; the last one has the tabs.
-fn top(state: &mut State, shown: &Shown, area: Rect) -> Vec<Line<'static>> {
+fn top(state: &mut FleetScreenState, shown: &FleetScreenContent, area: Rect) -> Vec<Line<'static>> {
     let (look, width) = (shown.look, usize::from(area.width));
     let right = match (state.is_paused(), shown.is_present) {
         (true, _) => look.span(Tone::Warning, format!("  paused at {}", shown.time.0)),
@@ -112,7 +112,7 @@ fn top(state: &mut State, shown: &Shown, area: Rect) -> Vec<Line<'static>> {
 }
 
 /// Returns the tab bar, or the name of the opened row, and the sort order.
-fn bar(state: &mut State, shown: &Shown, (area, row): (Rect, u16)) -> Line<'static> {
+fn bar(state: &mut FleetScreenState, shown: &FleetScreenContent, (area, row): (Rect, u16)) -> Line<'static> {
     let look = shown.look;
     let mut left = Vec::new();
     let mut targets = Vec::new();
@@ -139,7 +139,7 @@ fn bar(state: &mut State, shown: &Shown, (area, row): (Rect, u16)) -> Line<'stat
     ends(left, vec![look.span(Tone::Faint, facts)], usize::from(area.width))
 }
 
-fn table(frame: &mut Frame, area: Rect, state: &mut State, shown_now: &Shown) {
+fn table(frame: &mut Frame, area: Rect, state: &mut FleetScreenState, shown_now: &FleetScreenContent) {
     if area.height == 0 {
         return;
     }
@@ -160,17 +160,17 @@ fn table(frame: &mut Frame, area: Rect, state: &mut State, shown_now: &Shown) {
     }
     let title = grid.natural;
     let (selected, top) = state.place();
-    rows_of(frame, area, &grid, (look, At { sorted: Some((title, false)), top, selected }));
+    rows_of(frame, area, &grid, (look, TablePosition { sorted: Some((title, false)), top, selected }));
 }
 
 /// Returns the rows of a report, with the columns that fit.
-fn grid(report: &Report, state: &State, (now, width): (f64, u16)) -> Grid {
+fn grid(report: &FleetReport, state: &FleetScreenState, (now, width): (f64, u16)) -> ScreenGrid {
     let table = shown(&report.rows, (usize::MAX, now));
     let sort = state.sort();
     // The sort column is always shown.
-    let has_room = |head: &columns::Head| width >= WIDE || !head.wide || head.sort == Some(sort);
+    let has_room = |head: &columns::ColumnHead| width >= WIDE || !head.wide || head.sort == Some(sort);
     // The heading shows what all rows have in common.
-    let in_common = state.opened().map(|_| if state.page() == By::Workload { "WORKLOAD" } else { "NODE" });
+    let in_common = state.opened().map(|_| if state.page() == FleetRowKind::Workload { "WORKLOAD" } else { "NODE" });
     let places: Vec<usize> = (0..)
         .zip(&table.columns)
         .filter(|(_, head)| has_room(head) && Some(head.title) != in_common)
@@ -178,22 +178,22 @@ fn grid(report: &Report, state: &State, (now, width): (f64, u16)) -> Grid {
         .collect();
     let columns = places.iter().map(|place| table.columns[*place]);
     let natural = columns.clone().find(|head| head.sort == Some(sort)).map_or("", |head| head.title);
-    let columns = columns.map(|head| Column { title: head.title, width: head.width, right: !head.words });
-    let row = |(number, cells): (usize, Vec<columns::Cell>)| Row {
+    let columns = columns.map(|head| GridColumn { title: head.title, width: head.width, right: !head.words });
+    let row = |(number, cells): (usize, Vec<columns::FleetCell>)| GridRow {
         key: RowKey::Place(number.to_string()),
         cells: places
             .iter()
             .filter_map(|place| cells.get(*place))
-            .map(|cell| Cell::text(cell.text.clone()).in_tone(cell.tone))
+            .map(|cell| GridCell::text(cell.text.clone()).in_tone(cell.tone))
             .collect(),
         tone: Tone::Plain,
         branch: None,
     };
     let empty = match state.by() {
-        By::Holder => "nobody holds memory of it by now",
+        FleetRowKind::Holder => "nobody holds memory of it by now",
         _ => "no rows have this column",
     };
-    Grid {
+    ScreenGrid {
         columns: columns.collect(),
         rows: (0..).zip(table.rows).map(row).collect(),
         natural,
@@ -202,7 +202,7 @@ fn grid(report: &Report, state: &State, (now, width): (f64, u16)) -> Grid {
 }
 
 /// Returns the source of the numbers, or why there are no newer ones.
-fn status(shown: &Shown, width: usize) -> Line<'static> {
+fn status(shown: &FleetScreenContent, width: usize) -> Line<'static> {
     let look = shown.look;
     let (tone, text) = match (shown.trouble, shown.report) {
         (Some(trouble), _) => (Tone::Bad, printable(trouble).into_owned()),
@@ -213,7 +213,7 @@ fn status(shown: &Shown, width: usize) -> Line<'static> {
     Line::from(look.span(tone, fit(&text, width, look.mark())))
 }
 
-fn keys(state: &State, look: Look, width: usize) -> Line<'static> {
+fn keys(state: &FleetScreenState, look: TerminalLook, width: usize) -> Line<'static> {
     if let Some(notice) = state.notice() {
         return Line::from(look.span(Tone::Warning, printable(notice)));
     }
@@ -227,7 +227,7 @@ fn keys(state: &State, look: Look, width: usize) -> Line<'static> {
     look.keys(keys, width)
 }
 
-fn help(look: Look) -> Vec<Line<'static>> {
+fn help(look: TerminalLook) -> Vec<Line<'static>> {
     let row = |(name, meaning): (&'static str, &'static str)| {
         Line::from(vec![look.span(Tone::Heading, format!("  {name:<14}")), Span::raw(meaning)])
     };

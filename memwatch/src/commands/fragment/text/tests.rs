@@ -120,7 +120,7 @@ fn fit(driver_bytes: u64) -> DriverFitView {
     DriverFitView { wanted_bytes: driver_bytes - MIB, driver_bytes, driver_free_bytes: Some(100 * MIB) }
 }
 
-fn of_driver(found: &Found) -> String {
+fn of_driver(found: &FragmentFindings) -> String {
     let mut out = Vec::new();
     let options = TableOptions::default();
     write(&mut out, (found, 2), &fixture::training_node(), &fixture::clock(), &options).expect("memory takes all");
@@ -129,7 +129,7 @@ fn of_driver(found: &Found) -> String {
 
 #[test]
 fn what_the_driver_gave_is_reported_by_kind_and_what_is_estimated_is_marked() {
-    let found = Found { allocators: Vec::new(), drivers: vec![driver()] };
+    let found = FragmentFindings { allocators: Vec::new(), drivers: vec![driver()] };
     let text = of_driver(&found);
     assert!(text.contains("physical  50.0 MiB  50.0 MiB  30.0 MiB  neither mapped nor bound"), "{text}");
     assert!(text.contains("32.0 MiB  27.0 MiB") && text.contains("1 row with less unused"), "{text}");
@@ -149,13 +149,13 @@ fn of_a_process_with_an_allocator_only_what_wastes_anything_is_reported_of_the_d
     let mut idle = driver();
     idle.gpus[0].physical.idle_bytes = 0;
     idle.gpus[0].device.unused_bytes = 0;
-    let found = Found { allocators: vec![reported()], drivers: vec![idle] };
+    let found = FragmentFindings { allocators: vec![reported()], drivers: vec![idle] };
     assert_eq!(found.driver_rows().iter().map(|row| row.kind).collect::<Vec<_>>(), ["pool"]);
 }
 
 #[test]
 fn lines_and_layers_that_hold_memory_together_are_reported_where_they_are_known() {
-    let found = Found { allocators: vec![reported()], ..Found::default() };
+    let found = FragmentFindings { allocators: vec![reported()], ..FragmentFindings::default() };
     let text = of_driver(&found);
     assert!(text.contains("11.0 MiB  11.0 MiB  9.0 MiB  train.py:36 Trainer.step"), "{text}");
     assert!(text.contains("(pre-existing)") && !text.contains("BY LAYER"), "{text}");
@@ -164,7 +164,7 @@ fn lines_and_layers_that_hold_memory_together_are_reported_where_they_are_known(
 fn text(reported: FragmentReport, ascii: bool) -> String {
     let options = TableOptions { ascii, columns: Some(40), ..TableOptions::default() };
     let mut out = Vec::new();
-    let found = Found { allocators: vec![reported], ..Found::default() };
+    let found = FragmentFindings { allocators: vec![reported], ..FragmentFindings::default() };
     write(&mut out, (&found, 10), &fixture::training_node(), &fixture::clock(), &options).expect("memory takes all");
     String::from_utf8(out).expect("text is UTF-8")
 }
@@ -173,7 +173,7 @@ fn text(reported: FragmentReport, ascii: bool) -> String {
 fn both_parts_stand_side_by_side_and_the_map_shows_where() {
     let options = TableOptions::default();
     let mut out = Vec::new();
-    let found = Found { allocators: vec![reported()], ..Found::default() };
+    let found = FragmentFindings { allocators: vec![reported()], ..FragmentFindings::default() };
     write(&mut out, (&found, 10), &fixture::training_node(), &fixture::clock(), &options).expect("memory takes all");
     let wide = String::from_utf8(out).expect("text is UTF-8");
     assert!(wide.contains("77.5 %         35.5 %"), "of 40 MiB 31 are unused, of 31 free 20 are one: {wide}");

@@ -31,7 +31,7 @@ pub(super) async fn execute(
     // The command's output must not get into a report.
     command.args(["-c", line]).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).kill_on_drop(true);
     let mut child = command.spawn()?;
-    let family = Family { leader: child.id() };
+    let family = CommandProcesses { leader: child.id() };
     let mut pipe = child.stdin.take();
     let done = async {
         if let Some(pipe) = &mut pipe {
@@ -57,13 +57,13 @@ pub(super) async fn execute(
 
 /// Processes of a command, killed as a group if dropped before they exited.
 #[derive(Debug)]
-struct Family {
+struct CommandProcesses {
     /// The first process. It was not reaped, so its id, which is also the group's, cannot be
     /// reused.
     leader: Option<u32>,
 }
 
-impl Family {
+impl CommandProcesses {
     /// Records that the command exited by itself, so that its id may be reused.
     fn has_ended(mut self) {
         self.leader = None;
@@ -78,7 +78,7 @@ impl Family {
     }
 }
 
-impl Drop for Family {
+impl Drop for CommandProcesses {
     fn drop(&mut self) {
         if let Some(leader) = self.leader {
             signal_group(leader, libc::SIGKILL);

@@ -1,7 +1,7 @@
 use memwatch_core::features::forecast::view::ForecastsView;
 use memwatch_core::features::oom::view::CacheView;
 use memwatch_core::kernel_driver::decode::Lies;
-use memwatch_core::kernel_driver::labels::Label;
+use memwatch_core::kernel_driver::labels::MemoryPurpose;
 use memwatch_core::snapshot::RefusedView;
 use memwatch_core::words::{Framework, Tgid, Tid};
 
@@ -86,7 +86,7 @@ fn what_became_of_the_process_and_failures_that_were_not_seen_are_reported() {
     assert!(reported(&[&oom]).contains("outcome     survived: the process went on"));
     oom.ended_ns = Some(oom.time_ns + 2_000_000_000);
     assert!(reported(&[&oom]).contains("outcome     the process ended 2.0 s after it"));
-    let mut page = Page { text: String::new(), options: TableOptions::default() };
+    let mut page = TextPage { text: String::new(), options: TableOptions::default() };
     let failed = Failed { unseen: vec![Unseen { tgid, ooms: 1 }], ..Failed::default() };
     section(&mut page, &failed, &fixture::clock());
     assert!(page.text.contains("PyTorch has counted 1 out-of-memory error that no event showed"), "{}", page.text);
@@ -168,7 +168,7 @@ fn request(mib: u64, function: Option<&str>, owner: Option<&str>) -> RefusedView
         asked_bytes: Some(mib << 20),
         function: function.map(str::to_owned),
         owner: owner.map(str::to_owned),
-        label: Label::Requested,
+        label: MemoryPurpose::Requested,
         inside: None,
     }
 }
@@ -194,7 +194,7 @@ fn what_was_refused_without_a_failure_is_listed_with_what_came_of_it() {
     let survived =
         vec![SurvivedView { tgid: Tgid(9), refused: host, status: None }, one(128, Some(0)), one(64, Some(2))];
     let failed = Failed { survived, survived_forgotten: 4, ..Failed::default() };
-    let mut page = Page { text: String::new(), options: TableOptions::default() };
+    let mut page = TextPage { text: String::new(), options: TableOptions::default() };
     section(&mut page, &failed, &fixture::clock());
     assert!(page.text.contains("7 requests refused by the kernel driver without a failure\n"), "{}", page.text);
     for part in [

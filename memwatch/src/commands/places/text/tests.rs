@@ -3,11 +3,11 @@ use memwatch_core::snapshot::{MergedFrameView, NativeView, StackView};
 use super::*;
 use crate::render::fixture;
 
-fn reported(snapshot: &Snapshot, which: Places, top: usize) -> String {
-    reported_of(snapshot, Wanted { which, top, frames: Frames::Lines })
+fn reported(snapshot: &Snapshot, which: AttributionList, top: usize) -> String {
+    reported_of(snapshot, AttributionQuery { which, top, frames: FrameDetail::Lines })
 }
 
-fn reported_of(snapshot: &Snapshot, wanted: Wanted) -> String {
+fn reported_of(snapshot: &Snapshot, wanted: AttributionQuery) -> String {
     let mut out = Vec::new();
     let options = TableOptions::default();
     write(&mut out, snapshot, wanted, &fixture::clock(), &options).expect("memory takes all");
@@ -16,22 +16,22 @@ fn reported_of(snapshot: &Snapshot, wanted: Wanted) -> String {
 
 #[test]
 fn a_training_is_reported_by_stage() {
-    assert_eq!(reported(&fixture::training_node(), Places::Stages, 20), include_str!("stages.txt"));
+    assert_eq!(reported(&fixture::training_node(), AttributionList::Stages, 20), include_str!("stages.txt"));
 }
 
 #[test]
 fn a_training_is_reported_by_layer() {
-    assert_eq!(reported(&fixture::training_node(), Places::Layers, 20), include_str!("layers.txt"));
+    assert_eq!(reported(&fixture::training_node(), AttributionList::Layers, 20), include_str!("layers.txt"));
 }
 
 #[test]
 fn a_training_is_reported_by_line() {
-    assert_eq!(reported(&fixture::training_node(), Places::Sites, 20), include_str!("sites.txt"));
+    assert_eq!(reported(&fixture::training_node(), AttributionList::Sites, 20), include_str!("sites.txt"));
 }
 
 #[test]
 fn what_is_not_shown_is_in_the_last_row() {
-    let reported = reported(&fixture::training_node(), Places::Sites, 1);
+    let reported = reported(&fixture::training_node(), AttributionList::Sites, 1);
     assert!(reported.contains("(pre-existing)\n") && reported.contains("(all others)\n"), "{reported}");
     assert!(!reported.contains("net.py:17 Attention.forward\n  "), "{reported}");
 }
@@ -41,7 +41,7 @@ fn a_large_block_that_is_older_than_the_watch_has_no_time() {
     let mut snapshot = fixture::training_node();
     let tensors = snapshot.processes[0].tensors.as_mut().expect("it trains");
     tensors.places.devices[0].large[0].granted_ns = None;
-    let reported = reported(&snapshot, Places::Sites, 1);
+    let reported = reported(&snapshot, AttributionList::Sites, 1);
     assert!(reported.contains("large block: 2.00 GiB from before attach: "), "{reported}");
 }
 
@@ -55,14 +55,14 @@ fn a_program_that_has_ended_is_ranked_by_its_peak() {
         // The largest call site at the peak has freed everything, and little is left at the exit.
         (site.sum.live_bytes, site.sum.at_peak_bytes) = if at == 1 { (0, 70 << 30) } else { (1 << 20, 1 << 20) };
     }
-    let reported = reported(&snapshot, Places::Sites, 1);
+    let reported = reported(&snapshot, AttributionList::Sites, 1);
     assert!(reported.lines().next().is_some_and(|line| line.ends_with("  ended: ranked AT PEAK")), "{reported}");
     assert!(reported.lines().nth(2).is_some_and(|row| row.contains("0 B  70.00 GiB")), "{reported}");
 }
 
 #[test]
 fn a_machine_without_pytorch_says_so() {
-    let reported = reported(&fixture::quiet_node(), Places::Stages, 20);
+    let reported = reported(&fixture::quiet_node(), AttributionList::Stages, 20);
     assert!(reported.starts_with("No PyTorch allocator found.\n"), "{reported}");
 }
 
@@ -93,7 +93,8 @@ fn native_frames_stand_around_those_of_python_and_say_where_they_are_missing() {
     tensors.stacks_left_out = 12;
     let stack = StackView { frames: Vec::new(), truncated: false, native: Some(native), sum: SumView::default() };
     tensors.places.devices[0].stacks = vec![stack];
-    let reported = reported_of(&snapshot, Wanted { which: Places::Sites, top: 1, frames: Frames::Native });
+    let reported =
+        reported_of(&snapshot, AttributionQuery { which: AttributionList::Sites, top: 1, frames: FrameDetail::Native });
     let expected = "\
 0 B live, 0 B in 0 allocations:
   at::empty\\x1b  libtorch_cpu.so
@@ -104,18 +105,21 @@ fn native_frames_stand_around_those_of_python_and_say_where_they_are_missing() {
     assert!(reported.contains(expected), "{reported}");
     assert!(reported.contains("native stacks that are not whole: 2 (more of the stack was not copied)"), "{reported}");
     assert!(reported.contains("12 stacks are not shown: the program has too many different ones"), "{reported}");
-    assert!(!reported_of(&snapshot, Wanted { which: Places::Sites, top: 1, frames: Frames::Lines }).contains("native"));
+    assert!(
+        !reported_of(&snapshot, AttributionQuery { which: AttributionList::Sites, top: 1, frames: FrameDetail::Lines })
+            .contains("native")
+    );
 }
 
 #[test]
 fn where_no_stack_can_be_shown_it_is_stated_why() {
     let mut snapshot = fixture::training_node();
-    let wanted = Wanted { which: Places::Sites, top: 1, frames: Frames::Native };
+    let wanted = AttributionQuery { which: AttributionList::Sites, top: 1, frames: FrameDetail::Native };
     snapshot.processes[0].tensors.as_mut().expect("it has tensors").places.devices[0].stacks.clear();
     let living = reported_of(&snapshot, wanted);
     assert!(living.contains("no stacks: no block that is live has one"), "{living}");
     snapshot.processes[0].ended_ns = Some(snapshot.time_ns);
     let ended = reported_of(&snapshot, wanted);
     assert!(ended.contains("no stacks: the program has ended") && ended.contains("--until 10s"), "{ended}");
-    assert!(!reported_of(&snapshot, Wanted { frames: Frames::Lines, ..wanted }).contains("no stacks"));
+    assert!(!reported_of(&snapshot, AttributionQuery { frames: FrameDetail::Lines, ..wanted }).contains("no stacks"));
 }

@@ -5,7 +5,7 @@ use memwatch_core::snapshot::{ArenaView, ProcessView, Snapshot};
 
 use crate::render::format::{UNKNOWN, bytes, count, known, plural};
 use crate::render::sentences;
-use crate::render::text::grid::{Align, Grid};
+use crate::render::text::grid::{Align, TextGrid};
 
 pub(super) fn heading(snapshot: &Snapshot, process: &ProcessView, arena: &ArenaView) -> String {
     format!(
@@ -20,8 +20,8 @@ pub(super) fn heading(snapshot: &Snapshot, process: &ProcessView, arena: &ArenaV
 }
 
 /// Returns the numbers of an arena, in readable units and in bytes as in `memory_stats()`.
-pub(super) fn numbers(arena: &ArenaView) -> Grid {
-    let mut grid = Grid::new(&[("METRIC", Align::Left), ("VALUE", Align::Right), ("BYTES", Align::Right)]);
+pub(super) fn numbers(arena: &ArenaView) -> TextGrid {
+    let mut grid = TextGrid::new(&[("METRIC", Align::Left), ("VALUE", Align::Right), ("BYTES", Align::Right)]);
     let mut push = |title: &str, value: Option<u64>, is_bytes: bool| {
         let readable = if is_bytes { known(value, bytes) } else { known(value, count) };
         let exact = value.filter(|_| is_bytes).map_or_else(String::new, |value| value.to_string());

@@ -5,7 +5,7 @@ use memwatch_core::snapshot::{BuffersView, DeviceBuffersView, ProcessView, Snaps
 use crate::printable::printable;
 use crate::render::format::{UNKNOWN, bytes, count, plural};
 use crate::render::sentences;
-use crate::render::text::grid::{Align, Grid};
+use crate::render::text::grid::{Align, TextGrid};
 
 /// Maximum number of tensors listed.
 const TENSORS: usize = 10;
@@ -23,9 +23,9 @@ pub(super) fn heading(snapshot: &Snapshot, process: &ProcessView, device: Option
 }
 
 /// Returns the buffers of each usage, and their total.
-pub(super) fn numbers(device: &DeviceBuffersView) -> Grid {
+pub(super) fn numbers(device: &DeviceBuffersView) -> TextGrid {
     let columns = [("USE", Align::Left), ("BUFFERS", Align::Right), ("SIZE", Align::Right), ("BYTES", Align::Right)];
-    let mut grid = Grid::new(&columns);
+    let mut grid = TextGrid::new(&columns);
     let mut push = |title: &str, buffers: Option<u64>, size: u64| {
         let buffers = buffers.map_or_else(String::new, count);
         grid.push(vec![title.to_owned(), buffers, bytes(size), size.to_string()]);
@@ -40,9 +40,9 @@ pub(super) fn numbers(device: &DeviceBuffersView) -> Grid {
 }
 
 /// Returns the largest tensors.
-pub(super) fn tensors(device: &DeviceBuffersView) -> Option<Grid> {
+pub(super) fn tensors(device: &DeviceBuffersView) -> Option<TextGrid> {
     let columns = [("TENSOR", Align::Left), ("USE", Align::Left), ("SIZE", Align::Right), ("BYTES", Align::Right)];
-    let mut grid = Grid::new(&columns);
+    let mut grid = TextGrid::new(&columns);
     for tensor in device.tensors.iter().take(TENSORS) {
         let name = printable(&tensor.name).into_owned();
         grid.push(vec![name, tensor.usage.name().to_owned(), bytes(tensor.bytes), tensor.bytes.to_string()]);

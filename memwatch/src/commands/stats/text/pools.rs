@@ -6,7 +6,7 @@ use memwatch_core::words::Framework;
 
 use crate::render::format::{UNKNOWN, bytes, count, known, plural};
 use crate::render::sentences;
-use crate::render::text::grid::{Align, Grid};
+use crate::render::text::grid::{Align, TextGrid};
 
 pub(super) fn heading(snapshot: &Snapshot, process: &ProcessView, pool: &PoolView) -> String {
     let in_use = match (pool.bytes_in_use, pool.peak_bytes_in_use) {
@@ -32,8 +32,8 @@ pub(super) fn heading_of_none(process: &ProcessView, framework: Framework) -> St
 }
 
 /// Returns the numbers of a pool, in readable units and in bytes.
-pub(super) fn numbers(pool: &PoolView) -> Grid {
-    let mut grid = Grid::new(&[("METRIC", Align::Left), ("VALUE", Align::Right), ("BYTES", Align::Right)]);
+pub(super) fn numbers(pool: &PoolView) -> TextGrid {
+    let mut grid = TextGrid::new(&[("METRIC", Align::Left), ("VALUE", Align::Right), ("BYTES", Align::Right)]);
     let mut push = |title: &str, value: Option<u64>, is_bytes: bool| {
         let readable = if is_bytes { known(value, bytes) } else { known(value, count) };
         let exact = value.filter(|_| is_bytes).map_or_else(String::new, |value| value.to_string());

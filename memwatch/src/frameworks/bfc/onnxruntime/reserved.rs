@@ -6,10 +6,10 @@
 //! `Free` itself. The lock is held at both.
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
-use memwatch_common::tensor::{BlockPlan, CounterPlan, Held, TensorMeaning};
+use memwatch_common::tensor::{BlockPlan, CounterPlan, HoldingRegister, TensorMeaning};
 
 use super::super::layout::{ChunkLayout, CounterLayout};
-use super::{Function, held, is_at, load};
+use super::{DecodedFunction, held, is_at, load};
 use crate::frameworks::pytorch::TensorPoint;
 
 /// Offsets of a node's address and size in bytes.
@@ -29,7 +29,7 @@ pub(super) struct Reserved {
 
 impl Reserved {
     /// Decodes `Reserve` and `Free`.
-    pub(super) fn of(reserve: &Function, free: &Function, counters: CounterLayout) -> Option<Self> {
+    pub(super) fn of(reserve: &DecodedFunction, free: &DecodedFunction, counters: CounterLayout) -> Option<Self> {
         let (first, given_back) = given_back(free, counters)?;
         let map = map(&free.instructions[..first], given_back.node)?;
         let uses_map = reserve.instructions.iter().any(|one| leads_to(one) == Some(map));
@@ -43,17 +43,17 @@ impl Reserved {
 }
 
 /// An instruction at which a register holds a node.
-struct Place {
+struct NodeInRegister {
     address: u64,
-    arena: Held,
+    arena: HoldingRegister,
     node: Register,
 }
 
-impl Place {
+impl NodeInRegister {
     fn point(
         &self,
         meaning: TensorMeaning,
-        function: &Function,
+        function: &DecodedFunction,
         counters: CounterPlan,
         is_grant: bool,
     ) -> Option<TensorPoint> {
@@ -65,7 +65,7 @@ impl Place {
 
 /// Returns the instruction after the last counter update of `Reserve`. All updates must be in
 /// straight-line code.
-fn granted(reserve: &Function, counters: CounterLayout) -> Option<Place> {
+fn granted(reserve: &DecodedFunction, counters: CounterLayout) -> Option<NodeInRegister> {
     let instructions = &reserve.instructions;
     let begin = u64::from(counters.offset_bytes);
     let end = counters.words.into_iter().map(|word| begin + 8 * u64::from(word) + 8).max()?;
@@ -86,7 +86,7 @@ fn granted(reserve: &Function, counters: CounterLayout) -> Option<Place> {
     let (made, node) = node(&instructions[..first])?;
     let is_kept = instructions[made + 1..].iter().all(|one| !writes(one, node) || one.mnemonic() == Mnemonic::Pop);
     let address = instructions.get(last + 1)?.ip();
-    (is_straight && is_kept).then_some(Place { address, arena: held(object)?, node })
+    (is_straight && is_kept).then_some(NodeInRegister { address, arena: held(object)?, node })
 }
 
 /// Finds where a new node's address is copied to a register, and which register. The node's words
@@ -112,7 +112,7 @@ fn node(instructions: &[Instruction]) -> Option<(usize, Register)> {
 
 /// Finds where `Free` itself subtracts a node's size from the bytes in use, and that instruction's
 /// index.
-fn given_back(free: &Function, counters: CounterLayout) -> Option<(usize, Place)> {
+fn given_back(free: &DecodedFunction, counters: CounterLayout) -> Option<(usize, NodeInRegister)> {
     let takes = |one: &Instruction| {
         one.mnemonic() == Mnemonic::Sub && is_at(one, counters.in_use()) && one.op1_kind() == OpKind::Register
     };
@@ -121,7 +121,7 @@ fn given_back(free: &Function, counters: CounterLayout) -> Option<(usize, Place)
     let mut straight = free.instructions[..at].iter().rev().take_while(|one| one.flow_control() == FlowControl::Next);
     let size = straight.find(|one| writes(one, takes.op1_register()))?;
     let (node, offset) = load(size)?;
-    let place = Place { address: takes.ip(), arena: held(takes.memory_base())?, node };
+    let place = NodeInRegister { address: takes.ip(), arena: held(takes.memory_base())?, node };
     (offset == SIZE_BYTES).then_some((at, place))
 }
 

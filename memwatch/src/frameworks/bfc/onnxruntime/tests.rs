@@ -1,9 +1,9 @@
 use super::*;
 
-fn function(code: &[u8]) -> Function {
+fn function(code: &[u8]) -> DecodedFunction {
     let location = FunctionLocation { address: 0x1000, file_offset: 0x400, size_bytes: code.len() as u64 };
     let instructions = Decoder::with_ip(64, code, 0x1000, DecoderOptions::NONE).into_iter().collect();
-    Function { location, code: code.to_vec(), instructions }
+    DecodedFunction { location, code: code.to_vec(), instructions }
 }
 
 /// `mov %rbx,%rdi; call FIND; test %rax,%rax; je +0x44`.
@@ -15,7 +15,7 @@ const FIND: u64 = 0x2000;
 fn a_chunk_is_seen_at_the_branch_behind_each_call_that_looks_for_it() {
     let counters = CounterLayout::new(0x560, [0, 4, 7, 8]).expect("it is possible");
     let points = grants(&function(&ASKS), FIND, counters).expect("one call");
-    let block = BlockPlan::ChunkGranted { allocator: Held::Rbx, counters: counters.plan() };
+    let block = BlockPlan::ChunkGranted { allocator: HoldingRegister::Rbx, counters: counters.plan() };
     assert_eq!((points.len(), points[0].file_offset, points[0].plan.block), (1, 0x40b, block));
     assert!(!points[0].is_return());
     // Version 1.23 stores the result in between.
@@ -122,10 +122,12 @@ fn memory_outside_the_regions_is_seen_where_its_node_and_the_arena_are_in_regist
     let reserved = reserved.expect("it is as expected");
     assert_eq!(reserved.map, 0x5b0);
     let [granted, given_back] = reserved.points;
-    let plan = BlockPlan::Reserved { allocator: Held::Rbx, node: Held::R14, counters, is_grant: true };
+    let plan =
+        BlockPlan::Reserved { allocator: HoldingRegister::Rbx, node: HoldingRegister::R14, counters, is_grant: true };
     let behind_all = RESERVES[..RESERVES.len() - 1].concat().len() as u64;
     assert_eq!((granted.file_offset, granted.plan.block), (0x400 + behind_all, plan));
-    let plan = BlockPlan::Reserved { allocator: Held::Rbp, node: Held::Rbx, counters, is_grant: false };
+    let plan =
+        BlockPlan::Reserved { allocator: HoldingRegister::Rbp, node: HoldingRegister::Rbx, counters, is_grant: false };
     let before_last = GIVES_BACK[..GIVES_BACK.len() - 1].concat().len() as u64;
     assert_eq!((given_back.file_offset, given_back.plan.block), (0x400 + before_last, plan));
 }

@@ -7,13 +7,13 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use memwatch_common::record::{Item, Record};
+use memwatch_common::record::{Item, RingRecord};
 use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning};
 
 use crate::frameworks::probes::{TensorProbes, attach};
 use crate::frameworks::pytorch::TensorPoint;
-use crate::sources::kernel::load::{Kernel, LoadOptions, may_probe};
-use crate::sources::kernel::ring::{Drained, Ring};
+use crate::sources::kernel::load::{KernelHalf, LoadOptions, may_probe};
+use crate::sources::kernel::ring::{Drained, RecordRing};
 
 const RING_BYTES: u32 = 1 << 20;
 /// Number of times that a record arrives at about the time when the reader falls asleep.
@@ -48,7 +48,7 @@ fn file_offset(function: extern "C" fn(u64) -> u64) -> u64 {
 }
 
 /// Returns the words of this process's records that have arrived.
-fn fetch(ring: &mut Ring) -> Vec<u64> {
+fn fetch(ring: &mut RecordRing) -> Vec<u64> {
     let mut words = Vec::new();
     ring.drain(|item| words.extend(word(&item)));
     words
@@ -57,7 +57,7 @@ fn fetch(ring: &mut Ring) -> Vec<u64> {
 /// Returns the word of a record of this process.
 fn word(item: &Drained<'_>) -> Option<u64> {
     match item {
-        Drained::Item(Ok(Item::Record(Record::Tensor(tensor)))) if tensor.tgid == std::process::id() => {
+        Drained::Item(Ok(Item::Record(RingRecord::Tensor(tensor)))) if tensor.tgid == std::process::id() => {
             Some(tensor.args[0])
         }
         _ => None,
@@ -65,12 +65,12 @@ fn word(item: &Drained<'_>) -> Option<u64> {
 }
 
 /// Probes this function. Returns `None` if probing is not allowed here.
-fn reader(function: extern "C" fn(u64) -> u64) -> Option<(Kernel, Ring, TensorProbes)> {
+fn reader(function: extern "C" fn(u64) -> u64) -> Option<(KernelHalf, RecordRing, TensorProbes)> {
     may_probe().then(|| {
         let options =
             LoadOptions { all_processes: true, ring_bytes: RING_BYTES, classic_uprobes: false, diagnostics: false };
-        let mut kernel = Kernel::load(options).expect("the kernel half is loaded");
-        let ring = Ring::open(&mut kernel.ebpf, RING_BYTES).expect("its ring");
+        let mut kernel = KernelHalf::load(options).expect("the kernel half is loaded");
+        let ring = RecordRing::open(&mut kernel.ebpf, RING_BYTES).expect("its ring");
         let row = TENSOR_PROBES.iter().find(|row| row.meaning == TensorMeaning::Reported).expect("there is one");
         let own = NonZeroU32::new(std::process::id()).expect("nobody is 0");
         let point = TensorPoint::new(row, file_offset(function));

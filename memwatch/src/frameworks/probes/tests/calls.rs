@@ -1,12 +1,12 @@
 //! Compares a single probe at the allocator's calls with the allocator's trace and reports, on the
 //! same blocks.
 
-use memwatch_common::record::Record;
+use memwatch_common::record::RingRecord;
 use memwatch_common::tensor::{TensorMeaning, TensorRecord};
 use memwatch_core::decode::{PendingBlocks, TensorChange, TraceAction, Traced, decode_tensor};
 
-use super::job::{Job, Watched};
-use super::{Sent, meaning};
+use super::job::{ProbedJob, PythonJob};
+use super::{SentEvents, meaning};
 
 /// Blocks of all kinds: those of a training, large ones, ones that another stream uses when they
 /// are freed, and ones of a private pool.
@@ -18,7 +18,7 @@ const BLOCKS: [&str; 5] = [
     "del own; held.clear(); torch.cuda.empty_cache(); torch.cuda.synchronize()",
 ];
 
-pub(super) fn one_probe_shows_what_several_do(job: &mut Job, watched: &mut Watched) {
+pub(super) fn one_probe_shows_what_several_do(job: &mut PythonJob, watched: &mut ProbedJob) {
     let probes = watched.attach_calls(job);
     watched.drain();
     for line in BLOCKS {
@@ -27,10 +27,11 @@ pub(super) fn one_probe_shows_what_several_do(job: &mut Job, watched: &mut Watch
     let sent = watched.drain();
     watched.take_out(probes);
     let (by_functions, by_calls) = (by_functions(&sent), by_calls(&sent));
-    let rare = |line: &Line| matches!(line, Line::Traced(TraceAction::SegmentAlloc | TraceAction::SegmentFree, ..));
+    let rare =
+        |line: &TraceLine| matches!(line, TraceLine::Traced(TraceAction::SegmentAlloc | TraceAction::SegmentFree, ..));
     assert!(by_calls.len() > 100 && by_calls.iter().filter(|line| rare(line)).count() >= 4, "{}", by_calls.len());
     let apart = by_calls.iter().zip(&by_functions).position(|(calls, functions)| calls != functions);
-    let around = |lines: &[Line]| {
+    let around = |lines: &[TraceLine]| {
         let start = apart.unwrap_or(lines.len()).saturating_sub(4);
         format!("{:?}\n", lines.iter().skip(start).take(8).collect::<Vec<_>>())
     };
@@ -42,33 +43,33 @@ pub(super) fn one_probe_shows_what_several_do(job: &mut Job, watched: &mut Watch
 
 /// Content of an event that both report.
 #[derive(Debug, PartialEq)]
-enum Line {
+enum TraceLine {
     /// Action, allocator and address. For a grant and for segments also bytes and stream. Whether a
     /// grant is from a private pool.
     Traced(TraceAction, (u64, u64), Option<(u64, u64)>, bool),
     Reported(TensorChange),
 }
 
-fn line(what: TensorChange) -> Option<Line> {
+fn line(what: TensorChange) -> Option<TraceLine> {
     match what {
         TensorChange::Traced(traced) => {
             let Traced { allocator, action, address, bytes, stream, pool, .. } = traced;
             let is_free = matches!(action, TraceAction::FreeRequested | TraceAction::FreeCompleted);
             let is_private = action == TraceAction::Alloc && pool != Some((0, 0));
-            Some(Line::Traced(action, (allocator, address), (!is_free).then_some((bytes, stream)), is_private))
+            Some(TraceLine::Traced(action, (allocator, address), (!is_free).then_some((bytes, stream)), is_private))
         }
-        TensorChange::Reported { .. } => Some(Line::Reported(what)),
+        TensorChange::Reported { .. } => Some(TraceLine::Reported(what)),
         _ => None,
     }
 }
 
-fn by_functions(sent: &Sent) -> Vec<Line> {
+fn by_functions(sent: &SentEvents) -> Vec<TraceLine> {
     let is_meant = |event: &&TensorRecord| matches!(meaning(event), TensorMeaning::Traced | TensorMeaning::Reported);
-    let events = sent.events.iter().filter(is_meant).filter_map(|event| decode_tensor(&Record::Tensor(*event)));
+    let events = sent.events.iter().filter(is_meant).filter_map(|event| decode_tensor(&RingRecord::Tensor(*event)));
     events.filter_map(|event| line(event.what)).collect()
 }
 
-fn by_calls(sent: &Sent) -> Vec<Line> {
+fn by_calls(sent: &SentEvents) -> Vec<TraceLine> {
     let mut pending = PendingBlocks::default();
     let mut lines = Vec::new();
     for event in &sent.events {
@@ -76,7 +77,7 @@ fn by_calls(sent: &Sent) -> Vec<Line> {
             meaning(event),
             TensorMeaning::Granted | TensorMeaning::GivenBack | TensorMeaning::Completed | TensorMeaning::TracedRarely
         );
-        let Some(event) = decode_tensor(&Record::Tensor(*event)).filter(|_| of_calls) else { continue };
+        let Some(event) = decode_tensor(&RingRecord::Tensor(*event)).filter(|_| of_calls) else { continue };
         match &event.what {
             TensorChange::Block(report) => {
                 let parts = report.events(&event, &mut pending, |_, _| Some((1, 0)));

@@ -9,18 +9,18 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use aya::maps::{Array, HashMap, MapData, RingBuf};
 use memwatch_common::loss::Loss;
-use memwatch_common::record::{Item, Record};
+use memwatch_common::record::{Item, RingRecord};
 use memwatch_common::tensor::{FrameworkLibrary, Purpose, TENSOR_PROBES};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::Sent;
+use super::SentEvents;
 use crate::frameworks::probes::{
-    OfProcess, TensorProbes, attach, attach_to, detach, forget, set_layout, set_window_frames, walk_state,
+    CodeOfProcess, TensorProbes, attach, attach_to, detach, forget, set_layout, set_window_frames, walk_state,
     want_statistics,
 };
 use crate::frameworks::pytorch::{TensorPoint, points};
-use crate::sources::kernel::load::{Kernel, LoadOptions, may_probe};
+use crate::sources::kernel::load::{KernelHalf, LoadOptions, may_probe};
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::python::PythonProcess;
 
@@ -53,14 +53,14 @@ for line in sys.stdin:
 ";
 
 /// The Python process. It is killed when it is dropped.
-pub(crate) struct Job {
+pub(crate) struct PythonJob {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     _directory: TempDir,
 }
 
-impl Job {
+impl PythonJob {
     /// Starts Python. Returns `None`, with the reason on standard error, if it cannot run here.
     pub(crate) fn start(version: &str) -> Option<Self> {
         if !may_probe() {
@@ -124,7 +124,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for PythonJob {
     fn drop(&mut self) {
         self.end();
     }
@@ -138,22 +138,22 @@ pub(crate) const LIBRARIES: [(FrameworkLibrary, &str); 3] = [
 ];
 
 /// The kernel half attached to one job. Everything is released when this is dropped.
-pub(crate) struct Watched {
-    kernel: Kernel,
+pub(crate) struct ProbedJob {
+    kernel: KernelHalf,
     ring: RingBuf<MapData>,
     probes: Vec<TensorProbes>,
     code_goes: bool,
 }
 
-impl Watched {
+impl ProbedJob {
     /// Attaches the rows of these libraries.
     pub(crate) fn attach(
-        job: &Job,
+        job: &PythonJob,
         (classic_uprobes, ring_bytes): (bool, u32),
         libraries: &[(FrameworkLibrary, &str)],
     ) -> Self {
         let options = LoadOptions { all_processes: true, ring_bytes, classic_uprobes, diagnostics: false };
-        let mut kernel = Kernel::load(options).unwrap();
+        let mut kernel = KernelHalf::load(options).unwrap();
         let ring = RingBuf::try_from(kernel.ebpf.take_map("RECORDS").unwrap()).unwrap();
         let version = running_kernel();
         let tgid = NonZeroU32::new(job.tgid()).unwrap();
@@ -170,7 +170,7 @@ impl Watched {
 
     /// Attaches the probes that show everything about a block with one probe, in addition to those
     /// attached.
-    pub(crate) fn attach_calls(&mut self, job: &Job) -> TensorProbes {
+    pub(crate) fn attach_calls(&mut self, job: &PythonJob) -> TensorProbes {
         let path = job.mapped("libc10_cuda.so").expect("PyTorch has loaded its libraries");
         let mut points = points(&File::open(&path).unwrap(), FrameworkLibrary::C10Cuda, running_kernel()).unwrap();
         points.retain(|point| point.row.purpose == Purpose::AllocatorCalls);
@@ -181,7 +181,7 @@ impl Watched {
         detach(&mut self.kernel, probes).unwrap();
     }
 
-    pub(crate) fn want_statistics(&mut self, job: &Job) {
+    pub(crate) fn want_statistics(&mut self, job: &PythonJob) {
         want_statistics(&mut self.kernel, job.tgid()).unwrap();
     }
 
@@ -189,12 +189,12 @@ impl Watched {
         set_window_frames(&mut self.kernel, NonZeroU32::new(frames).unwrap()).unwrap();
     }
 
-    pub(crate) fn left_out(&mut self, job: &Job) -> u64 {
+    pub(crate) fn left_out(&mut self, job: &PythonJob) -> u64 {
         walk_state(&mut self.kernel, job.tgid()).unwrap().left_out
     }
 
     /// Sets the layout of the job's interpreter and probes the deallocation of code objects.
-    pub(crate) fn set_layout(&mut self, job: &Job, module_codes: &[u64]) {
+    pub(crate) fn set_layout(&mut self, job: &PythonJob, module_codes: &[u64]) {
         let python = PythonProcess::attach(job.tgid()).unwrap().expect("it is Python");
         let mut layout = python.layout();
         layout.module_codes[..module_codes.len()].copy_from_slice(module_codes);
@@ -211,13 +211,13 @@ impl Watched {
     }
 
     /// Sets only the layout of the job's interpreter.
-    pub(crate) fn set_layout_alone(&mut self, job: &Job) {
+    pub(crate) fn set_layout_alone(&mut self, job: &PythonJob) {
         let python = PythonProcess::attach(job.tgid()).unwrap().expect("it is Python");
         set_layout(&mut self.kernel, job.tgid(), &python.layout()).unwrap();
     }
 
     /// Detaches all probes and attaches the rows of one library in all processes.
-    pub(crate) fn attach_to_all(&mut self, job: &Job, (library, name): (FrameworkLibrary, &str)) {
+    pub(crate) fn attach_to_all(&mut self, job: &PythonJob, (library, name): (FrameworkLibrary, &str)) {
         self.detach(job);
         let path = job.mapped(name).expect("PyTorch has loaded its libraries");
         let points = points(&File::open(&path).unwrap(), library, running_kernel()).unwrap();
@@ -226,7 +226,7 @@ impl Watched {
     }
 
     /// Makes the kernel half forget the job. Its probes stay attached.
-    pub(crate) fn forget(&mut self, job: &Job) {
+    pub(crate) fn forget(&mut self, job: &PythonJob) {
         forget(&mut self.kernel, job.tgid()).unwrap();
     }
 
@@ -238,7 +238,7 @@ impl Watched {
     }
 
     /// Detaches all probes and makes the kernel half forget the job.
-    pub(crate) fn detach(&mut self, job: &Job) {
+    pub(crate) fn detach(&mut self, job: &PythonJob) {
         for probes in self.probes.drain(..) {
             detach(&mut self.kernel, probes).unwrap();
         }
@@ -248,7 +248,7 @@ impl Watched {
     /// Returns the number of entries that the kernel half has for a process.
     pub(crate) fn known(&mut self, tgid: u32) -> usize {
         let map = self.kernel.ebpf.map_mut("KNOWN_CODE").unwrap();
-        let codes: HashMap<_, OfProcess, u32> = HashMap::try_from(map).unwrap();
+        let codes: HashMap<_, CodeOfProcess, u32> = HashMap::try_from(map).unwrap();
         let codes = codes.keys().filter(|code| code.as_ref().unwrap().tgid == u64::from(tgid)).count();
         codes + usize::from(self.is_walked(tgid))
     }
@@ -259,12 +259,12 @@ impl Watched {
     }
 
     /// Returns everything that arrived since the last call.
-    pub(crate) fn drain(&mut self) -> Sent {
-        let mut sent = Sent::default();
+    pub(crate) fn drain(&mut self) -> SentEvents {
+        let mut sent = SentEvents::default();
         while let Some(bytes) = self.ring.next() {
             match Item::from_bytes(&bytes).unwrap() {
-                Item::Record(Record::Tensor(event)) => sent.events.push(event),
-                Item::Record(Record::Text(text)) => {
+                Item::Record(RingRecord::Tensor(event)) => sent.events.push(event),
+                Item::Record(RingRecord::Text(text)) => {
                     sent.texts.push(String::from_utf8_lossy(text.text()).into_owned());
                 }
                 Item::Record(_) | Item::Native(_) | Item::Rm(_) => {}

@@ -1,6 +1,6 @@
 //! Number of instructions that the kernel verifies for each program.
 
-use crate::sources::kernel::load::{Kernel, LoadOptions, Mechanism, chain, may_probe};
+use crate::sources::kernel::load::{KernelHalf, LoadOptions, Mechanism, chain, may_probe};
 
 use aya::programs::Program;
 
@@ -20,7 +20,7 @@ fn the_kernel_proves_every_program_well_before_it_gives_up() {
     let mut wrong = Vec::new();
     for classic_uprobes in [false, true] {
         let options = LoadOptions { all_processes: true, ring_bytes: 1 << 20, classic_uprobes, diagnostics: false };
-        let mut kernel = Kernel::load(options).expect("the kernel half is loaded");
+        let mut kernel = KernelHalf::load(options).expect("the kernel half is loaded");
         let is_classic = kernel.mechanism == Mechanism::Classic;
         for (name, program) in kernel.ebpf.programs_mut() {
             let Program::UProbe(program) = program else { continue };

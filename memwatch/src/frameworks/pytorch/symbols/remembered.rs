@@ -19,10 +19,10 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use super::{NAME_BYTES, Place, SymbolName, Symbols, is_meant};
+use super::{NAME_BYTES, SymbolName, SymbolPosition, Symbols, is_meant};
 use crate::frameworks::pytorch::known_builds::state_folder;
 use crate::own_folder::own_uid;
-use crate::sources::kernel::resolve::{Layout, SYMBOL_BYTES};
+use crate::sources::kernel::resolve::{SYMBOL_BYTES, SymbolLayout};
 
 /// Name of the directory in the agent's state directory.
 const FOLDER: &str = "symbols";
@@ -35,7 +35,7 @@ const MOST_SEARCHES: usize = 16;
 const HEADER_BYTES: usize = 4 << 10;
 /// Maximum size of the stored data for one file.
 const LONGEST_BYTES: u64 = 256 << 10;
-/// Format version of [`Kept`].
+/// Format version of [`StoredSearches`].
 const FORMAT: u32 = 1;
 /// Magic number of FUSE (`FUSE_SUPER_MAGIC` in linux/magic.h). A FUSE server chooses the owners of
 /// its files.
@@ -45,14 +45,14 @@ const WRITABLE: u32 = 0o022;
 
 /// Stored data for one file.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Kept {
+struct StoredSearches {
     format: u32,
-    searches: Vec<Search>,
+    searches: Vec<StoredSearch>,
 }
 
 /// One search and its result.
 #[derive(Debug, Serialize, Deserialize)]
-struct Search {
+struct StoredSearch {
     /// Key, beginning and ending of each wanted name.
     wanted: Vec<(u16, String, String)>,
     /// Key, index of the symbol table and offset in it of each symbol found.
@@ -67,13 +67,13 @@ pub(super) struct Shelf {
 
 impl Shelf {
     /// Returns the storage of a file if a state directory exists and the search would be slow.
-    pub(super) fn of(file: &File, layout: &Layout<'_>) -> Option<Self> {
+    pub(super) fn of(file: &File, layout: &SymbolLayout<'_>) -> Option<Self> {
         let names_bytes: u64 = layout.tables().map(|table| table.strings.1).sum();
         (names_bytes >= MUCH_BYTES).then_some(())?;
         Self::within(&state_folder()?.join(FOLDER), file, layout)
     }
 
-    fn within(directory: &Path, file: &File, layout: &Layout<'_>) -> Option<Self> {
+    fn within(directory: &Path, file: &File, layout: &SymbolLayout<'_>) -> Option<Self> {
         let build = layout.build_id().filter(|build| (8..=128).contains(&build.len())).map(str::to_owned);
         let build = build.or_else(|| mark(file, layout).ok())?;
         (!is_fuse(file)).then_some(())?;
@@ -83,7 +83,7 @@ impl Shelf {
 
     /// Returns what an earlier search for the same names found in this file or an equal one; `None`
     /// if a symbol is not at its remembered position.
-    pub(super) fn recall(&self, file: &File, layout: &Layout<'_>, wanted: &[SymbolName]) -> Option<Symbols> {
+    pub(super) fn recall(&self, file: &File, layout: &SymbolLayout<'_>, wanted: &[SymbolName]) -> Option<Symbols> {
         let kept = self.read()?;
         let search = kept.searches.iter().find(|search| search.is_for(wanted))?;
         let tables: Vec<_> = layout.tables().collect();
@@ -104,13 +104,13 @@ impl Shelf {
     }
 
     /// Stores the result of a search. A failure only means that the next search is slow.
-    pub(super) fn keep(&self, wanted: &[SymbolName], places: &[Place]) {
+    pub(super) fn keep(&self, wanted: &[SymbolName], places: &[SymbolPosition]) {
         let mut kept = self.read().unwrap_or_default();
         kept.format = FORMAT;
         kept.searches.retain(|search| !search.is_for(wanted));
         let text = |name: &SymbolName| (name.key, name.beginning.to_owned(), name.ending.to_owned());
         let found = places.iter().map(|place| (place.key, place.table, place.offset)).collect();
-        kept.searches.push(Search { wanted: wanted.iter().map(text).collect(), found });
+        kept.searches.push(StoredSearch { wanted: wanted.iter().map(text).collect(), found });
         let surplus = kept.searches.len().saturating_sub(MOST_SEARCHES);
         kept.searches.drain(..surplus);
         let written = self.write(&kept);
@@ -119,15 +119,15 @@ impl Shelf {
         }
     }
 
-    fn read(&self) -> Option<Kept> {
+    fn read(&self) -> Option<StoredSearches> {
         let mut text = Vec::new();
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&self.path).ok()?;
         file.take(LONGEST_BYTES).read_to_end(&mut text).ok()?;
-        serde_json::from_slice(&text).ok().filter(|kept: &Kept| kept.format == FORMAT)
+        serde_json::from_slice(&text).ok().filter(|kept: &StoredSearches| kept.format == FORMAT)
     }
 
     /// Replaces the stored data atomically; concurrent readers see the previous version.
-    fn write(&self, kept: &Kept) -> io::Result<()> {
+    fn write(&self, kept: &StoredSearches) -> io::Result<()> {
         let directory = self.path.parent().unwrap_or(Path::new("/"));
         make_room(directory)?;
         let new = self.path.with_extension(format!("{}.new", std::process::id()));
@@ -140,7 +140,7 @@ impl Shelf {
     }
 }
 
-impl Search {
+impl StoredSearch {
     fn is_for(&self, wanted: &[SymbolName]) -> bool {
         let is_it = |((key, beginning, ending), name): (&(u16, String, String), &SymbolName)| {
             (*key, beginning.as_str(), ending.as_str()) == (name.key, name.beginning, name.ending)
@@ -151,7 +151,7 @@ impl Search {
 
 /// Identifies a file without a build id by the positions of its tables and its first and last
 /// bytes, which are headers.
-fn mark(file: &File, layout: &Layout<'_>) -> io::Result<String> {
+fn mark(file: &File, layout: &SymbolLayout<'_>) -> io::Result<String> {
     let mut hasher = DefaultHasher::new();
     let length = file.metadata()?.len();
     let mut headers = [0; HEADER_BYTES];

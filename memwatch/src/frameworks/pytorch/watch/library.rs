@@ -5,15 +5,15 @@ use std::num::NonZeroU32;
 use memwatch_common::tensor::Purpose;
 use memwatch_core::input::TensorLevel;
 
-use super::{Sight, TensorRequest};
+use super::{BlockProbing, TensorRequest};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
 use crate::frameworks::pytorch::TensorPoint;
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 use crate::sources::library::LibraryFile;
 
 /// Functions that every event of a caching allocator passes and that are not probed with
-/// [`Sight::Calls`], with the calls per event in hundredths.
+/// [`BlockProbing::Calls`], with the calls per event in hundredths.
 const LOAD: [(u16, u64); 3] = [(REPORTED, 100), (TRACED, 150), (REQUESTED, 50)];
 /// `reportMemoryUsageToProfiler`, called once per event.
 const REPORTED: u16 = 1;
@@ -27,7 +27,7 @@ fn load_percent(row: u16) -> Option<u64> {
 }
 
 /// A library of a process and its probes.
-pub(super) struct Library {
+pub(super) struct ProbedLibrary {
     pub(super) file: LibraryFile,
     /// All probe points in the library's file.
     pub(super) points: Vec<TensorPoint>,
@@ -43,26 +43,31 @@ pub(super) struct Library {
     pub(super) probes: Vec<TensorProbes>,
 }
 
-impl Library {
+impl ProbedLibrary {
     pub(super) fn new(file: LibraryFile, points: Vec<TensorPoint>) -> Self {
         let (wanted, rare, on_demand) = (Vec::new(), (Vec::new(), None), Vec::new());
         Self { file, points, wanted, rare, on_demand, until_trace: None, probes: Vec::new() }
     }
 
     /// Returns the ids of the points that a request wants.
-    pub(super) fn rows(&self, request: TensorRequest, sight: Sight) -> Vec<u16> {
+    pub(super) fn rows(&self, request: TensorRequest, sight: BlockProbing) -> Vec<u16> {
         self.points.iter().map(|point| point.row).filter(|row| request.wants(row, sight)).map(|row| row.id).collect()
     }
 
     /// Attaches the wanted probes. None of them may be attached already.
-    pub(super) fn put_in(&mut self, kernel: &mut Kernel, tgid: u32, (request, sight): (TensorRequest, Sight)) {
+    pub(super) fn put_in(
+        &mut self,
+        kernel: &mut KernelHalf,
+        tgid: u32,
+        (request, sight): (TensorRequest, BlockProbing),
+    ) {
         self.wanted = self.rows(request, sight);
         let (wanted, others): (Vec<TensorPoint>, Vec<TensorPoint>) =
             self.points.iter().copied().partition(|point| request.wants(point.row, sight));
         let (rare, wanted): (Vec<TensorPoint>, Vec<TensorPoint>) =
             wanted.into_iter().partition(|point| point.row.is_rare());
         self.follow_rare(kernel, tgid, &rare);
-        let has_blocks = request.level >= TensorLevel::Blocks && !request.reports_only && sight != Sight::Calls;
+        let has_blocks = request.level >= TensorLevel::Blocks && !request.reports_only && sight != BlockProbing::Calls;
         let is_on_demand = |point: &TensorPoint| point.row.purpose == Purpose::AllocatorWithoutTrace && has_blocks;
         self.on_demand = others.into_iter().filter(is_on_demand).collect();
         let (until_trace, always): (Vec<_>, Vec<_>) =
@@ -77,7 +82,7 @@ impl Library {
     }
 
     /// Attaches counting probes to the functions that every event passes.
-    pub(super) fn begin_load(&self, kernel: &mut Kernel, tgid: u32) -> Option<TensorProbes> {
+    pub(super) fn begin_load(&self, kernel: &mut KernelHalf, tgid: u32) -> Option<TensorProbes> {
         let points: Vec<TensorPoint> =
             self.points.iter().copied().filter(|point| load_percent(point.row.id).is_some()).collect();
         let tgid = NonZeroU32::new(tgid).filter(|_| !points.is_empty())?;
@@ -86,7 +91,7 @@ impl Library {
     }
 
     /// Sets the rarely reached points that are probed.
-    pub(super) fn follow_rare(&mut self, kernel: &mut Kernel, tgid: u32, points: &[TensorPoint]) {
+    pub(super) fn follow_rare(&mut self, kernel: &mut KernelHalf, tgid: u32, points: &[TensorPoint]) {
         let rows: Vec<u16> = points.iter().map(|point| point.row.id).collect();
         if self.rare.0 != rows {
             if let Some(probes) = self.rare.1.take() {
@@ -97,7 +102,7 @@ impl Library {
     }
 
     /// Detaches the probes that depend on the trace level.
-    pub(super) fn take_out(&mut self, kernel: &mut Kernel, tgid: u32) {
+    pub(super) fn take_out(&mut self, kernel: &mut KernelHalf, tgid: u32) {
         self.clear().into_iter().for_each(|probes| take_out(kernel, tgid, probes));
     }
 
@@ -111,7 +116,7 @@ impl Library {
 }
 
 pub(super) fn attach(
-    kernel: &mut Kernel,
+    kernel: &mut KernelHalf,
     tgid: u32,
     file: &LibraryFile,
     points: &[TensorPoint],
@@ -129,7 +134,7 @@ pub(super) fn attach(
     }
 }
 
-pub(super) fn take_out(kernel: &mut Kernel, tgid: u32, probes: TensorProbes) {
+pub(super) fn take_out(kernel: &mut KernelHalf, tgid: u32, probes: TensorProbes) {
     if let Err(error) = tensor_probes::detach(kernel, probes) {
         log::warn!("process {tgid} keeps probes that it does not need: {error}");
     }

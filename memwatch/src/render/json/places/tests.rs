@@ -3,10 +3,10 @@ use serde_json::Value;
 use super::*;
 use crate::render::fixture;
 
-fn report(which: Places, top: usize) -> Value {
+fn report(which: AttributionList, top: usize) -> Value {
     let mut out = Vec::new();
     let clock = fixture::clock();
-    let origin = Origin { host: "node-7", clock: &clock };
+    let origin = ReportOrigin { host: "node-7", clock: &clock };
     write(&mut out, (which, top), &fixture::training_node(), origin).expect("memory takes all");
     assert_eq!(String::from_utf8_lossy(&out).lines().count(), 1);
     serde_json::from_slice(&out).expect("valid JSON")
@@ -19,9 +19,9 @@ fn device(report: &Value) -> &Value {
 #[test]
 fn each_list_has_its_schema_and_what_it_adds_up_to() {
     for (which, schema, list) in [
-        (Places::Sites, "memwatch.sites/2", "sites"),
-        (Places::Stages, "memwatch.stages/2", "stages"),
-        (Places::Layers, "memwatch.layers/2", "layers"),
+        (AttributionList::Sites, "memwatch.sites/2", "sites"),
+        (AttributionList::Stages, "memwatch.stages/2", "stages"),
+        (AttributionList::Layers, "memwatch.layers/2", "layers"),
     ] {
         let report = report(which, 100);
         assert_eq!(report["schema"], schema);
@@ -37,7 +37,7 @@ fn each_list_has_its_schema_and_what_it_adds_up_to() {
 
 #[test]
 fn what_is_not_known_is_null() {
-    let report = report(Places::Sites, 100);
+    let report = report(AttributionList::Sites, 100);
     let older = &device(&report)["sites"][0];
     assert_eq!(older["kind"], "preexisting");
     assert!(older["file"].is_null() && older["line"].is_null() && older["mean_lifetime_seconds"].is_null());
@@ -46,7 +46,7 @@ fn what_is_not_known_is_null() {
 
 #[test]
 fn failures_and_large_blocks_say_whose_they_are() {
-    let report = report(Places::Sites, 100);
+    let report = report(AttributionList::Sites, 100);
     let large = &device(&report)["large"][0];
     assert_eq!((&large["stage"], &large["stage_by"]), (&Value::from("forward"), &Value::from("frames")));
     let failure = &report["data"]["processes"][0]["failures"][0];

@@ -6,7 +6,7 @@ use crate::render::fixture;
 fn report(snapshot: &Snapshot) -> Value {
     let mut out = Vec::new();
     let clock = fixture::clock();
-    write(&mut out, snapshot, Origin { host: "node-7", clock: &clock }).expect("memory takes all");
+    write(&mut out, snapshot, ReportOrigin { host: "node-7", clock: &clock }).expect("memory takes all");
     assert_eq!(out.iter().position(|byte| *byte == b'\n'), Some(out.len() - 1));
     serde_json::from_slice(&out).expect("valid JSON")
 }

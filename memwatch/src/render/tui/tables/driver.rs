@@ -2,29 +2,29 @@
 
 use memwatch_core::snapshot::{KindView, ProcessView};
 
-use super::Facts;
+use super::TableInput;
 use crate::render::Tone;
 use crate::render::format::count;
 use crate::render::sentences;
-use crate::render::tui::grid::{Cell, Column, Grid, Row};
+use crate::render::tui::grid::{GridCell, GridColumn, GridRow, ScreenGrid};
 use crate::render::tui::size::size;
 use crate::render::tui::state::RowKey;
 
 /// Builds one row per GPU and kind, and one per kind of host memory.
-pub(crate) fn grid(facts: &Facts, process: &ProcessView) -> Grid {
+pub(crate) fn grid(facts: &TableInput, process: &ProcessView) -> ScreenGrid {
     let several = process.gpus.len() > 1;
     let numbers = [
-        Column::number("NOW", 10),
-        Column::number("PEAK", 10),
-        Column::number("ALLOCATIONS", 11),
-        Column::number("FREES", 11),
-        Column::words("KIND", 0),
+        GridColumn::number("NOW", 10),
+        GridColumn::number("PEAK", 10),
+        GridColumn::number("ALLOCATIONS", 11),
+        GridColumn::number("FREES", 11),
+        GridColumn::words("KIND", 0),
     ];
     let mut rows = Vec::new();
     for gpu in &process.gpus {
         let number = sentences::gpu_number(facts.snapshot, gpu.uuid.as_ref());
         for (name, kind) in &gpu.kinds {
-            let mut cells: Vec<Cell> = several.then(|| Cell::text(number.clone())).into_iter().collect();
+            let mut cells: Vec<GridCell> = several.then(|| GridCell::text(number.clone())).into_iter().collect();
             cells.extend(of_kind(name, kind));
             rows.push(row(format!("{number}/{name}"), cells));
         }
@@ -36,25 +36,25 @@ pub(crate) fn grid(facts: &Facts, process: &ProcessView) -> Grid {
         ("physical host memory", host.physical_live_bytes, None),
     ] {
         if now > 0 || peak.is_some_and(|peak| peak > 0) {
-            let mut cells: Vec<Cell> = several.then(Cell::unknown).into_iter().collect();
-            let bytes = Cell::number(now, size(now)).in_tone(Tone::Heading);
-            cells.extend([bytes, Cell::bytes(peak), Cell::unknown(), Cell::unknown()]);
-            cells.push(Cell::text(format!("{name}: on no GPU")));
+            let mut cells: Vec<GridCell> = several.then(GridCell::unknown).into_iter().collect();
+            let bytes = GridCell::number(now, size(now)).in_tone(Tone::Heading);
+            cells.extend([bytes, GridCell::bytes(peak), GridCell::unknown(), GridCell::unknown()]);
+            cells.push(GridCell::text(format!("{name}: on no GPU")));
             rows.push(row(name.to_owned(), cells));
         }
     }
-    let columns = several.then_some(Column::number("GPU", 4)).into_iter().chain(numbers).collect();
+    let columns = several.then_some(GridColumn::number("GPU", 4)).into_iter().chain(numbers).collect();
     let empty = "No driver allocation since memwatch attached.".to_owned();
-    let mut grid = Grid { columns, rows, natural: "NOW", empty };
+    let mut grid = ScreenGrid { columns, rows, natural: "NOW", empty };
     grid.sort("NOW", false);
     grid
 }
 
-fn row(key: String, cells: Vec<Cell>) -> Row {
-    Row { key: RowKey::Place(key), cells, tone: Tone::Plain, branch: None }
+fn row(key: String, cells: Vec<GridCell>) -> GridRow {
+    GridRow { key: RowKey::Place(key), cells, tone: Tone::Plain, branch: None }
 }
 
-fn of_kind(name: &str, kind: &KindView) -> [Cell; 5] {
+fn of_kind(name: &str, kind: &KindView) -> [GridCell; 5] {
     let about = if kind.estimated { "~" } else { "" };
     let backed = kind.backed_bytes.filter(|backed| *backed > kind.live_bytes);
     let held = backed.map(|backed| {
@@ -63,10 +63,10 @@ fn of_kind(name: &str, kind: &KindView) -> [Cell; 5] {
     });
     let apart = if name == "managed" { ": its pages may be anywhere, so on no GPU" } else { "" };
     [
-        Cell::number(kind.live_bytes, format!("{about}{}", size(kind.live_bytes))).in_tone(Tone::Heading),
-        Cell::number(kind.peak_bytes, format!("{about}{}", size(kind.peak_bytes))),
-        Cell::number(kind.allocations, count(kind.allocations)),
-        Cell::number(kind.frees, count(kind.frees)),
-        Cell::text(format!("{name}{apart}{}", held.unwrap_or_default())),
+        GridCell::number(kind.live_bytes, format!("{about}{}", size(kind.live_bytes))).in_tone(Tone::Heading),
+        GridCell::number(kind.peak_bytes, format!("{about}{}", size(kind.peak_bytes))),
+        GridCell::number(kind.allocations, count(kind.allocations)),
+        GridCell::number(kind.frees, count(kind.frees)),
+        GridCell::text(format!("{name}{apart}{}", held.unwrap_or_default())),
     ]
 }

@@ -5,13 +5,13 @@ use std::fmt::Write as _;
 
 use memwatch_core::snapshot::{FailureView, ProcessView, RefusalView};
 
-use super::Facts;
+use super::TableInput;
 use crate::backends::error_words;
 use crate::render::Tone;
 use crate::render::format::{count, printable};
 use crate::render::places;
 use crate::render::sentences;
-use crate::render::tui::grid::{Cell, Column, Grid, Row};
+use crate::render::tui::grid::{GridCell, GridColumn, GridRow, ScreenGrid};
 use crate::render::tui::size::size;
 use crate::render::tui::state::RowKey;
 
@@ -26,25 +26,25 @@ struct Happened {
 }
 
 /// Builds one row per event.
-pub(crate) fn grid(facts: &Facts, process: &ProcessView) -> Grid {
-    let columns = vec![Column::words("TIME", 12), Column::words("EVENT", 13), Column::words("WHAT", 0)];
+pub(crate) fn grid(facts: &TableInput, process: &ProcessView) -> ScreenGrid {
+    let columns = vec![GridColumn::words("TIME", 12), GridColumn::words("EVENT", 13), GridColumn::words("WHAT", 0)];
     let all = happened(facts, process);
-    let row = |(place, event): (usize, &Happened)| Row {
+    let row = |(place, event): (usize, &Happened)| GridRow {
         key: RowKey::Place(key(all.len(), place)),
         cells: vec![
-            Cell { text: facts.clock.time_of_day(event.time_ns), ..Cell::number(event.time_ns, "") },
-            Cell::text(event.what).in_tone(event.tone),
-            Cell::text(event.text.clone()),
+            GridCell { text: facts.clock.time_of_day(event.time_ns), ..GridCell::number(event.time_ns, "") },
+            GridCell::text(event.what).in_tone(event.tone),
+            GridCell::text(event.text.clone()),
         ],
         tone: Tone::Plain,
         branch: None,
     };
     let rows = all.iter().enumerate().map(row).collect();
-    Grid { columns, rows, natural: "TIME", empty: "Nothing has happened yet.".to_owned() }
+    ScreenGrid { columns, rows, natural: "TIME", empty: "Nothing has happened yet.".to_owned() }
 }
 
 /// Returns the full text of an event.
-pub(crate) fn detail(facts: &Facts, process: &ProcessView, place: &str) -> Vec<String> {
+pub(crate) fn detail(facts: &TableInput, process: &ProcessView, place: &str) -> Vec<String> {
     let all = happened(facts, process);
     let found = all.iter().enumerate().find(|(at, _)| key(all.len(), *at) == place);
     found.map_or_else(Vec::new, |(_, event)| {
@@ -61,7 +61,7 @@ fn key(all: usize, place: usize) -> String {
     (all - place).to_string()
 }
 
-fn happened(facts: &Facts, process: &ProcessView) -> Vec<Happened> {
+fn happened(facts: &TableInput, process: &ProcessView) -> Vec<Happened> {
     let event = |time_ns, tone, what, text: &str| Happened { time_ns, tone, what, text: text.to_owned() };
     let mut all = Vec::new();
     let attached =
@@ -93,7 +93,7 @@ fn happened(facts: &Facts, process: &ProcessView) -> Vec<Happened> {
     all
 }
 
-fn failed_call(facts: &Facts, failure: &FailureView) -> Happened {
+fn failed_call(facts: &TableInput, failure: &FailureView) -> Happened {
     let on = failure
         .uuid
         .as_ref()

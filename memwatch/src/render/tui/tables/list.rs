@@ -4,72 +4,73 @@ use std::collections::BTreeMap;
 
 use memwatch_core::snapshot::{AllocatorView, ProcessGpuView, ProcessView};
 
-use super::Facts;
+use super::TableInput;
 use crate::render::Tone;
 use crate::render::format::{count, printable, rate};
 use crate::render::order::by_holding;
 use crate::render::owners;
 use crate::render::sentences;
-use crate::render::tui::grid::{Cell, Column, Grid, Order, Row};
+use crate::render::tui::grid::{GridCell, GridColumn, GridRow, ScreenGrid, SortKey};
 use crate::render::tui::parts::beyond_driver;
 use crate::render::tui::size::{signed, size};
 use crate::render::tui::state::{ProcessKey, RowKey};
-use crate::render::tui::view::look::Look;
+use crate::render::tui::view::look::TerminalLook;
 use crate::render::tui::words::short_command;
 
 /// Tree heading of processes without a workload.
 const NO_WORKLOAD: &str = "(no workload)";
 
 /// Input of one row.
-struct Entry<'a> {
-    facts: &'a Facts<'a>,
+struct ListEntry<'a> {
+    facts: &'a TableInput<'a>,
     process: &'a ProcessView,
     gpu: Option<&'a ProcessGpuView>,
 }
 
 /// A column and the conditions under which it is shown.
-struct Kind {
-    column: Column,
+struct ListColumn {
+    column: GridColumn,
     /// Minimum screen width.
     from: usize,
     /// Returns whether any process has a value for the column. Otherwise the column is left out.
-    wanted: fn(&Facts) -> bool,
-    cell: fn(&Entry) -> Cell,
+    wanted: fn(&TableInput) -> bool,
+    cell: fn(&ListEntry) -> GridCell,
 }
 
-const fn always(_: &Facts) -> bool {
+const fn always(_: &TableInput) -> bool {
     true
 }
 
 /// Columns in screen order. The command takes the remaining width.
-const KINDS: [Kind; 16] = [
-    Kind { column: Column::number("PID", 7), from: 0, wanted: always, cell: process_number },
-    Kind { column: Column::words("USER", 8), from: 60, wanted: always, cell: user },
-    Kind { column: Column::words("WORKLOAD", 20), from: 100, wanted: has_workloads, cell: workload },
-    Kind { column: Column::number("RANK", 4), from: 80, wanted: has_ranks, cell: rank },
-    Kind { column: Column::number("GPU", 4), from: 0, wanted: always, cell: gpu_number },
-    Kind { column: Column::number("USED", 10), from: 24, wanted: always, cell: used },
-    Kind { column: Column::number("DRIVER", 10), from: 36, wanted: always, cell: driver },
-    Kind { column: Column::number("PEAK", 10), from: 100, wanted: always, cell: peak },
-    Kind { column: Column::number("RESERVED", 10), from: 76, wanted: has_pytorch, cell: reserved },
-    Kind { column: Column::number("ALLOCATED", 10), from: 110, wanted: has_pytorch, cell: allocated },
-    Kind { column: Column::number("PRE-EXISTING", 12), from: 130, wanted: always, cell: before },
-    Kind { column: Column::number("UNATTRIBUTED", 12), from: 130, wanted: always, cell: unattributed },
-    Kind { column: Column::number("ALLOC/S", 7), from: 170, wanted: always, cell: allocations },
-    Kind { column: Column::number("FREE/S", 7), from: 170, wanted: always, cell: frees },
-    Kind { column: Column::words("STATUS", 10), from: 70, wanted: has_status, cell: status },
-    Kind { column: Column::words("COMMAND", 0), from: 0, wanted: always, cell: command },
+const KINDS: [ListColumn; 16] = [
+    ListColumn { column: GridColumn::number("PID", 7), from: 0, wanted: always, cell: process_number },
+    ListColumn { column: GridColumn::words("USER", 8), from: 60, wanted: always, cell: user },
+    ListColumn { column: GridColumn::words("WORKLOAD", 20), from: 100, wanted: has_workloads, cell: workload },
+    ListColumn { column: GridColumn::number("RANK", 4), from: 80, wanted: has_ranks, cell: rank },
+    ListColumn { column: GridColumn::number("GPU", 4), from: 0, wanted: always, cell: gpu_number },
+    ListColumn { column: GridColumn::number("USED", 10), from: 24, wanted: always, cell: used },
+    ListColumn { column: GridColumn::number("DRIVER", 10), from: 36, wanted: always, cell: driver },
+    ListColumn { column: GridColumn::number("PEAK", 10), from: 100, wanted: always, cell: peak },
+    ListColumn { column: GridColumn::number("RESERVED", 10), from: 76, wanted: has_pytorch, cell: reserved },
+    ListColumn { column: GridColumn::number("ALLOCATED", 10), from: 110, wanted: has_pytorch, cell: allocated },
+    ListColumn { column: GridColumn::number("PRE-EXISTING", 12), from: 130, wanted: always, cell: before },
+    ListColumn { column: GridColumn::number("UNATTRIBUTED", 12), from: 130, wanted: always, cell: unattributed },
+    ListColumn { column: GridColumn::number("ALLOC/S", 7), from: 170, wanted: always, cell: allocations },
+    ListColumn { column: GridColumn::number("FREE/S", 7), from: 170, wanted: always, cell: frees },
+    ListColumn { column: GridColumn::words("STATUS", 10), from: 70, wanted: has_status, cell: status },
+    ListColumn { column: GridColumn::words("COMMAND", 0), from: 0, wanted: always, cell: command },
 ];
 
 /// Builds the rows of all processes that use GPU memory, largest first.
-pub(crate) fn grid(facts: &Facts) -> Grid {
-    let kinds: Vec<&Kind> = KINDS.iter().filter(|kind| kind.from <= facts.width && (kind.wanted)(facts)).collect();
+pub(crate) fn grid(facts: &TableInput) -> ScreenGrid {
+    let kinds: Vec<&ListColumn> =
+        KINDS.iter().filter(|kind| kind.from <= facts.width && (kind.wanted)(facts)).collect();
     let mut rows = Vec::new();
     for process in by_holding(facts.snapshot).into_iter().filter(|process| is_shown(process)) {
         let places = if process.gpus.is_empty() { vec![None] } else { (0..process.gpus.len()).map(Some).collect() };
         for place in places {
-            let entry = Entry { facts, process, gpu: place.and_then(|place| process.gpus.get(place)) };
-            rows.push(Row {
+            let entry = ListEntry { facts, process, gpu: place.and_then(|place| process.gpus.get(place)) };
+            rows.push(GridRow {
                 key: RowKey::Process(ProcessKey::of(process), place),
                 cells: kinds.iter().map(|kind| (kind.cell)(&entry)).collect(),
                 tone: if process.ended_ns.is_some() { Tone::Faint } else { Tone::Plain },
@@ -81,7 +82,7 @@ pub(crate) fn grid(facts: &Facts) -> Grid {
         }
     }
     let columns = kinds.iter().map(|kind| kind.column).collect();
-    Grid { columns, rows, natural: "USED", empty: "No process has used GPU memory yet.".to_owned() }
+    ScreenGrid { columns, rows, natural: "USED", empty: "No process has used GPU memory yet.".to_owned() }
 }
 
 /// Returns whether a process is listed. Programs that only query NVML, as memwatch does, are not
@@ -92,9 +93,9 @@ fn is_shown(process: &ProcessView) -> bool {
 
 /// Groups rows by workload, in the order of each workload's first row, and sorts each group by
 /// rank. Rows of a folded workload are left out.
-pub(crate) fn branch(grid: &mut Grid, is_folded: impl Fn(&str) -> bool, ascii: bool) {
+pub(crate) fn branch(grid: &mut ScreenGrid, is_folded: impl Fn(&str) -> bool, ascii: bool) {
     let mut names = Vec::new();
-    let mut branches: BTreeMap<String, Vec<Row>> = BTreeMap::new();
+    let mut branches: BTreeMap<String, Vec<GridRow>> = BTreeMap::new();
     for row in std::mem::take(&mut grid.rows) {
         let name = row.branch.as_ref().map_or(NO_WORKLOAD, |(name, _)| name).to_owned();
         let branch = branches.entry(name.clone()).or_default();
@@ -116,7 +117,7 @@ pub(crate) fn branch(grid: &mut Grid, is_folded: impl Fn(&str) -> bool, ascii: b
 }
 
 /// Builds the row of a workload. A sum is shown only if every process has a value.
-fn head(columns: &[Column], name: &str, branch: &[Row], (folded, ascii): (bool, bool)) -> Row {
+fn head(columns: &[GridColumn], name: &str, branch: &[GridRow], (folded, ascii): (bool, bool)) -> GridRow {
     let mark = match (folded, ascii) {
         (true, false) => "▸",
         (false, false) => "▾",
@@ -124,12 +125,12 @@ fn head(columns: &[Column], name: &str, branch: &[Row], (folded, ascii): (bool, 
         (false, true) => "-",
     };
     let rows = u64::try_from(branch.len()).unwrap_or(u64::MAX);
-    let cell = |(place, column): (usize, &Column)| match column.title {
+    let cell = |(place, column): (usize, &GridColumn)| match column.title {
         "USED" | "DRIVER" => sum(branch, place),
-        "COMMAND" => Cell::text(format!("{mark} {name} ({})", count(rows))),
-        _ => Cell::text(""),
+        "COMMAND" => GridCell::text(format!("{mark} {name} ({})", count(rows))),
+        _ => GridCell::text(""),
     };
-    Row {
+    GridRow {
         key: RowKey::Workload(name.to_owned()),
         cells: columns.iter().enumerate().map(cell).collect(),
         tone: Tone::Heading,
@@ -138,17 +139,17 @@ fn head(columns: &[Column], name: &str, branch: &[Row], (folded, ascii): (bool, 
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "these were whole bytes")]
-fn sum(branch: &[Row], place: usize) -> Cell {
-    let bytes = |row: &Row| match row.cells.get(place)?.order {
-        Order::Number(bytes) => Some(bytes),
+fn sum(branch: &[GridRow], place: usize) -> GridCell {
+    let bytes = |row: &GridRow| match row.cells.get(place)?.order {
+        SortKey::Number(bytes) => Some(bytes),
         _ => None,
     };
     let sum: Option<f64> = branch.iter().map(bytes).sum();
-    Cell::bytes(sum.map(|bytes| bytes as u64))
+    GridCell::bytes(sum.map(|bytes| bytes as u64))
 }
 
 /// Returns a row with the tree branch in front of its command.
-fn twig(mut row: Row, is_last: bool, ascii: bool) -> Row {
+fn twig(mut row: GridRow, is_last: bool, ascii: bool) -> GridRow {
     let stem = match (is_last, ascii) {
         (true, false) => "└ ",
         (false, false) => "├ ",
@@ -160,91 +161,91 @@ fn twig(mut row: Row, is_last: bool, ascii: bool) -> Row {
     row
 }
 
-fn has_workloads(facts: &Facts) -> bool {
+fn has_workloads(facts: &TableInput) -> bool {
     owners::any(facts.snapshot)
 }
 
-fn has_ranks(facts: &Facts) -> bool {
+fn has_ranks(facts: &TableInput) -> bool {
     facts.snapshot.processes.iter().any(|process| process.owner.rank.is_some_and(|rank| rank.rank.is_some()))
 }
 
-fn has_pytorch(facts: &Facts) -> bool {
+fn has_pytorch(facts: &TableInput) -> bool {
     facts.snapshot.processes.iter().any(|process| process.tensors.is_some())
 }
 
-fn has_status(facts: &Facts) -> bool {
+fn has_status(facts: &TableInput) -> bool {
     facts.snapshot.processes.iter().any(|process| status_of(facts, process).is_some())
 }
 
-fn process_number(entry: &Entry) -> Cell {
-    Cell::number(u64::from(entry.process.tgid.0), entry.process.tgid.0.to_string())
+fn process_number(entry: &ListEntry) -> GridCell {
+    GridCell::number(u64::from(entry.process.tgid.0), entry.process.tgid.0.to_string())
 }
 
-fn user(entry: &Entry) -> Cell {
-    entry.process.user.as_deref().map_or_else(Cell::unknown, |user| Cell::text(printable(user)))
+fn user(entry: &ListEntry) -> GridCell {
+    entry.process.user.as_deref().map_or_else(GridCell::unknown, |user| GridCell::text(printable(user)))
 }
 
-fn workload(entry: &Entry) -> Cell {
-    owners::workload(&entry.process.owner).map_or_else(Cell::unknown, Cell::text)
+fn workload(entry: &ListEntry) -> GridCell {
+    owners::workload(&entry.process.owner).map_or_else(GridCell::unknown, GridCell::text)
 }
 
-fn rank(entry: &Entry) -> Cell {
+fn rank(entry: &ListEntry) -> GridCell {
     let rank = entry.process.owner.rank.and_then(|rank| rank.rank).map(u64::from);
-    rank.map_or_else(Cell::unknown, |rank| Cell::number(rank, rank.to_string()))
+    rank.map_or_else(GridCell::unknown, |rank| GridCell::number(rank, rank.to_string()))
 }
 
 /// Returns the GPU's number, or four characters of its UUID if NVML gives no number.
-fn gpu_number(entry: &Entry) -> Cell {
+fn gpu_number(entry: &ListEntry) -> GridCell {
     let number = sentences::gpu_number(entry.facts.snapshot, entry.gpu.and_then(|gpu| gpu.uuid.as_ref()));
     let bare = number.split_once('-').filter(|(kind, _)| !kind.is_empty());
-    Cell::text(bare.map_or_else(|| number.clone(), |(_, bare)| bare.chars().take(4).collect()))
+    GridCell::text(bare.map_or_else(|| number.clone(), |(_, bare)| bare.chars().take(4).collect()))
 }
 
-fn used(entry: &Entry) -> Cell {
-    let Some(bytes) = entry.gpu.and_then(|gpu| gpu.used_bytes) else { return Cell::unknown() };
+fn used(entry: &ListEntry) -> GridCell {
+    let Some(bytes) = entry.gpu.and_then(|gpu| gpu.used_bytes) else { return GridCell::unknown() };
     let on = |uuid| entry.facts.snapshot.gpus.iter().find(|gpu| Some(&gpu.uuid) == uuid);
     let total = on(entry.gpu.and_then(|gpu| gpu.uuid.as_ref())).and_then(|gpu| gpu.total_bytes);
-    let tone = match Look::load(bytes, total) {
+    let tone = match TerminalLook::load(bytes, total) {
         Tone::Plain => Tone::Heading,
         tone => tone,
     };
-    Cell::number(bytes, size(bytes)).in_tone(tone)
+    GridCell::number(bytes, size(bytes)).in_tone(tone)
 }
 
 /// Returns the row's GPU if the calls of the process are seen.
-fn of_calls<'a>(entry: &'a Entry<'_>) -> Option<&'a ProcessGpuView> {
+fn of_calls<'a>(entry: &'a ListEntry<'_>) -> Option<&'a ProcessGpuView> {
     entry.gpu.filter(|_| !entry.process.is_unprobed())
 }
 
-fn driver(entry: &Entry) -> Cell {
-    Cell::bytes(of_calls(entry).map(|gpu| gpu.live_bytes))
+fn driver(entry: &ListEntry) -> GridCell {
+    GridCell::bytes(of_calls(entry).map(|gpu| gpu.live_bytes))
 }
 
-fn peak(entry: &Entry) -> Cell {
-    Cell::bytes(of_calls(entry).map(|gpu| gpu.peak_bytes))
+fn peak(entry: &ListEntry) -> GridCell {
+    GridCell::bytes(of_calls(entry).map(|gpu| gpu.peak_bytes))
 }
 
 /// Sums a value of the PyTorch allocators on the row's GPU.
-fn of_pytorch(entry: &Entry, number: fn(&AllocatorView) -> Option<u64>) -> Cell {
+fn of_pytorch(entry: &ListEntry, number: fn(&AllocatorView) -> Option<u64>) -> GridCell {
     let uuid = entry.gpu.and_then(|gpu| gpu.uuid.as_ref());
     let allocators = entry.process.tensors.iter().flat_map(|tensors| &tensors.allocators);
     let own: Vec<_> = allocators.filter(|allocator| allocator.uuid.as_ref() == uuid).map(number).collect();
-    if own.is_empty() { Cell::unknown() } else { Cell::bytes(own.into_iter().sum()) }
+    if own.is_empty() { GridCell::unknown() } else { GridCell::bytes(own.into_iter().sum()) }
 }
 
-fn reserved(entry: &Entry) -> Cell {
+fn reserved(entry: &ListEntry) -> GridCell {
     of_pytorch(entry, |allocator| allocator.reserved_bytes)
 }
 
-fn allocated(entry: &Entry) -> Cell {
+fn allocated(entry: &ListEntry) -> GridCell {
     of_pytorch(entry, |allocator| allocator.allocated_bytes)
 }
 
-fn before(entry: &Entry) -> Cell {
+fn before(entry: &ListEntry) -> GridCell {
     let Some((gpu, bytes)) = entry.gpu.and_then(|gpu| Some((gpu, gpu.preexisting_bytes?))) else {
-        return Cell::unknown();
+        return GridCell::unknown();
     };
-    Cell::number(bytes, format!("{}{}", at_most(gpu, entry.facts.ascii), size(bytes)))
+    GridCell::number(bytes, format!("{}{}", at_most(gpu, entry.facts.ascii), size(bytes)))
 }
 
 /// Returns the sign in front of a value that may include the CUDA context's memory.
@@ -257,23 +258,23 @@ pub(crate) const fn at_most(gpu: &ProcessGpuView, ascii: bool) -> &'static str {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "rows are sorted by it, and the screen shows three digits")]
-fn unattributed(entry: &Entry) -> Cell {
+fn unattributed(entry: &ListEntry) -> GridCell {
     let bytes = entry.gpu.and_then(|gpu| Some(beyond_driver(gpu.unattributed_bytes?, gpu.preexisting_bytes).1));
-    bytes.map_or_else(Cell::unknown, |bytes| Cell::real(bytes as f64, signed(bytes)))
+    bytes.map_or_else(GridCell::unknown, |bytes| GridCell::real(bytes as f64, signed(bytes)))
 }
 
-fn allocations(entry: &Entry) -> Cell {
+fn allocations(entry: &ListEntry) -> GridCell {
     let rate_now = entry.process.allocations_per_second;
-    rate_now.map_or_else(Cell::unknown, |now| Cell::real(now, rate(now)))
+    rate_now.map_or_else(GridCell::unknown, |now| GridCell::real(now, rate(now)))
 }
 
-fn frees(entry: &Entry) -> Cell {
+fn frees(entry: &ListEntry) -> GridCell {
     let rate_now = entry.process.frees_per_second;
-    rate_now.map_or_else(Cell::unknown, |now| Cell::real(now, rate(now)))
+    rate_now.map_or_else(GridCell::unknown, |now| GridCell::real(now, rate(now)))
 }
 
 /// Returns the most severe status of a process.
-fn status_of(facts: &Facts, process: &ProcessView) -> Option<(Tone, String)> {
+fn status_of(facts: &TableInput, process: &ProcessView) -> Option<(Tone, String)> {
     let failed: u64 = process.gpus.iter().map(|gpu| gpu.ooms).sum();
     if process.ended_ns.is_some() {
         return Some((Tone::Faint, if failed > 0 { "ended, OOM" } else { "ended" }.to_owned()));
@@ -285,11 +286,11 @@ fn status_of(facts: &Facts, process: &ProcessView) -> Option<(Tone, String)> {
     })
 }
 
-fn status(entry: &Entry) -> Cell {
+fn status(entry: &ListEntry) -> GridCell {
     let status = status_of(entry.facts, entry.process);
-    status.map_or_else(|| Cell::text(""), |(tone, text)| Cell::text(text).in_tone(tone))
+    status.map_or_else(|| GridCell::text(""), |(tone, text)| GridCell::text(text).in_tone(tone))
 }
 
-fn command(entry: &Entry) -> Cell {
-    Cell::text(short_command(entry.process))
+fn command(entry: &ListEntry) -> GridCell {
+    GridCell::text(short_command(entry.process))
 }

@@ -10,15 +10,15 @@ pub(crate) use self::list::at_most;
 
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 
-use super::grid::Grid;
-use super::outlook::{Outlooks, Pace};
-use super::state::{Page, ProcessKey, RowKey, State, Tab};
+use super::grid::ScreenGrid;
+use super::outlook::{GrowthPace, Outlooks};
+use super::state::{ProcessKey, RowKey, ScreenPage, Tab, ViewState};
 use crate::render::format::printable;
 use crate::render::wall_clock::WallClock;
 
 /// Input of the tables.
 #[derive(Clone, Copy)]
-pub(crate) struct Facts<'a> {
+pub(crate) struct TableInput<'a> {
     /// Displayed snapshot.
     pub(crate) snapshot: &'a Snapshot,
     /// Clock for the snapshot's times.
@@ -31,20 +31,20 @@ pub(crate) struct Facts<'a> {
     pub(crate) width: usize,
 }
 
-impl<'a> Facts<'a> {
+impl<'a> TableInput<'a> {
     /// Returns the process of the page.
-    pub(crate) fn process(&self, page: Page) -> Option<&'a ProcessView> {
-        let Page::Process(key) = page else { return None };
+    pub(crate) fn process(&self, page: ScreenPage) -> Option<&'a ProcessView> {
+        let ScreenPage::Process(key) = page else { return None };
         self.snapshot.processes.iter().find(|process| ProcessKey::of(process) == key)
     }
 }
 
 /// Builds the table of the page, sorted and filtered.
-pub(crate) fn grid(state: &State, facts: &Facts) -> Grid {
+pub(crate) fn grid(state: &ViewState, facts: &TableInput) -> ScreenGrid {
     let mut grid = match facts.process(state.page()) {
         None => list::grid(facts),
         Some(process) => {
-            let pace = Pace { steps_per_second: state.histories.steps_per_second(ProcessKey::of(process)) };
+            let pace = GrowthPace { steps_per_second: state.histories.steps_per_second(ProcessKey::of(process)) };
             match state.tab() {
                 Tab::Lines => places::lines(facts, process, pace),
                 Tab::Modules => places::modules(facts, process),
@@ -63,14 +63,14 @@ pub(crate) fn grid(state: &State, facts: &Facts) -> Grid {
         grid.keep(filter);
         grid.empty = format!("No row has \"{}\" in it. Esc clears the filter.", printable(filter));
     }
-    if state.page() == Page::List && state.is_tree() {
+    if state.page() == ScreenPage::List && state.is_tree() {
         list::branch(&mut grid, |workload| state.is_folded(workload), facts.ascii);
     }
     grid
 }
 
 /// Returns the details of the selected row, one string per line; empty if there is nothing to add.
-pub(crate) fn detail(state: &State, facts: &Facts) -> Vec<String> {
+pub(crate) fn detail(state: &ViewState, facts: &TableInput) -> Vec<String> {
     let (Some(process), Some(RowKey::Place(place))) = (facts.process(state.page()), state.selected_key()) else {
         return Vec::new();
     };

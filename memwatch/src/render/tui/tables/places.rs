@@ -5,13 +5,13 @@ use memwatch_core::snapshot::{
 };
 use memwatch_core::words::Name;
 
-use super::Facts;
+use super::TableInput;
 use crate::render::Tone;
 use crate::render::format::{count, printable, ratio};
 use crate::render::places;
 use crate::render::sentences::{self, level};
-use crate::render::tui::grid::{Cell, Column, Grid, Order, Row};
-use crate::render::tui::outlook::Pace;
+use crate::render::tui::grid::{GridCell, GridColumn, GridRow, ScreenGrid, SortKey};
+use crate::render::tui::outlook::GrowthPace;
 use crate::render::tui::size::{growth, size};
 use crate::render::tui::state::RowKey;
 use crate::render::tui::words::short_path;
@@ -22,12 +22,12 @@ const WIDE: usize = 120;
 const STACKS: usize = 5;
 
 /// Common parts of the tabs: the devices, and the columns in front of a row's name.
-struct Table<'a> {
-    facts: &'a Facts<'a>,
+struct AttributionTab<'a> {
+    facts: &'a TableInput<'a>,
     process: &'a ProcessView,
 }
 
-impl<'a> Table<'a> {
+impl<'a> AttributionTab<'a> {
     fn devices(&self) -> &'a [DevicePlacesView] {
         self.process.tensors.as_ref().map_or(&[], |tensors| &tensors.places.devices)
     }
@@ -42,15 +42,15 @@ impl<'a> Table<'a> {
     }
 
     /// Returns the common columns followed by the tab's own.
-    fn columns(&self, own: &[Column]) -> Vec<Column> {
-        let gpu = (self.devices().len() > 1).then_some(Column::number("GPU", 4));
-        let first = [Column::number(self.now().0, 10), Column::number("%", 4), Column::number("PEAK", 10)];
-        let counts = [Column::number("COUNT", 9)];
+    fn columns(&self, own: &[GridColumn]) -> Vec<GridColumn> {
+        let gpu = (self.devices().len() > 1).then_some(GridColumn::number("GPU", 4));
+        let first = [GridColumn::number(self.now().0, 10), GridColumn::number("%", 4), GridColumn::number("PEAK", 10)];
+        let counts = [GridColumn::number("COUNT", 9)];
         gpu.into_iter().chain(first).chain(counts).chain(own.iter().copied()).collect()
     }
 
     /// Returns the cells of the common columns.
-    fn cells(&self, device: &DevicePlacesView, sum: &SumView, is_counted: bool) -> Vec<Cell> {
+    fn cells(&self, device: &DevicePlacesView, sum: &SumView, is_counted: bool) -> Vec<GridCell> {
         let now = self.now().1;
         // If small blocks of a line are sampled, its live bytes are an estimate, and the other
         // numbers cover only the blocks that have a line.
@@ -66,26 +66,29 @@ impl<'a> Table<'a> {
         };
         let percent = 100.0 * ratio(bytes, now(&device.total));
         let gpu = (self.devices().len() > 1)
-            .then(|| Cell::text(sentences::gpu_number(self.facts.snapshot, device.uuid.as_ref())));
+            .then(|| GridCell::text(sentences::gpu_number(self.facts.snapshot, device.uuid.as_ref())));
         let blocks = sum.allocations.saturating_sub(sum.frees);
-        let blocks =
-            if is_counted { Cell::number(blocks, format!("{at_least}{}", count(blocks))) } else { Cell::unknown() };
+        let blocks = if is_counted {
+            GridCell::number(blocks, format!("{at_least}{}", count(blocks)))
+        } else {
+            GridCell::unknown()
+        };
         let own = [
-            Cell::number(bytes, format!("{mark}{}", size(bytes))).in_tone(Tone::Heading),
-            Cell::real(percent, format!("{percent:.0}")),
-            Cell::number(sum.peak_bytes, format!("{at_least}{}", size(sum.peak_bytes))),
+            GridCell::number(bytes, format!("{mark}{}", size(bytes))).in_tone(Tone::Heading),
+            GridCell::real(percent, format!("{percent:.0}")),
+            GridCell::number(sum.peak_bytes, format!("{at_least}{}", size(sum.peak_bytes))),
             blocks,
         ];
         gpu.into_iter().chain(own).collect()
     }
 
-    fn grid(&self, own: &[Column], rows: Vec<(Vec<Cell>, RowKey)>) -> Grid {
-        let mut rows: Vec<Row> =
-            rows.into_iter().map(|(cells, key)| Row { key, cells, tone: Tone::Plain, branch: None }).collect();
+    fn grid(&self, own: &[GridColumn], rows: Vec<(Vec<GridCell>, RowKey)>) -> ScreenGrid {
+        let mut rows: Vec<GridRow> =
+            rows.into_iter().map(|(cells, key)| GridRow { key, cells, tone: Tone::Plain, branch: None }).collect();
         if rows.iter().all(|row| row.cells.iter().all(is_nothing)) {
             rows.clear();
         }
-        let mut grid = Grid { columns: self.columns(own), rows, natural: self.now().0, empty: self.empty() };
+        let mut grid = ScreenGrid { columns: self.columns(own), rows, natural: self.now().0, empty: self.empty() };
         grid.sort(grid.natural, false);
         grid
     }
@@ -106,13 +109,13 @@ impl<'a> Table<'a> {
 }
 
 /// Returns why a tab on PyTorch memory is empty.
-pub(crate) fn nothing(facts: &Facts, process: &ProcessView) -> String {
-    Table { facts, process }.empty()
+pub(crate) fn nothing(facts: &TableInput, process: &ProcessView) -> String {
+    AttributionTab { facts, process }.empty()
 }
 
 /// Returns whether a cell carries no information: any text, or a number of 0.
-fn is_nothing(cell: &Cell) -> bool {
-    !matches!(cell.order, Order::Number(number) if number > 0.0)
+fn is_nothing(cell: &GridCell) -> bool {
+    !matches!(cell.order, SortKey::Number(number) if number > 0.0)
 }
 
 fn device_key(device: &DevicePlacesView, place: &str) -> RowKey {
@@ -125,8 +128,8 @@ fn site_key(device: &DevicePlacesView, site: &SiteView) -> RowKey {
 }
 
 /// Builds the table by source line.
-pub(crate) fn lines(facts: &Facts, process: &ProcessView, pace: Pace) -> Grid {
-    let table = Table { facts, process };
+pub(crate) fn lines(facts: &TableInput, process: &ProcessView, pace: GrowthPace) -> ScreenGrid {
+    let table = AttributionTab { facts, process };
     // Growth of sampled lines is a lower bound.
     let title = match (pace.steps_per_second.is_some(), facts.ascii, level::is_sampled(process)) {
         (true, false, false) => "Δ/STEP",
@@ -139,8 +142,8 @@ pub(crate) fn lines(facts: &Facts, process: &ProcessView, pace: Pace) -> Grid {
         (false, true, true) => ">=+/MIN",
     };
     let has_growth = facts.outlooks.leaks(process).is_some();
-    let grows = has_growth.then_some(Column::number(title, 9));
-    let own: Vec<Column> = grows.into_iter().chain([Column::words("LINE", 0)]).collect();
+    let grows = has_growth.then_some(GridColumn::number(title, 9));
+    let own: Vec<GridColumn> = grows.into_iter().chain([GridColumn::words("LINE", 0)]).collect();
     let mut rows = Vec::new();
     for device in table.devices() {
         for site in &device.sites {
@@ -149,29 +152,29 @@ pub(crate) fn lines(facts: &Facts, process: &ProcessView, pace: Pace) -> Grid {
                 cells.push(growth_cell(facts.outlooks.growth(process, site, device.uuid.as_ref()), pace));
             }
             let name = places::site_and_library(site);
-            cells.push(Cell::text(if facts.width < WIDE { short_path(&name) } else { name }));
+            cells.push(GridCell::text(if facts.width < WIDE { short_path(&name) } else { name }));
             rows.push((cells, site_key(device, site)));
         }
     }
     table.grid(&own, rows)
 }
 
-fn growth_cell(bytes_per_minute: Option<f64>, pace: Pace) -> Cell {
-    let Some(bytes) = bytes_per_minute.map(|bytes| pace.of(bytes)) else { return Cell::unknown() };
-    let cell = Cell::real(bytes, growth(bytes));
+fn growth_cell(bytes_per_minute: Option<f64>, pace: GrowthPace) -> GridCell {
+    let Some(bytes) = bytes_per_minute.map(|bytes| pace.of(bytes)) else { return GridCell::unknown() };
+    let cell = GridCell::real(bytes, growth(bytes));
     if bytes >= 1.0 { cell.in_tone(Tone::Warning) } else { cell }
 }
 
 /// Builds the table by module.
-pub(crate) fn modules(facts: &Facts, process: &ProcessView) -> Grid {
-    let table = Table { facts, process };
-    let own = [Column::words("MODULE", 0)];
+pub(crate) fn modules(facts: &TableInput, process: &ProcessView) -> ScreenGrid {
+    let table = AttributionTab { facts, process };
+    let own = [GridColumn::words("MODULE", 0)];
     let mut rows = Vec::new();
     for device in table.devices() {
         for layer in &device.layers {
             let mut cells = table.cells(device, &layer.sum, places::is_traced(&layer.kind));
             let class = layer.class.as_deref().map(|class| format!("  {}", printable(class))).unwrap_or_default();
-            cells.push(Cell::text(format!("{}{class}", places::layer(layer))));
+            cells.push(GridCell::text(format!("{}{class}", places::layer(layer))));
             rows.push((cells, layer_key(device, layer)));
         }
     }
@@ -183,21 +186,21 @@ fn layer_key(device: &DevicePlacesView, layer: &LayerView) -> RowKey {
 }
 
 /// Builds the table by phase of a step, followed by the ranges that the program opened.
-pub(crate) fn phases(facts: &Facts, process: &ProcessView) -> Grid {
-    let table = Table { facts, process };
-    let own = [Column::words("PHASE", 0)];
+pub(crate) fn phases(facts: &TableInput, process: &ProcessView) -> ScreenGrid {
+    let table = AttributionTab { facts, process };
+    let own = [GridColumn::words("PHASE", 0)];
     let mut rows = Vec::new();
     for device in table.devices() {
         for stage in &device.stages {
             let mut cells = table.cells(device, &stage.sum, places::is_traced(&stage.stage));
             let name = places::stage(stage);
-            cells.push(Cell::text(name.clone()));
+            cells.push(GridCell::text(name.clone()));
             rows.push((cells, device_key(device, &name)));
         }
         for range in device.phases.iter().filter(|range| range.name.is_some()) {
             let mut cells = table.cells(device, &range.sum, true);
             let name = format!("range {}", places::phase(range));
-            cells.push(Cell::text(name.clone()));
+            cells.push(GridCell::text(name.clone()));
             rows.push((cells, device_key(device, &name)));
         }
     }

@@ -1,12 +1,12 @@
 use super::*;
 use crate::render::fixture::{self, busy_node, owned_node, quiet_node};
 use crate::render::tui::fixture::{leaking_node, leaking_outlooks, ranked_node, watched};
-use crate::render::tui::state::Step;
+use crate::render::tui::state::ViewAction;
 
 /// Returns the table of a state, one text per row.
-fn texts(state: &State, snapshot: &Snapshot, outlooks: &Outlooks) -> Vec<String> {
+fn texts(state: &ViewState, snapshot: &Snapshot, outlooks: &Outlooks) -> Vec<String> {
     let clock = fixture::clock();
-    let facts = Facts { snapshot, clock: &clock, outlooks, ascii: false, width: 200 };
+    let facts = TableInput { snapshot, clock: &clock, outlooks, ascii: false, width: 200 };
     let grid = grid(state, &facts);
     if grid.rows.is_empty() {
         return vec![grid.empty];
@@ -17,11 +17,11 @@ fn texts(state: &State, snapshot: &Snapshot, outlooks: &Outlooks) -> Vec<String>
     std::iter::once(head).chain(rows).collect()
 }
 
-fn list(snapshot: &Snapshot) -> State {
+fn list(snapshot: &Snapshot) -> ViewState {
     watched(false, snapshot)
 }
 
-fn commands(state: &State, snapshot: &Snapshot) -> Vec<String> {
+fn commands(state: &ViewState, snapshot: &Snapshot) -> Vec<String> {
     let all = texts(state, snapshot, &Outlooks::default());
     all.iter().skip(1).filter_map(|row| Some(row.rsplit_once('|')?.1.to_owned())).collect()
 }
@@ -70,7 +70,7 @@ fn programs_that_never_touched_gpu_memory_are_not_listed() {
 fn a_tree_has_workloads_with_their_ranks_in_order_and_sums_where_all_is_known() {
     let snapshot = ranked_node();
     let mut state = list(&snapshot);
-    state.take(Step::Tree);
+    state.take(ViewAction::Tree);
     let all = texts(&state, &snapshot, &Outlooks::default());
     let place = |title: &str| all[0].split('|').position(|own| own == title).expect("a column");
     let column = |title| {
@@ -96,12 +96,12 @@ fn a_tree_has_workloads_with_their_ranks_in_order_and_sums_where_all_is_known() 
 fn a_folded_workload_hides_its_processes() {
     let snapshot = ranked_node();
     let mut state = list(&snapshot);
-    state.take(Step::Tree);
+    state.take(ViewAction::Tree);
     let clock = fixture::clock();
     let outlooks = Outlooks::default();
-    let facts = Facts { snapshot: &snapshot, clock: &clock, outlooks: &outlooks, ascii: true, width: 80 };
+    let facts = TableInput { snapshot: &snapshot, clock: &clock, outlooks: &outlooks, ascii: true, width: 80 };
     state.settle(&grid(&state, &facts), 20);
-    state.take(Step::Open);
+    state.take(ViewAction::Open);
     assert_eq!(commands(&state, &snapshot)[0], "▸ (no workload) (1)");
     assert_eq!(commands(&state, &snapshot).len(), 6);
 }
@@ -111,8 +111,8 @@ fn a_filter_finds_workloads_users_and_commands() {
     let snapshot = owned_node();
     for (filter, found) in [("ml/serve", 2), ("alice", 1), ("render", 1), ("nobody there", 0)] {
         let mut state = list(&snapshot);
-        state.take(Step::Filter);
-        filter.chars().for_each(|letter| state.take(Step::Type(letter)));
+        state.take(ViewAction::Filter);
+        filter.chars().for_each(|letter| state.take(ViewAction::Type(letter)));
         let rows = texts(&state, &snapshot, &Outlooks::default());
         assert_eq!(rows.len() - 1, found, "{filter}: {rows:?}");
         if found == 0 {
@@ -122,9 +122,9 @@ fn a_filter_finds_workloads_users_and_commands() {
 }
 
 /// Returns a state in which the first process is open at this tab.
-fn open(snapshot: &Snapshot, tab: usize) -> State {
+fn open(snapshot: &Snapshot, tab: usize) -> ViewState {
     let mut state = watched(true, snapshot);
-    state.take(Step::Tab(tab));
+    state.take(ViewAction::Tab(tab));
     state
 }
 
@@ -220,7 +220,7 @@ fn what_is_not_known_is_a_sentence_and_no_table() {
 fn a_line_has_its_stacks_and_a_driver_row_has_nothing_more() {
     let (snapshot, outlooks) = (leaking_node(), leaking_outlooks());
     let clock = fixture::clock();
-    let facts = Facts { snapshot: &snapshot, clock: &clock, outlooks: &outlooks, ascii: false, width: 80 };
+    let facts = TableInput { snapshot: &snapshot, clock: &clock, outlooks: &outlooks, ascii: false, width: 80 };
     let mut state = open(&snapshot, 1);
     state.settle(&grid(&state, &facts), 20);
     assert_eq!(
@@ -233,7 +233,7 @@ fn a_line_has_its_stacks_and_a_driver_row_has_nothing_more() {
             "",
         ]
     );
-    state.take(Step::Move(1));
+    state.take(ViewAction::Move(1));
     assert_eq!(detail(&state, &facts), ["No stack is kept for this line: only those with most memory are."]);
     let mut state = open(&snapshot, 5);
     state.settle(&grid(&state, &facts), 20);

@@ -6,8 +6,8 @@ use memwatch_core::input::{NvmlState, Sensors};
 use memwatch_core::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
 use ratatui::text::{Line, Span};
 
-use super::Shown;
-use super::look::{Fill, Look};
+use super::FrameInput;
+use super::look::{Fill, TerminalLook};
 use crate::render::Tone;
 use crate::render::format::{count, fit, known, percent, plural, printable, wrap};
 use crate::render::sentences::place;
@@ -25,14 +25,19 @@ const WARM: u32 = 80;
 const HOT: u32 = 90;
 
 /// A part of a GPU's memory.
-struct Piece {
+struct BarSection {
     fill: Fill,
     bytes: Option<u64>,
     text: String,
 }
 
 /// Returns the lines of the page's GPUs, at most `most`. The last line counts omitted GPUs.
-pub(crate) fn lines(shown: &Shown, process: Option<&ProcessView>, width: usize, most: usize) -> Vec<Line<'static>> {
+pub(crate) fn lines(
+    shown: &FrameInput,
+    process: Option<&ProcessView>,
+    width: usize,
+    most: usize,
+) -> Vec<Line<'static>> {
     let snapshot = shown.snapshot;
     let look = shown.look;
     if most == 0 {
@@ -78,11 +83,11 @@ pub(crate) fn of_page<'a>(snapshot: &'a Snapshot, process: Option<&ProcessView>)
     all.filter(|gpu| uuids.is_empty() || uuids.contains(&gpu.uuid)).collect()
 }
 
-fn bar_line(look: Look, gpu: &GpuView, pieces: &[Piece], width: usize) -> Line<'static> {
+fn bar_line(look: TerminalLook, gpu: &GpuView, pieces: &[BarSection], width: usize) -> Line<'static> {
     let name = gpu.name.strip_prefix("NVIDIA ").unwrap_or(&gpu.name);
     let name = fit(&printable(name), width / 4, look.mark()).into_owned();
     let used = gpu.used_bytes;
-    let tone = used.map_or(Tone::Plain, |used| Look::load(used, gpu.total_bytes));
+    let tone = used.map_or(Tone::Plain, |used| TerminalLook::load(used, gpu.total_bytes));
     let left = vec![
         look.span(Tone::Heading, format!("GPU {} ", place(gpu))),
         Span::raw(format!("{name}  ")),
@@ -112,7 +117,7 @@ fn bar_line(look: Look, gpu: &GpuView, pieces: &[Piece], width: usize) -> Line<'
 }
 
 /// Returns the sensor values that NVML reports.
-fn sensors(look: Look, sensors: Sensors) -> Vec<Span<'static>> {
+fn sensors(look: TerminalLook, sensors: Sensors) -> Vec<Span<'static>> {
     let Sensors { utilization_percent, temperature_celsius, power_milliwatts, power_limit_milliwatts } = sensors;
     let mut spans = Vec::new();
     spans.extend(utilization_percent.map(|percent| Span::raw(format!("  util {percent} %"))));
@@ -131,7 +136,7 @@ fn sensors(look: Look, sensors: Sensors) -> Vec<Span<'static>> {
     spans
 }
 
-fn legend(look: Look, pieces: &[Piece], width: usize) -> Line<'static> {
+fn legend(look: TerminalLook, pieces: &[BarSection], width: usize) -> Line<'static> {
     let mut line = Line::raw(" ");
     for piece in pieces {
         let entry = look.legend(piece.fill, &piece.text);
@@ -147,20 +152,20 @@ fn legend(look: Look, pieces: &[Piece], width: usize) -> Line<'static> {
 }
 
 /// Splits a GPU's memory: by origin for all processes, or into the page's process and the others.
-fn pieces(snapshot: &Snapshot, gpu: &GpuView, process: Option<&ProcessView>, ascii: bool) -> Vec<Piece> {
+fn pieces(snapshot: &Snapshot, gpu: &GpuView, process: Option<&ProcessView>, ascii: bool) -> Vec<BarSection> {
     let mut pieces = match process.and_then(|process| this_and_others(snapshot, gpu, process)) {
         Some(pieces) => pieces,
         None => by_origin(snapshot, gpu, ascii),
     };
     if let Some(free) = gpu.total_bytes.zip(gpu.used_bytes).and_then(|(total, used)| total.checked_sub(used)) {
-        pieces.push(Piece { fill: Fill::Free, bytes: Some(free), text: format!("free {}", giga(free)) });
+        pieces.push(BarSection { fill: Fill::Free, bytes: Some(free), text: format!("free {}", giga(free)) });
     }
     pieces
 }
 
 /// Splits used memory by NVML's numbers only, because they are consistent with each other. Returns
 /// `None` if NVML has no number for the process.
-fn this_and_others(snapshot: &Snapshot, gpu: &GpuView, process: &ProcessView) -> Option<Vec<Piece>> {
+fn this_and_others(snapshot: &Snapshot, gpu: &GpuView, process: &ProcessView) -> Option<Vec<BarSection>> {
     let on_it = |row: &&ProcessGpuView| row.uuid.as_ref() == Some(&gpu.uuid);
     let own = process.gpus.iter().find(on_it)?.used_bytes?;
     let is_other = |other: &&ProcessView| ProcessKey::of(other) != ProcessKey::of(process) && other.ended_ns.is_none();
@@ -172,25 +177,25 @@ fn this_and_others(snapshot: &Snapshot, gpu: &GpuView, process: &ProcessView) ->
     let number = gpu.unwatched_processes? + hidden_processes + u64::try_from(shown.len()).unwrap_or(u64::MAX);
     let known = shown.into_iter().chain(hidden.iter().map(|row| row.used_bytes)).chain([gpu.unwatched_bytes]);
     let others: Option<u64> = known.sum();
-    let mut pieces = vec![Piece { fill: Fill::Own, bytes: Some(own), text: format!("this {}", giga(own)) }];
+    let mut pieces = vec![BarSection { fill: Fill::Own, bytes: Some(own), text: format!("this {}", giga(own)) }];
     if number > 0 {
         let text = format!("other processes {} ({})", others.map_or_else(|| "-".to_owned(), giga), count(number));
-        pieces.push(Piece { fill: Fill::Others, bytes: others, text });
+        pieces.push(BarSection { fill: Fill::Others, bytes: others, text });
     }
     let rest = others.zip(gpu.used_bytes).and_then(|(others, used)| used.checked_sub(own)?.checked_sub(others));
     if let Some(rest) = rest.filter(|rest| *rest >= SHOWN_BYTES) {
         let text = format!("of no process {}", giga(rest));
-        pieces.push(Piece { fill: Fill::Unattributed, bytes: Some(rest), text });
+        pieces.push(BarSection { fill: Fill::Unattributed, bytes: Some(rest), text });
     }
     Some(pieces)
 }
 
 /// Splits used memory into attributed, pre-existing and unattributed bytes, all as of NVML's last
 /// reading.
-fn by_origin(snapshot: &Snapshot, gpu: &GpuView, ascii: bool) -> Vec<Piece> {
+fn by_origin(snapshot: &Snapshot, gpu: &GpuView, ascii: bool) -> Vec<BarSection> {
     let attributed = gpu.attributed_bytes;
     let text = format!("attributed {}", giga(attributed));
-    let mut pieces = vec![Piece { fill: Fill::Own, bytes: Some(attributed), text }];
+    let mut pieces = vec![BarSection { fill: Fill::Own, bytes: Some(attributed), text }];
     let Some(left) = gpu.unattributed_bytes else { return pieces };
     let rows = snapshot.processes.iter().filter(|process| process.ended_ns.is_none()).flat_map(|process| &process.gpus);
     let rows: Vec<_> = rows.filter(|row| row.uuid.as_ref() == Some(&gpu.uuid)).collect();
@@ -204,9 +209,9 @@ fn by_origin(snapshot: &Snapshot, gpu: &GpuView, ascii: bool) -> Vec<Piece> {
             (true, true) => "<=",
         };
         let text = format!("pre-existing {sign}{}", giga(bytes));
-        pieces.push(Piece { fill: Fill::PreExisting, bytes: Some(bytes), text });
+        pieces.push(BarSection { fill: Fill::PreExisting, bytes: Some(bytes), text });
     }
     let text = format!("unattributed {}", signed_giga(rest));
-    pieces.push(Piece { fill: Fill::Unattributed, bytes: u64::try_from(rest).ok(), text });
+    pieces.push(BarSection { fill: Fill::Unattributed, bytes: u64::try_from(rest).ok(), text });
     pieces
 }

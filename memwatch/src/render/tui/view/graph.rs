@@ -5,9 +5,9 @@ use ratatui::layout::Rect;
 use ratatui::text::Line;
 use ratatui::widgets::{RenderDirection, Sparkline};
 
-use super::look::{Fill, Look};
+use super::look::{Fill, TerminalLook};
 use crate::render::Tone;
-use crate::render::tui::history::Series;
+use crate::render::tui::history::UsageSeries;
 use crate::render::tui::size::{giga, seconds, size, time};
 
 /// Minimum columns and rows for bars and axes.
@@ -17,7 +17,7 @@ const AXIS: u16 = 9;
 
 /// Draws a series of bytes over the full height of its area. The last row is the time axis. `whole`
 /// is the top of the byte axis; without it, the maximum of the series is.
-pub(crate) fn draw(frame: &mut Frame, area: Rect, series: &Series, (look, whole): (Look, Option<u64>)) {
+pub(crate) fn draw(frame: &mut Frame, area: Rect, series: &UsageSeries, (look, whole): (TerminalLook, Option<u64>)) {
     if area.width < LEAST.0 || area.height < LEAST.1 {
         return;
     }

@@ -2,7 +2,7 @@
 
 use ratatui::text::{Line, Span};
 
-use super::look::Look;
+use super::look::TerminalLook;
 use crate::render::Tone;
 use crate::render::tui::keys;
 
@@ -20,7 +20,7 @@ const WORDS: [(&str, &str); 9] = [
 ];
 
 /// Returns the lines of the page. They fit a screen of 80x24.
-pub(crate) fn lines(look: Look) -> Vec<Line<'static>> {
+pub(crate) fn lines(look: TerminalLook) -> Vec<Line<'static>> {
     let mut lines = vec![Line::from(look.span(Tone::Faint, "Keys"))];
     for [(left, does), (right, does_right)] in keys::HELP {
         lines.push(Line::from(vec![

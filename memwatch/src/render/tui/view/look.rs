@@ -27,7 +27,7 @@ const FULL: f64 = 0.95;
 
 /// Capabilities of the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Look {
+pub(crate) struct TerminalLook {
     /// Use colours.
     pub(crate) color: bool,
     /// Use ASCII characters only, except in text from traced programs.
@@ -49,7 +49,7 @@ pub(crate) enum Fill {
     Free,
 }
 
-impl Look {
+impl TerminalLook {
     /// Returns the style of a tone.
     pub(crate) fn style(self, tone: Tone) -> Style {
         let style = match tone {
@@ -211,7 +211,7 @@ fn columns_of(share: f64, columns: usize) -> usize {
 mod tests {
     use super::*;
 
-    const PLAIN: Look = Look { color: false, ascii: true };
+    const PLAIN: TerminalLook = TerminalLook { color: false, ascii: true };
 
     fn text(spans: &[Span]) -> String {
         spans.iter().map(|span| span.content.as_ref()).collect()
@@ -233,9 +233,9 @@ mod tests {
 
     #[test]
     fn a_whole_that_becomes_full_changes_its_tone() {
-        let tones = [79, 80, 94, 95, 120].map(|part| Look::load(part, Some(100)));
+        let tones = [79, 80, 94, 95, 120].map(|part| TerminalLook::load(part, Some(100)));
         assert_eq!(tones, [Tone::Plain, Tone::Warning, Tone::Warning, Tone::Bad, Tone::Bad]);
-        assert_eq!(Look::load(95, None), Tone::Plain);
+        assert_eq!(TerminalLook::load(95, None), Tone::Plain);
     }
 
     #[test]

@@ -8,14 +8,14 @@ use std::path::Path;
 
 use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
-use memwatch_core::recording::{Part, Reader};
+use memwatch_core::recording::{RecordingPart, RecordingReader};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::{Buffer, Cell};
 use ratatui::style::{Color, Modifier};
 
-use super::{Look, Outlooks, Shown, State, draw};
-use crate::render::tui::state::Step;
+use super::{FrameInput, Outlooks, TerminalLook, ViewState, draw};
+use crate::render::tui::state::ViewAction;
 use crate::render::wall_clock::WallClock;
 
 /// The recorded training.
@@ -33,9 +33,9 @@ const FILE: &str = "src/render/tui/view/golden/picture.ansi";
 fn for_each(mut take: impl FnMut(Input, i64)) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(RECORDING);
     let file = File::open(path).expect("it is in the repository");
-    let mut reader = Reader::open(BufReader::new(file)).expect("it is a recording");
+    let mut reader = RecordingReader::open(BufReader::new(file)).expect("it is a recording");
     while let Some(part) = reader.next_part().expect("it is readable") {
-        let Part::Chunk(chunk) = part else { continue };
+        let RecordingPart::Chunk(chunk) = part else { continue };
         let offset = chunk.front.boottime_to_unix_ns;
         chunk.for_each(|input| take(input, offset)).expect("it is whole");
     }
@@ -46,7 +46,7 @@ fn frame() -> Buffer {
     let mut end_ns = 0;
     for_each(|input, _| end_ns = input.time_ns().unwrap_or(0).max(end_ns));
     let mut pipeline = Pipeline::new(true);
-    let mut state = State::new(true);
+    let mut state = ViewState::new(true);
     let (mut next_ns, mut clock) = (0, WallClock::utc(0));
     for_each(|input, offset| {
         let time_ns = input.time_ns().unwrap_or(pipeline.now_ns());
@@ -65,12 +65,12 @@ fn frame() -> Buffer {
     let mut snapshot = pipeline.snapshot();
     snapshot.keep_wanted();
     state.follow(&snapshot);
-    state.take(Step::Tab(MODULES));
+    state.take(ViewAction::Tab(MODULES));
     let mut terminal = Terminal::new(TestBackend::new(SIZE.0, SIZE.1)).expect("a test backend never fails");
-    let shown = Shown {
+    let shown = FrameInput {
         snapshot: &snapshot,
         clock: &clock,
-        look: Look { color: true, ascii: false },
+        look: TerminalLook { color: true, ascii: false },
         outlooks: &Outlooks::default(),
     };
     terminal.draw(|frame| draw(frame, &mut state, &shown)).expect("a test backend never fails");

@@ -3,13 +3,13 @@
 use memwatch_core::snapshot::{AllocatorView, ExplainedUse, ProcessGpuView, ProcessView};
 use ratatui::text::{Line, Span};
 
-use super::look::{Look, ends};
-use super::{Shown, State};
+use super::look::{TerminalLook, ends};
+use super::{FrameInput, ViewState};
 use crate::render::Tone;
 use crate::render::format::{self, count, fit, known, percent, printable, rate};
 use crate::render::sentences;
 use crate::render::tui::history::steps;
-use crate::render::tui::outlook::Pace;
+use crate::render::tui::outlook::GrowthPace;
 use crate::render::tui::parts::beyond_driver;
 use crate::render::tui::size::{giga, seconds, signed_giga, size, time};
 use crate::render::tui::state::ProcessKey;
@@ -27,7 +27,7 @@ const SHOWN_PART_BYTES: u64 = 6 << 20;
 const GPUS: usize = 8;
 
 /// `memwatch  PID 26148  python3 train.py  root  up 1m09s  step 215 (3.1/s)`.
-pub(crate) fn title(state: &State, shown: &Shown, process: &ProcessView, width: usize) -> Line<'static> {
+pub(crate) fn title(state: &ViewState, shown: &FrameInput, process: &ProcessView, width: usize) -> Line<'static> {
     let look = shown.look;
     let mut facts = Vec::new();
     if let Some(user) = process.user.as_deref().filter(|_| width >= USER_WIDTH) {
@@ -57,7 +57,7 @@ pub(crate) fn title(state: &State, shown: &Shown, process: &ProcessView, width: 
 }
 
 /// Returns the owner of the process, if known.
-pub(crate) fn owner(shown: &Shown, process: &ProcessView, width: usize) -> Option<Line<'static>> {
+pub(crate) fn owner(shown: &FrameInput, process: &ProcessView, width: usize) -> Option<Line<'static>> {
     let details = owners::details(process);
     let text = details.join(if shown.look.ascii { " - " } else { " · " });
     (!details.is_empty()).then(|| Line::from(shown.look.span(Tone::Plain, fit(&text, width, shown.look.mark()))))
@@ -65,7 +65,7 @@ pub(crate) fn owner(shown: &Shown, process: &ProcessView, width: usize) -> Optio
 
 /// `holds optimizer state 949 MiB · parameters 474 MiB`: live objects by class; `None` if they were
 /// not read.
-pub(crate) fn held(shown: &Shown, process: &ProcessView, width: usize) -> Option<Line<'static>> {
+pub(crate) fn held(shown: &FrameInput, process: &ProcessView, width: usize) -> Option<Line<'static>> {
     let look = shown.look;
     let view = shown.outlooks.holdings(process).filter(|view| !view.classes.is_empty())?;
     let between = if look.ascii { " - " } else { " · " };
@@ -80,8 +80,13 @@ pub(crate) fn held(shown: &Shown, process: &ProcessView, width: usize) -> Option
 }
 
 /// Returns a warning of a leak or of running out of memory; `None` without one.
-pub(crate) fn warning(state: &State, shown: &Shown, process: &ProcessView, width: usize) -> Option<Line<'static>> {
-    let pace = Pace { steps_per_second: state.histories.steps_per_second(ProcessKey::of(process)) };
+pub(crate) fn warning(
+    state: &ViewState,
+    shown: &FrameInput,
+    process: &ProcessView,
+    width: usize,
+) -> Option<Line<'static>> {
+    let pace = GrowthPace { steps_per_second: state.histories.steps_per_second(ProcessKey::of(process)) };
     let (tone, text) = shown.outlooks.warning(process, pace)?;
     let look = shown.look;
     let mark = if look.ascii { "!" } else { "⚠" };
@@ -91,18 +96,19 @@ pub(crate) fn warning(state: &State, shown: &Shown, process: &ProcessView, width
 }
 
 /// Returns the numbers of the process: one row per number, or one row per GPU if it uses several.
-pub(crate) fn numbers(shown: &Shown, process: &ProcessView, width: usize) -> Vec<Line<'static>> {
+pub(crate) fn numbers(shown: &FrameInput, process: &ProcessView, width: usize) -> Vec<Line<'static>> {
     let look = shown.look;
     match process.gpus.as_slice() {
         [] => vec![Line::raw("This process has not used GPU memory since memwatch attached.")],
-        [gpu] => Numbers { look, process, gpu }.lines(width),
+        [gpu] => ProcessGpuNumbers { look, process, gpu }.lines(width),
         several => {
             let heads = ["USED", "DRIVER", "PEAK", "RESERVED", "ALLOCATED"].map(|head| format!("{head:>12}"));
             let heads = format!("{:<6}{}", "GPU", heads.concat());
             let mut lines = vec![Line::from(look.span(Tone::Faint, fit(&heads, width, "")))];
             for gpu in several.iter().take(GPUS) {
                 lines.push(
-                    Numbers { look, process, gpu }.row(&sentences::gpu_number(shown.snapshot, gpu.uuid.as_ref())),
+                    ProcessGpuNumbers { look, process, gpu }
+                        .row(&sentences::gpu_number(shown.snapshot, gpu.uuid.as_ref())),
                 );
             }
             if let Some(left) = several.len().checked_sub(GPUS).filter(|left| *left > 0) {
@@ -114,8 +120,8 @@ pub(crate) fn numbers(shown: &Shown, process: &ProcessView, width: usize) -> Vec
 }
 
 /// The numbers of a process on one GPU.
-struct Numbers<'a> {
-    look: Look,
+struct ProcessGpuNumbers<'a> {
+    look: TerminalLook,
     process: &'a ProcessView,
     gpu: &'a ProcessGpuView,
 }
@@ -131,7 +137,7 @@ fn sum_of_parts(own: &ExplainedUse) -> Option<String> {
     Some(format!("used = {}", parts.join(" + ")))
 }
 
-impl Numbers<'_> {
+impl ProcessGpuNumbers<'_> {
     fn allocators(&self) -> Vec<&AllocatorView> {
         let all = self.process.tensors.iter().flat_map(|tensors| &tensors.allocators);
         all.filter(|own| own.uuid == self.gpu.uuid).collect()

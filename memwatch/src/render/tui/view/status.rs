@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use memwatch_core::input::{Coverage, LibraryCoverage};
+use memwatch_core::input::{LibraryCoverage, ProbeCoverage};
 use memwatch_core::snapshot::Snapshot;
 use ratatui::text::Line;
 
-use super::{Page, Shown, State};
+use super::{FrameInput, ScreenPage, ViewState};
 use crate::render::Tone;
 use crate::render::format::{count, percent, plural, printable};
 use crate::render::sentences::{self, Sentence, level};
@@ -20,7 +20,7 @@ const FELT_NS: u64 = 50_000_000;
 const NAMED: usize = 3;
 
 /// Returns the status in a number of lines that depends on the height, and the keys if they fit.
-pub(crate) fn lines(state: &State, shown: &Shown, width: usize, height: usize) -> Vec<Line<'static>> {
+pub(crate) fn lines(state: &ViewState, shown: &FrameInput, width: usize, height: usize) -> Vec<Line<'static>> {
     let mut lines = shown.look.joined(&sentences(shown.snapshot), width);
     lines.truncate(match height {
         0..4 => 0,
@@ -101,7 +101,7 @@ fn hidden(snapshot: &Snapshot) -> Option<Sentence> {
 
 /// Returns libraries and functions without probes. Functions that an older driver lacks are not
 /// reported, and neither are library files that no process uses.
-fn coverage(coverage: &Coverage) -> Vec<Sentence> {
+fn coverage(coverage: &ProbeCoverage) -> Vec<Sentence> {
     let libraries = &coverage.libraries;
     if libraries.is_empty() {
         return vec![Sentence::new(Tone::Warning, "no libcuda found yet: nothing is traced")];
@@ -127,7 +127,7 @@ fn refused(library: &LibraryCoverage) -> Option<Sentence> {
 }
 
 /// Returns the keys of the page, or in their place the filter being typed or the last notice.
-fn keys(state: &State, shown: &Shown, width: usize) -> Line<'static> {
+fn keys(state: &ViewState, shown: &FrameInput, width: usize) -> Line<'static> {
     let look = shown.look;
     if state.is_typing() {
         let text = format!("filter: {}_", printable(state.filter()));
@@ -138,7 +138,7 @@ fn keys(state: &State, shown: &Shown, width: usize) -> Line<'static> {
     }
     let keys: &[(&str, &str)] = match (state.overlay(), state.page()) {
         (Some(Overlay::Help | Overlay::Detail), _) => &[("Esc", "back"), ("Up Down", "scroll"), ("q", "quit")],
-        (None, Page::List) => &[
+        (None, ScreenPage::List) => &[
             ("Enter", "open"),
             ("/", "filter"),
             ("s", "sort"),
@@ -147,7 +147,7 @@ fn keys(state: &State, shown: &Shown, width: usize) -> Line<'static> {
             ("?", "help"),
             ("q", "quit"),
         ],
-        (None, Page::Process(_)) => &[
+        (None, ScreenPage::Process(_)) => &[
             ("Enter", "details"),
             ("1-6", "tabs"),
             ("/", "filter"),

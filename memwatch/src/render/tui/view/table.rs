@@ -6,14 +6,14 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState, Wrap};
 
-use super::look::Look;
-use super::{Shown, State};
+use super::look::TerminalLook;
+use super::{FrameInput, ViewState};
 use crate::render::Tone;
 use crate::render::format::fit;
-use crate::render::tui::grid::{self, Column, Grid};
+use crate::render::tui::grid::{self, GridColumn, ScreenGrid};
 
 /// Draws the visible rows below their titles, or the reason for an empty table.
-pub(crate) fn draw(frame: &mut Frame, area: Rect, state: &mut State, (grid, shown): (&Grid, &Shown)) {
+pub(crate) fn draw(frame: &mut Frame, area: Rect, state: &mut ViewState, (grid, shown): (&ScreenGrid, &FrameInput)) {
     let rows = usize::from(area.height.saturating_sub(1));
     state.settle(grid, rows);
     state.targets.first_row = area.y.saturating_add(1);
@@ -23,13 +23,13 @@ pub(crate) fn draw(frame: &mut Frame, area: Rect, state: &mut State, (grid, show
         let text = Text::from(shown.look.span(Tone::Plain, grid.empty.clone()));
         return frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
     }
-    let at = At { sorted: state.sort(), top: state.top(), selected: state.selected() };
+    let at = TablePosition { sorted: state.sort(), top: state.top(), selected: state.selected() };
     rows_of(frame, area, grid, (shown.look, at));
 }
 
 /// Sort order, scroll position and selection of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct At {
+pub(crate) struct TablePosition {
     /// Sort column, and whether the order is reversed.
     pub(crate) sorted: Option<(&'static str, bool)>,
     /// Index of the first visible row.
@@ -39,7 +39,7 @@ pub(crate) struct At {
 }
 
 /// Draws the rows below their titles, starting at the first visible row.
-pub(crate) fn rows_of(frame: &mut Frame, area: Rect, grid: &Grid, (look, at): (Look, At)) {
+pub(crate) fn rows_of(frame: &mut Frame, area: Rect, grid: &ScreenGrid, (look, at): (TerminalLook, TablePosition)) {
     let rows = usize::from(area.height.saturating_sub(1));
     let widths = widths(&grid.columns, area.width);
     let titles = grid.columns.iter().zip(&widths).map(|(column, width)| {
@@ -59,7 +59,7 @@ pub(crate) fn rows_of(frame: &mut Frame, area: Rect, grid: &Grid, (look, at): (L
 }
 
 /// Returns the widths of the columns. A column of width 0 gets the remaining width.
-fn widths(columns: &[Column], width: u16) -> Vec<u16> {
+fn widths(columns: &[GridColumn], width: u16) -> Vec<u16> {
     let gaps = u16::try_from(columns.len().saturating_sub(1)).unwrap_or(u16::MAX);
     let taken = columns.iter().map(|column| column.width).fold(gaps, u16::saturating_add);
     let left = width.saturating_sub(taken);
@@ -67,7 +67,7 @@ fn widths(columns: &[Column], width: u16) -> Vec<u16> {
 }
 
 /// Returns a column's title. The sort column is marked with its direction.
-fn title(column: &Column, sorted: Option<(&'static str, bool)>, look: Look) -> String {
+fn title(column: &GridColumn, sorted: Option<(&'static str, bool)>, look: TerminalLook) -> String {
     match sorted {
         Some((title, reversed)) if title == column.title => {
             let mark = match (reversed, look.ascii) {
@@ -82,13 +82,13 @@ fn title(column: &Column, sorted: Option<(&'static str, bool)>, look: Look) -> S
     }
 }
 
-fn of(look: Look, own: &grid::Cell, place: (bool, u16), row: Tone) -> Cell<'static> {
+fn of(look: TerminalLook, own: &grid::GridCell, place: (bool, u16), row: Tone) -> Cell<'static> {
     // A row of an ended process is faint in all cells.
     let tone = if row == Tone::Faint { row } else { own.tone.unwrap_or(row) };
     cell(look, &own.text, place, tone)
 }
 
-fn cell(look: Look, text: &str, (right, width): (bool, u16), tone: Tone) -> Cell<'static> {
+fn cell(look: TerminalLook, text: &str, (right, width): (bool, u16), tone: Tone) -> Cell<'static> {
     let line = Line::from(look.span(tone, fit(text, usize::from(width), look.mark())));
     Cell::from(if right { line.right_aligned() } else { line })
 }

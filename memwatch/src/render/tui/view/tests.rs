@@ -11,22 +11,22 @@ use ratatui::buffer::Buffer;
 use super::*;
 use crate::render::fixture;
 use crate::render::tui::fixture::{leaking_node, leaking_outlooks, ranked_node, watched};
-use crate::render::tui::state::Step;
+use crate::render::tui::state::ViewAction;
 
-const PLAIN: Look = Look { color: false, ascii: false };
+const PLAIN: TerminalLook = TerminalLook { color: false, ascii: false };
 const SMALL: (u16, u16) = (80, 24);
 const USUAL: (u16, u16) = (120, 40);
 const LARGE: (u16, u16) = (200, 50);
 
-fn frame_of(state: &mut State, shown: &Shown, size: (u16, u16)) -> Buffer {
+fn frame_of(state: &mut ViewState, shown: &FrameInput, size: (u16, u16)) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).expect("a test backend never fails");
     terminal.draw(|frame| draw(frame, state, shown)).expect("a test backend never fails");
     terminal.backend().buffer().clone()
 }
 
-fn buffer(state: &mut State, snapshot: &Snapshot, look: Look, size: (u16, u16)) -> Buffer {
+fn buffer(state: &mut ViewState, snapshot: &Snapshot, look: TerminalLook, size: (u16, u16)) -> Buffer {
     let (clock, outlooks) = (fixture::clock(), Outlooks::default());
-    frame_of(state, &Shown { snapshot, clock: &clock, look, outlooks: &outlooks }, size)
+    frame_of(state, &FrameInput { snapshot, clock: &clock, look, outlooks: &outlooks }, size)
 }
 
 fn text(buffer: &Buffer) -> String {
@@ -47,14 +47,14 @@ fn text(buffer: &Buffer) -> String {
     text
 }
 
-fn screen(state: &mut State, snapshot: &Snapshot, size: (u16, u16)) -> String {
+fn screen(state: &mut ViewState, snapshot: &Snapshot, size: (u16, u16)) -> String {
     text(&buffer(state, snapshot, PLAIN, size))
 }
 
 /// Returns the screen of the leaking training with its forecasts.
-fn leaking(state: &mut State, size: (u16, u16)) -> String {
+fn leaking(state: &mut ViewState, size: (u16, u16)) -> String {
     let (snapshot, outlooks, clock) = (leaking_node(), leaking_outlooks(), fixture::clock());
-    text(&frame_of(state, &Shown { snapshot: &snapshot, clock: &clock, look: PLAIN, outlooks: &outlooks }, size))
+    text(&frame_of(state, &FrameInput { snapshot: &snapshot, clock: &clock, look: PLAIN, outlooks: &outlooks }, size))
 }
 
 /// Compares a screen with its file. With `MEMWATCH_BLESS=1` the file is written instead, and must
@@ -91,7 +91,7 @@ fn the_list_fills_every_size_of_screen() {
 fn ranks_stand_under_their_job() {
     let snapshot = ranked_node();
     let mut state = watched(false, &snapshot);
-    state.take(Step::Tree);
+    state.take(ViewAction::Tree);
     golden("tree", USUAL, &screen(&mut state, &snapshot, USUAL));
 }
 
@@ -107,7 +107,7 @@ fn a_process_on_several_gpus_has_a_row_for_each() {
 fn the_stacks_of_a_line_lie_over_the_page() {
     let mut state = watched(true, &leaking_node());
     leaking(&mut state, SMALL);
-    state.take(Step::Open);
+    state.take(ViewAction::Open);
     golden("stacks", SMALL, &leaking(&mut state, SMALL));
 }
 
@@ -115,7 +115,7 @@ fn the_stacks_of_a_line_lie_over_the_page() {
 fn the_help_page_fits_the_smallest_usual_screen() {
     let snapshot = fixture::quiet_node();
     let mut state = watched(false, &snapshot);
-    state.take(Step::Help);
+    state.take(ViewAction::Help);
     golden("help", SMALL, &screen(&mut state, &snapshot, SMALL));
     assert!(help::lines(PLAIN).len() + 2 <= usize::from(SMALL.1), "all of it, above the last two lines");
 }
@@ -200,7 +200,7 @@ fn without_nvml_a_gpu_is_named_by_its_uuid() {
 fn keys_without_a_function_say_so_and_a_paused_view_does() {
     let snapshot = fixture::quiet_node();
     let mut state = watched(false, &snapshot);
-    state.take(Step::Pause);
+    state.take(ViewAction::Pause);
     state.notify("x has no function here: ? lists the keys");
     let shown = screen(&mut state, &snapshot, SMALL);
     assert!(shown.contains("paused at 14:03:21"), "{shown}");
@@ -210,9 +210,9 @@ fn keys_without_a_function_say_so_and_a_paused_view_does() {
 #[test]
 fn a_row_with_nothing_more_says_so() {
     let mut state = watched(true, &leaking_node());
-    state.take(Step::Tab(5));
+    state.take(ViewAction::Tab(5));
     leaking(&mut state, SMALL);
-    state.take(Step::Open);
+    state.take(ViewAction::Open);
     assert!(leaking(&mut state, SMALL).ends_with("there is nothing more about this row\n"));
     assert_eq!(state.overlay(), None);
 }
@@ -221,7 +221,15 @@ fn a_row_with_nothing_more_says_so() {
 fn no_size_is_too_small_or_too_large() {
     let crowded = fixture::crowded_node(300);
     let snapshots = [fixture::busy_node(), leaking_node(), fixture::empty_node(), fixture::training_node(), crowded];
-    let steps = [Step::Pause, Step::Last, Step::Open, Step::Page(1), Step::Open, Step::Help, Step::Move(-1)];
+    let steps = [
+        ViewAction::Pause,
+        ViewAction::Last,
+        ViewAction::Open,
+        ViewAction::Page(1),
+        ViewAction::Open,
+        ViewAction::Help,
+        ViewAction::Move(-1),
+    ];
     for snapshot in &snapshots {
         for size in (1..=10).flat_map(|size| [(size, size), (size, 40), (200, size), (size * 20, size * 6)]) {
             for opens_alone in [true, false] {
@@ -239,12 +247,12 @@ fn no_size_is_too_small_or_too_large() {
 #[test]
 fn ten_thousand_processes_scroll() {
     let snapshot = fixture::crowded_node(10_000);
-    let mut state = State::new(false);
+    let mut state = ViewState::new(false);
     screen(&mut state, &snapshot, SMALL);
-    state.take(Step::Last);
+    state.take(ViewAction::Last);
     let shown = screen(&mut state, &snapshot, SMALL);
     assert!(shown.contains(" 109999 ") && shown.contains("of 10,000"), "{shown}");
-    state.take(Step::First);
+    state.take(ViewAction::First);
     assert!(screen(&mut state, &snapshot, SMALL).contains(" 100000 "));
 }
 
@@ -254,11 +262,11 @@ fn ascii_is_ascii_and_no_colour_is_no_colour() {
     busy.processes[1].command = "vllm".to_owned();
     for (snapshot, opens_alone) in [(&busy, false), (&leaking_node(), true), (&ranked_node(), false)] {
         let mut state = watched(opens_alone, snapshot);
-        state.take(Step::Tree);
-        state.take(Step::Reverse);
-        for step in [Step::Move(0), Step::Open, Step::Help] {
+        state.take(ViewAction::Tree);
+        state.take(ViewAction::Reverse);
+        for step in [ViewAction::Move(0), ViewAction::Open, ViewAction::Help] {
             state.take(step);
-            let buffer = buffer(&mut state, snapshot, Look { color: false, ascii: true }, USUAL);
+            let buffer = buffer(&mut state, snapshot, TerminalLook { color: false, ascii: true }, USUAL);
             assert!(text(&buffer).is_ascii(), "{}", text(&buffer));
             let reset = ratatui::style::Color::Reset;
             assert!(buffer.content().iter().all(|cell| cell.fg == reset && cell.bg == reset));
@@ -270,7 +278,7 @@ fn ascii_is_ascii_and_no_colour_is_no_colour() {
 fn a_full_gpu_and_a_hot_one_have_their_colours() {
     let mut snapshot = fixture::busy_node();
     snapshot.gpus[0].sensors.temperature_celsius = Some(95);
-    let buffer = buffer(&mut watched(false, &snapshot), &snapshot, Look { color: true, ascii: false }, USUAL);
+    let buffer = buffer(&mut watched(false, &snapshot), &snapshot, TerminalLook { color: true, ascii: false }, USUAL);
     let (mut red, mut yellow) = (String::new(), String::new());
     for cell in buffer.content() {
         match cell.fg {
@@ -289,7 +297,7 @@ fn a_hostile_command_line_and_filter_are_written_out() {
     let mut state = watched(false, &snapshot);
     let shown = screen(&mut state, &snapshot, USUAL);
     assert!(shown.contains("vllm serve \\x1b[2J日本") && !shown.contains('\x1b'), "{shown}");
-    for step in [Step::Filter, Step::Type('\u{202e}')] {
+    for step in [ViewAction::Filter, ViewAction::Type('\u{202e}')] {
         state.take(step);
     }
     assert!(!screen(&mut state, &snapshot, USUAL).contains('\u{202e}'));

@@ -2,16 +2,16 @@ use std::path::Path;
 
 use super::*;
 use crate::sources::containers::cri::{
-    ContainerMetadata, ContainerStatus, ContainerStatusResponse, ListContainersResponse, Listed, PodSandboxMetadata,
-    PodSandboxStatus, PodSandboxStatusResponse,
+    ContainerMetadata, ContainerStatus, ContainerStatusResponse, CriContainer, ListContainersResponse,
+    PodSandboxMetadata, PodSandboxStatus, PodSandboxStatusResponse,
 };
-use crate::sources::containers::listener::{Answer, Listener};
+use crate::sources::containers::listener::{GrpcAnswer, Listener};
 use crate::sources::containers::sockets::RuntimeSockets;
 
 const ID: &str = "0a1b2c3d4e5f0a1b2c3d4e5f0a1b2c3d4e5f0a1b2c3d4e5f0a1b2c3d4e5f0a1b";
 
-fn wanted(runtime: Option<&'static str>, life: u64) -> Wanted {
-    Wanted { id: ID.to_owned(), runtime: runtime.map(Into::into), user: None, of_user: None, life }
+fn wanted(runtime: Option<&'static str>, life: u64) -> NamelessContainer {
+    NamelessContainer { id: ID.to_owned(), runtime: runtime.map(Into::into), user: None, of_user: None, life }
 }
 
 fn engines(docker: &[&Path], cri: &[&Path]) -> Engines {
@@ -19,7 +19,7 @@ fn engines(docker: &[&Path], cri: &[&Path]) -> Engines {
     RuntimeSockets { docker: own(docker), cri: own(cri), kubelet: None }.engines()
 }
 
-async fn asked(engines: &Engines, wanted: &Wanted) -> Option<ContainerNames> {
+async fn asked(engines: &Engines, wanted: &NamelessContainer) -> Option<ContainerNames> {
     ask(engines, &mut BTreeMap::new(), wanted).await
 }
 
@@ -41,18 +41,18 @@ fn runtime(labels: &'static [(&'static str, &'static str)]) -> Listener {
             let metadata = Some(ContainerMetadata { name: "main".to_owned() });
             let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
             let status = ContainerStatus { id: ID.to_owned(), metadata, labels, image: None };
-            Answer::of(&ContainerStatusResponse { status: Some(status) })
+            GrpcAnswer::of(&ContainerStatusResponse { status: Some(status) })
         }
         Some("ListContainers") => {
-            let listed = Listed { id: ID.to_owned(), pod_sandbox_id: "77".to_owned() };
-            Answer::of(&ListContainersResponse { containers: vec![listed] })
+            let listed = CriContainer { id: ID.to_owned(), pod_sandbox_id: "77".to_owned() };
+            GrpcAnswer::of(&ListContainersResponse { containers: vec![listed] })
         }
         Some("PodSandboxStatus") => {
             let name = |text: &str| text.to_owned();
             let metadata = PodSandboxMetadata { name: name("sandbox-0"), uid: name("u"), namespace: name("test") };
-            Answer::of(&PodSandboxStatusResponse { status: Some(PodSandboxStatus { metadata: Some(metadata) }) })
+            GrpcAnswer::of(&PodSandboxStatusResponse { status: Some(PodSandboxStatus { metadata: Some(metadata) }) })
         }
-        _ => Answer::refusal("12"),
+        _ => GrpcAnswer::refusal("12"),
     })
 }
 
@@ -81,7 +81,7 @@ async fn without_the_kubelets_labels_the_pod_is_asked_for() {
 
 #[tokio::test]
 async fn a_bare_id_is_asked_for_everywhere_until_somebody_knows_it() {
-    let runtime = Listener::calls(|_| Answer::refusal("5"));
+    let runtime = Listener::calls(|_| GrpcAnswer::refusal("5"));
     let docker = Listener::reporting(&called("train"));
     let names = asked(&engines(&[&docker.path()], &[&runtime.path()]), &wanted(None, 1)).await;
     assert_eq!(names.unwrap().name.as_deref(), Some("train"));
@@ -104,14 +104,14 @@ async fn who_hangs_is_not_asked_again_at_once_and_does_not_keep_others_from_answ
 #[tokio::test]
 async fn rests_grow_to_their_longest_and_end_with_an_answer() {
     let now = Instant::now();
-    let mut rest = Rest::after(None, None, now);
+    let mut rest = EnginePause::after(None, None, now);
     assert_eq!(rest.length, FIRST_REST);
     for _ in 0..20 {
-        rest = Rest::after(Some(rest), None, now);
+        rest = EnginePause::after(Some(rest), None, now);
     }
     assert_eq!(rest.length, LONGEST_REST);
     let docker = Listener::reporting(&called("train"));
-    let mut resting = BTreeMap::from([(docker.path(), Rest { until: now, length: LONGEST_REST, user: None })]);
+    let mut resting = BTreeMap::from([(docker.path(), EnginePause { until: now, length: LONGEST_REST, user: None })]);
     assert!(ask(&engines(&[&docker.path()], &[]), &mut resting, &wanted(Some("docker"), 1)).await.is_some());
     assert_eq!(resting.len(), 0);
 }
@@ -119,7 +119,7 @@ async fn rests_grow_to_their_longest_and_end_with_an_answer() {
 #[tokio::test]
 async fn an_id_that_means_something_in_a_path_is_asked_for_nowhere() {
     let docker = Listener::reporting(&called("train"));
-    let hostile = Wanted { id: "../../../images/json?".to_owned(), ..wanted(Some("docker"), 1) };
+    let hostile = NamelessContainer { id: "../../../images/json?".to_owned(), ..wanted(Some("docker"), 1) };
     assert_eq!(asked(&engines(&[&docker.path()], &[]), &hostile).await, None);
     assert_eq!(docker.asked(), 0);
 }
@@ -130,17 +130,17 @@ async fn a_container_is_asked_for_once_and_another_of_its_id_again() {
     let (requests, receiver) = watch::channel(WantedNames { revision: 1, containers: vec![wanted(Some("docker"), 1)] });
     let (sender, mut found) = mpsc::channel(4);
     let task = tokio::spawn(ask_forever(engines(&[&docker.path()], &[]), receiver, sender));
-    let lives = |found: Option<Found>| match found {
-        Some(Found::Names(names)) => names.into_iter().map(|(life, _)| life).collect::<Vec<_>>(),
+    let lives = |found: Option<RuntimeMessage>| match found {
+        Some(RuntimeMessage::Names(names)) => names.into_iter().map(|(life, _)| life).collect::<Vec<_>>(),
         other => panic!("names were expected, not {other:?}"),
     };
     assert_eq!(lives(found.recv().await), [1]);
-    assert_eq!(found.recv().await, Some(Found::Asked { revision: 1 }));
+    assert_eq!(found.recv().await, Some(RuntimeMessage::Asked { revision: 1 }));
     // A second container has appeared.
-    let other = Wanted { id: "no id".to_owned(), ..wanted(None, 2) };
+    let other = NamelessContainer { id: "no id".to_owned(), ..wanted(None, 2) };
     let both = vec![wanted(Some("docker"), 1), other];
     requests.send(WantedNames { revision: 2, containers: both }).expect("somebody asks");
-    assert_eq!(found.recv().await, Some(Found::Asked { revision: 2 }));
+    assert_eq!(found.recv().await, Some(RuntimeMessage::Asked { revision: 2 }));
     // The first container has ended, and its id is reused.
     requests.send(WantedNames { revision: 3, containers: vec![wanted(Some("docker"), 3)] }).expect("somebody asks");
     assert_eq!(lives(found.recv().await), [3]);
@@ -150,9 +150,9 @@ async fn a_container_is_asked_for_once_and_another_of_its_id_again() {
 }
 
 /// Returns the socket of a listener as this user's own engine.
-fn of_user(listener: &Listener) -> Place {
+fn of_user(listener: &Listener) -> EngineSocket {
     // SAFETY: geteuid has no preconditions.
-    Place { user: Some(unsafe { libc::geteuid() }), ..listener.place() }
+    EngineSocket { user: Some(unsafe { libc::geteuid() }), ..listener.place() }
 }
 
 #[tokio::test]
@@ -177,17 +177,20 @@ async fn a_users_engine_that_hangs_delays_no_other_container() {
     std::fs::create_dir(&own).expect("a folder");
     std::os::unix::fs::symlink(hung.path(), own.join("docker.sock")).expect("a link");
     let engines = engines(&[&docker.path()], &[]).with_users(users.path().to_path_buf());
-    let of_alice =
-        (0..50).map(|number| Wanted { id: format!("{number:064x}"), user: Some(user), ..wanted(Some("docker"), 1) });
+    let of_alice = (0..50).map(|number| NamelessContainer {
+        id: format!("{number:064x}"),
+        user: Some(user),
+        ..wanted(Some("docker"), 1)
+    });
     let containers = of_alice.chain([wanted(Some("docker"), 2)]).collect();
     let (requests, receiver) = watch::channel(WantedNames { revision: 1, containers });
     let (sender, mut found) = mpsc::channel(4);
     let task = tokio::spawn(ask_forever(engines, receiver, sender));
     let first = found.recv().await;
-    assert!(matches!(&first, Some(Found::Names(names)) if names[0].0 == 2), "{first:?}");
+    assert!(matches!(&first, Some(RuntimeMessage::Names(names)) if names[0].0 == 2), "{first:?}");
     // All containers have been looked up, although a single one of the fifty was enough to find
     // that the engine does not answer.
-    assert_eq!(found.recv().await, Some(Found::Asked { revision: 1 }));
+    assert_eq!(found.recv().await, Some(RuntimeMessage::Asked { revision: 1 }));
     assert_eq!(hung.asked(), 1);
     drop(requests);
     task.await.expect("it ends when nobody requests anything");

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-use memwatch_common::allocation_map::Place;
+use memwatch_common::allocation_map::AllocationKey;
 use memwatch_common::capture::Booked;
 
 /// `BPF_MAP_LOOKUP_BATCH` of include/uapi/linux/bpf.h.
@@ -34,9 +34,9 @@ struct Batch {
 ///
 /// # Errors
 /// The kernel refuses the call.
-pub(super) fn entries(map: BorrowedFd<'_>) -> io::Result<Vec<(Place, Booked)>> {
+pub(super) fn entries(map: BorrowedFd<'_>) -> io::Result<Vec<(AllocationKey, Booked)>> {
     let room = usize::try_from(AT_ONCE).map_err(io::Error::other)?;
-    let (mut keys, mut values) = (vec![Place::default(); room], vec![Booked::default(); room]);
+    let (mut keys, mut values) = (vec![AllocationKey::default(); room], vec![Booked::default(); room]);
     let mut all = Vec::new();
     let mut position = None;
     loop {

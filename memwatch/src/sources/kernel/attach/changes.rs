@@ -8,7 +8,7 @@ use aya::programs::uprobe::UProbeScope;
 
 use super::{Attempt, Links, PlannedProbe, attach_points};
 use crate::sources::clock;
-use crate::sources::kernel::load::{Kernel, TakenLink, chain};
+use crate::sources::kernel::load::{KernelHalf, TakenLink, chain};
 use crate::sources::kernel::pins::RETURN;
 use crate::sources::library::LibraryFile;
 
@@ -32,28 +32,28 @@ impl LibraryProbes {
 
     /// Starts removing the probes on context changes. The removal continues after this has
     /// returned.
-    pub(crate) fn take_changes_out(&mut self, kernel: &mut Kernel) {
+    pub(crate) fn take_changes_out(&mut self, kernel: &mut KernelHalf) {
         if let Some(changes) = &mut self.changes {
             changes.take_out(kernel);
         }
     }
 
     /// Attaches the probes on context changes again. Does nothing while they are being removed.
-    pub(crate) fn put_changes_in(&mut self, kernel: &mut Kernel) {
+    pub(crate) fn put_changes_in(&mut self, kernel: &mut KernelHalf) {
         if let Some(changes) = &mut self.changes {
             changes.put_in(kernel);
         }
     }
 
     /// Completes a removal. Must be called regularly while the probes are removed.
-    pub(crate) fn settle(&mut self, kernel: &mut Kernel) {
+    pub(crate) fn settle(&mut self, kernel: &mut KernelHalf) {
         if let Some(changes) = &mut self.changes {
             changes.settle(kernel);
         }
     }
 
     /// Returns all links. Called when no process maps the file.
-    pub(super) fn into_links(self, kernel: &mut Kernel) -> Links {
+    pub(super) fn into_links(self, kernel: &mut KernelHalf) -> Links {
         let mut links = self.links;
         links.extend(self.changes.map(|changes| changes.into_links(kernel)).into_iter().flatten());
         links
@@ -65,11 +65,11 @@ impl LibraryProbes {
 pub(super) struct ChangeProbes {
     file: LibraryFile,
     probes: Vec<PlannedProbe>,
-    state: State,
+    state: ChangeProbeState,
 }
 
 #[derive(Debug)]
-enum State {
+enum ChangeProbeState {
     In(Links),
     /// Being removed: at each link the kernel waits until no thread is inside the probe.
     Leaving(JoinHandle<()>),
@@ -82,7 +82,7 @@ impl ChangeProbes {
     /// Attaches the probes. The attempt holds errors. Returns `None` if the file has none of these
     /// functions.
     pub(super) fn attach(
-        kernel: &mut Kernel,
+        kernel: &mut KernelHalf,
         file: &LibraryFile,
         probes: Vec<PlannedProbe>,
     ) -> (Option<Self>, Attempt) {
@@ -90,19 +90,19 @@ impl ChangeProbes {
             return (None, Attempt::default());
         }
         let mut attempt = attach_points(kernel, file, &probes, (UProbeScope::AllProcesses, RETURN));
-        let state = State::In(std::mem::take(&mut attempt.links));
+        let state = ChangeProbeState::In(std::mem::take(&mut attempt.links));
         (Some(Self { file: file.clone(), probes, state }), attempt)
     }
 
     /// Whether the probes are attached.
     pub(super) const fn are_in(&self) -> bool {
-        matches!(self.state, State::In(_))
+        matches!(self.state, ChangeProbeState::In(_))
     }
 
     /// Removes the probes in a separate thread: each link takes up to 200 ms, and the ring must be
     /// read meanwhile.
-    pub(super) fn take_out(&mut self, kernel: &mut Kernel) {
-        let State::In(links) = &mut self.state else { return };
+    pub(super) fn take_out(&mut self, kernel: &mut KernelHalf) {
+        let ChangeProbeState::In(links) = &mut self.state else { return };
         // Threads inside such a call return unseen, which must not count as losses.
         note(kernel.arm(self.file.identity.group(), 0).map_err(|error| chain(&error)));
         let mut taken = Vec::new();
@@ -115,40 +115,40 @@ impl ChangeProbes {
         }
         let leave = move || taken.into_iter().for_each(TakenLink::end);
         self.state = match std::thread::Builder::new().name("detach".to_owned()).spawn(leave) {
-            Ok(thread) => State::Leaving(thread),
+            Ok(thread) => ChangeProbeState::Leaving(thread),
             Err(error) => {
                 log::warn!("no thread takes probes out, and pinned ones stay: {error}");
-                State::Out
+                ChangeProbeState::Out
             }
         };
     }
 
     /// Notes when the removal has finished.
-    pub(super) fn settle(&mut self, kernel: &mut Kernel) {
-        if matches!(&self.state, State::Leaving(thread) if thread.is_finished()) {
-            self.state = State::Out;
+    pub(super) fn settle(&mut self, kernel: &mut KernelHalf) {
+        if matches!(&self.state, ChangeProbeState::Leaving(thread) if thread.is_finished()) {
+            self.state = ChangeProbeState::Out;
             note(kernel.arm(self.file.identity.group(), clock::boottime_ns()).map_err(|error| chain(&error)));
         }
     }
 
     /// Attaches the probes again, unless they are still being removed.
-    pub(super) fn put_in(&mut self, kernel: &mut Kernel) {
+    pub(super) fn put_in(&mut self, kernel: &mut KernelHalf) {
         self.settle(kernel);
         let is_time = match &self.state {
-            State::Out => true,
-            State::Refused(since) => since.elapsed() >= AGAIN,
-            State::In(_) | State::Leaving(_) => false,
+            ChangeProbeState::Out => true,
+            ChangeProbeState::Refused(since) => since.elapsed() >= AGAIN,
+            ChangeProbeState::In(_) | ChangeProbeState::Leaving(_) => false,
         };
         if is_time {
             let Attempt { links, error, .. } =
                 attach_points(kernel, &self.file, &self.probes, (UProbeScope::AllProcesses, RETURN));
             match error {
-                None => self.state = State::In(links),
+                None => self.state = ChangeProbeState::In(links),
                 // The file may be gone. The attach is retried, and context changes stay unknown
                 // until it succeeds.
                 Some(error) => {
                     log::warn!("{}: context changes are not probed: {error}", self.file.display);
-                    self.state = State::Refused(Instant::now());
+                    self.state = ChangeProbeState::Refused(Instant::now());
                     note(links.into_iter().map(|link| kernel.release(link)).fold(Ok(()), Result::and));
                 }
             }
@@ -156,14 +156,14 @@ impl ChangeProbes {
     }
 
     /// Returns the links. Called when no process maps the file.
-    pub(super) fn into_links(self, kernel: &mut Kernel) -> Links {
+    pub(super) fn into_links(self, kernel: &mut KernelHalf) -> Links {
         match self.state {
-            State::In(links) => links,
-            State::Leaving(_) => {
+            ChangeProbeState::In(links) => links,
+            ChangeProbeState::Leaving(_) => {
                 note(kernel.arm(self.file.identity.group(), clock::boottime_ns()).map_err(|error| chain(&error)));
                 Vec::new()
             }
-            State::Out | State::Refused(_) => Vec::new(),
+            ChangeProbeState::Out | ChangeProbeState::Refused(_) => Vec::new(),
         }
     }
 }

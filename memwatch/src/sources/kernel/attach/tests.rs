@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use aya::maps::RingBuf;
-use memwatch_common::record::{Item, Record};
+use memwatch_common::record::{Item, RingRecord};
 use tempfile::TempDir;
 
 use super::*;
@@ -24,14 +24,14 @@ fn a_missing_function_is_newer_than_the_driver_where_nothing_there_is_as_new() {
 }
 
 /// The simulated driver's workload program. It is killed when it is dropped.
-struct Program {
+struct WorkloadProgram {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     _directory: TempDir,
 }
 
-impl Program {
+impl WorkloadProgram {
     /// Starts the program. Returns `None`, with the reason on standard error, if it cannot run
     /// here.
     fn start() -> Option<Self> {
@@ -70,7 +70,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for WorkloadProgram {
     fn drop(&mut self) {
         // Fails if the program has already exited.
         let _ = self.child.kill();
@@ -82,8 +82,8 @@ fn version() -> KernelVersion {
     KernelVersion::from_release(&std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap()).unwrap()
 }
 
-fn getters(program: &Program) -> Plan {
-    let file = Program::library(program);
+fn getters(program: &WorkloadProgram) -> AttachPlan {
+    let file = WorkloadProgram::library(program);
     plan(&file, version(), (PROBES, When::DeviceUnknown)).unwrap()
 }
 
@@ -91,7 +91,7 @@ fn getters(program: &Program) -> Plan {
 fn callers(ring: &mut RingBuf<aya::maps::MapData>) -> (BTreeSet<(u32, u32)>, usize) {
     let (mut threads, mut calls) = (BTreeSet::new(), 0);
     while let Some(bytes) = ring.next() {
-        if let Ok(Item::Record(Record::Call(call))) = Item::from_bytes(&bytes) {
+        if let Ok(Item::Record(RingRecord::Call(call))) = Item::from_bytes(&bytes) {
             threads.insert((call.tgid, call.tid));
             calls += 1;
         }
@@ -100,13 +100,13 @@ fn callers(ring: &mut RingBuf<aya::maps::MapData>) -> (BTreeSet<(u32, u32)>, usi
 }
 
 fn one_process_sees_all_of_its_threads_and_nobody_elses(one_process: bool) {
-    let (Some(mut own), Some(mut other)) = (Program::start(), Program::start()) else { return };
+    let (Some(mut own), Some(mut other)) = (WorkloadProgram::start(), WorkloadProgram::start()) else { return };
     let options = LoadOptions { all_processes: true, ring_bytes: 1 << 20, classic_uprobes: false, diagnostics: false };
-    let mut kernel = Kernel::load(options).unwrap();
+    let mut kernel = KernelHalf::load(options).unwrap();
     let mut ring = RingBuf::try_from(kernel.ebpf.take_map("RECORDS").unwrap()).unwrap();
     let plan = getters(&own);
     assert_eq!(plan.probes.len(), 2);
-    let attach = |kernel: &mut Kernel| attach_to(kernel, &own.library(), &plan, (own.tgid(), one_process)).unwrap();
+    let attach = |kernel: &mut KernelHalf| attach_to(kernel, &own.library(), &plan, (own.tgid(), one_process)).unwrap();
     let first = attach(&mut kernel);
     let second = attach(&mut kernel);
     own.run(&["current", "@other current"]);

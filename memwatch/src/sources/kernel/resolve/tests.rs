@@ -11,7 +11,7 @@ const TEXT_BYTES: u64 = 0x100;
 const SECTION_HEADER_BYTES: usize = 64;
 
 /// One row of the fixture's symbol table.
-struct Symbol {
+struct FixtureSymbol {
     name: &'static str,
     kind: u8,
     section: u16,
@@ -23,17 +23,17 @@ const FUNC: u8 = 0x12; // global function
 const OBJECT: u8 = 0x11;
 const IFUNC: u8 = 0x1a;
 
-fn function(name: &'static str, address: u64, size_bytes: u64) -> Symbol {
-    Symbol { name, kind: FUNC, section: 1, address, size_bytes }
+fn function(name: &'static str, address: u64, size_bytes: u64) -> FixtureSymbol {
+    FixtureSymbol { name, kind: FUNC, section: 1, address, size_bytes }
 }
 
-fn exports() -> Vec<Symbol> {
+fn exports() -> Vec<FixtureSymbol> {
     vec![
         function("cuMemAlloc_v2", TEXT_ADDRESS + 0x10, 0x20),
         function("cuMemFree_v2", TEXT_ADDRESS + 0x30, 0),
-        Symbol { section: 0, ..function("imported", 0, 0) },
-        Symbol { kind: OBJECT, ..function("data", TEXT_ADDRESS, 8) },
-        Symbol { kind: IFUNC, ..function("chosen_at_run_time", TEXT_ADDRESS, 8) },
+        FixtureSymbol { section: 0, ..function("imported", 0, 0) },
+        FixtureSymbol { kind: OBJECT, ..function("data", TEXT_ADDRESS, 8) },
+        FixtureSymbol { kind: IFUNC, ..function("chosen_at_run_time", TEXT_ADDRESS, 8) },
         function("outside", 0xdead_0000, 8),
         function("too_long", TEXT_ADDRESS + 0x40, 1 << 40),
         function("cuMemAlloc_v2", TEXT_ADDRESS + 0x80, 4),
@@ -42,7 +42,7 @@ fn exports() -> Vec<Symbol> {
 
 /// A library file with two segments (code, notes) and four sections after the null section.
 struct Fixture {
-    symbols: Vec<Symbol>,
+    symbols: Vec<FixtureSymbol>,
     symbol_section: u32,
 }
 
@@ -176,8 +176,8 @@ fn a_file_says_who_it_is() {
     let mut file = Fixture::default().build();
     let table = parse(&file);
     assert_eq!(table.build_id(), Some("dead000f"));
-    assert_eq!(table.machine(), Machine::X86_64);
-    for (number, machine) in [(183, Machine::Aarch64), (243, Machine::Other(243))] {
+    assert_eq!(table.machine(), InstructionSet::X86_64);
+    for (number, machine) in [(183, InstructionSet::Aarch64), (243, InstructionSet::Other(243))] {
         machine_field(&mut file, number);
         assert_eq!(parse(&file).machine(), machine);
     }

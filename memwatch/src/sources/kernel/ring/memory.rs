@@ -22,9 +22,9 @@ const DISCARDED: u32 = 1 << 30;
 /// The reader's view of a ring buffer.
 pub(super) struct RingMemory {
     /// Page with the consumer position, written by the reader.
-    consumer: Mapping,
+    consumer: SharedMapping,
     /// Page with the producer position, written by the kernel, followed by the data.
-    producer: Mapping,
+    producer: SharedMapping,
     page_bytes: usize,
     /// Size of the data; a power of two.
     size_bytes: usize,
@@ -45,8 +45,8 @@ impl RingMemory {
     pub(super) fn map(ring: BorrowedFd<'_>, size_bytes: usize) -> io::Result<Self> {
         // SAFETY: sysconf has no preconditions.
         let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_err(io::Error::other)?;
-        let consumer = Mapping::new(Some(ring), (0, page_bytes), libc::PROT_READ | libc::PROT_WRITE)?;
-        let producer = Mapping::new(Some(ring), (page_bytes, page_bytes + size_bytes), libc::PROT_READ)?;
+        let consumer = SharedMapping::new(Some(ring), (0, page_bytes), libc::PROT_READ | libc::PROT_WRITE)?;
+        let producer = SharedMapping::new(Some(ring), (page_bytes, page_bytes + size_bytes), libc::PROT_READ)?;
         let mut memory =
             Self { consumer, producer, page_bytes, size_bytes, read_bytes: 0, keeps: false, whole: Vec::new() };
         memory.read_bytes = memory.consumer.position().load(Ordering::Acquire);
@@ -149,17 +149,17 @@ impl RingMemory {
 }
 
 /// Memory shared with the kernel.
-struct Mapping {
+struct SharedMapping {
     begin: NonNull<u8>,
     bytes: usize,
 }
 
 // SAFETY: the memory belongs to the mapping alone, and is written through atomics.
-unsafe impl Send for Mapping {}
+unsafe impl Send for SharedMapping {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for SharedMapping {}
 
-impl Mapping {
+impl SharedMapping {
     /// Maps a range of a file, or anonymous memory without a file.
     fn new(file: Option<BorrowedFd<'_>>, (offset, bytes): (usize, usize), protection: libc::c_int) -> io::Result<Self> {
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
@@ -189,7 +189,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for SharedMapping {
     fn drop(&mut self) {
         // SAFETY: no reference to the mapping is left.
         unsafe { libc::munmap(self.begin.as_ptr().cast(), self.bytes) };
@@ -224,7 +224,7 @@ mod tests {
 
     impl Fake {
         fn new() -> Self {
-            let map = |bytes| Mapping::new(None, (0, bytes), libc::PROT_READ | libc::PROT_WRITE).expect("memory");
+            let map = |bytes| SharedMapping::new(None, (0, bytes), libc::PROT_READ | libc::PROT_WRITE).expect("memory");
             let (consumer, producer) = (map(PAGE), map(2 * PAGE));
             let whole = Vec::new();
             let ring = RingMemory {

@@ -11,8 +11,8 @@ const MOV_RBP_RSP: [u8; 3] = [0x48, 0x89, 0xe5];
 const POP_RBP_RET: [u8; 2] = [0x5d, 0xc3];
 const RET: [u8; 1] = [0xc3];
 
-fn site_of(parts: &[&[u8]]) -> Site {
-    select(&parts.concat(), ADDRESS, Machine::X86_64, NEWEST)
+fn site_of(parts: &[&[u8]]) -> AttachOffset {
+    select(&parts.concat(), ADDRESS, InstructionSet::X86_64, NEWEST)
 }
 
 fn reason_of(parts: &[&[u8]]) -> SiteReason {
@@ -23,7 +23,7 @@ fn reason_of(parts: &[&[u8]]) -> SiteReason {
 }
 
 fn assert_moved(parts: &[&[u8]], offset: u64, instructions: usize, text: &str) {
-    let expected = Site {
+    let expected = AttachOffset {
         offset_in_function: offset,
         reason: SiteReason::MovedPast { instructions },
         instruction: text.to_owned(),
@@ -36,9 +36,9 @@ fn assert_moved(parts: &[&[u8]], offset: u64, instructions: usize, text: &str) {
 fn where_arguments_are_not_wanted_they_may_be_gone() {
     // `mov (%rdi),%rdi; add $16,%rdi; jmp …`: the end of a range in PyTorch.
     let code = [0x48, 0x8b, 0x3f, 0x48, 0x83, 0xc7, 0x10, 0xe9, 0xa4, 0xc7, 0xad, 0x0b];
-    let site = select(&code, ADDRESS, Machine::X86_64, NEWEST);
+    let site = select(&code, ADDRESS, InstructionSet::X86_64, NEWEST);
     assert_eq!((site.offset_in_function, site.reason), (0, SiteReason::ArgumentWritten));
-    let site = select_without_arguments(&code, ADDRESS, Machine::X86_64, NEWEST);
+    let site = select_without_arguments(&code, ADDRESS, InstructionSet::X86_64, NEWEST);
     assert_eq!((site.offset_in_function, site.reason), (7, SiteReason::MovedPast { instructions: 2 }));
 }
 
@@ -209,7 +209,7 @@ fn older_kernels_emulate_less() {
         (&[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0], 6, 18, false), // refused: segment prefix
     ] {
         let kernel = KernelVersion { major, minor };
-        let site = select(&[code, &RET].concat(), ADDRESS, Machine::X86_64, kernel);
+        let site = select(&[code, &RET].concat(), ADDRESS, InstructionSet::X86_64, kernel);
         assert_eq!(site.emulated, emulated, "{code:x?} on {kernel:?}: {site:?}");
     }
 }
@@ -219,13 +219,13 @@ fn a_multi_byte_nop_before_the_push_is_passed_on_older_kernels() {
     let nop5 = [0x0f, 0x1f, 0x44, 0x00, 0x00];
     let code = [&nop5[..], &PUSH_RBP, &POP_RBP_RET].concat();
     let kernel = KernelVersion { major: 5, minor: 15 };
-    let site = select(&code, ADDRESS, Machine::X86_64, kernel);
+    let site = select(&code, ADDRESS, InstructionSet::X86_64, kernel);
     assert_eq!((site.offset_in_function, site.instruction.as_str()), (5, "push rbp"));
 }
 
 #[test]
 fn other_machines_keep_the_entry_and_name_no_instruction() {
-    for machine in [Machine::Aarch64, Machine::Other(243)] {
+    for machine in [InstructionSet::Aarch64, InstructionSet::Other(243)] {
         let site = select(&[0x55, 0xc3], ADDRESS, machine, NEWEST);
         assert_eq!(site.reason, SiteReason::UnsupportedMachine);
         assert_eq!((site.offset_in_function, site.instruction.as_str()), (0, ""));
@@ -247,7 +247,7 @@ fn no_bytes_at_any_address_make_it_panic() {
         let length = usize::try_from(word % 40).expect("below 40");
         let code: Vec<u8> = (0..length).map(|_| next().to_le_bytes()[3]).collect();
         for address in [0, u64::MAX - 3, next()] {
-            let site = select(&code, address, Machine::X86_64, NEWEST);
+            let site = select(&code, address, InstructionSet::X86_64, NEWEST);
             assert!(site.offset_in_function <= length as u64, "{code:x?}: {site:?}");
         }
     }

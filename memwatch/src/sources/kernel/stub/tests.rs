@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::{AGAIN, DISTANCE_BYTES, ENDBR64, IOCTL, NoStub, Place, Scan, Use, find, use_before};
+use super::{AGAIN, CodePosition, DISTANCE_BYTES, ENDBR64, IOCTL, NoStub, Scan, SlotUse, find, use_before};
 
 const CALLS: &str = "int ioctl(int, unsigned long, ...);\n\
     int ask(int fd, unsigned long request, void *argument) { return ioctl(fd, request, argument) + 1; }\n";
@@ -79,12 +79,12 @@ fn a_library_that_calls_without_a_stub_is_refused_with_that_reason() {
 #[test]
 fn an_instruction_is_known_by_its_opcode_and_a_stub_by_where_it_begins() {
     let before = |bytes: &[u8], address| use_before(bytes, address);
-    assert_eq!(before(&[0xff, 0x25], 0x1000), Some(Use::Stub(0)));
-    assert_eq!(before(&[0xff, 0x25], 0x1004), Some(Use::Other), "a jump from within a function");
-    assert_eq!(before(&[0, 0, 0, 0xf2, 0xff, 0x25], 0x1005), Some(Use::Stub(3)));
-    assert_eq!(before(&[0xf3, 0x0f, 0x1e, 0xfa, 0xf2, 0xff, 0x25], 0x1010), Some(Use::Stub(0)));
+    assert_eq!(before(&[0xff, 0x25], 0x1000), Some(SlotUse::Stub(0)));
+    assert_eq!(before(&[0xff, 0x25], 0x1004), Some(SlotUse::Other), "a jump from within a function");
+    assert_eq!(before(&[0, 0, 0, 0xf2, 0xff, 0x25], 0x1005), Some(SlotUse::Stub(3)));
+    assert_eq!(before(&[0xf3, 0x0f, 0x1e, 0xfa, 0xf2, 0xff, 0x25], 0x1010), Some(SlotUse::Stub(0)));
     for other in [[0xff, 0x15], [0x8b, 0x05], [0x8d, 0x3d]] {
-        assert_eq!(before(&other, 0x1000), Some(Use::Other), "{other:x?}");
+        assert_eq!(before(&other, 0x1000), Some(SlotUse::Other), "{other:x?}");
     }
     assert_eq!(before(&[0x8b, 0x45], 0x1000), None, "memory at a register");
     assert_eq!(before(&[0x90, 0x90], 0x1000), None);
@@ -99,11 +99,11 @@ fn a_stub_that_lies_across_two_pieces_is_found_once_and_whole() {
     code[0x28..0x2e].copy_from_slice(&jump(0x502e, 0x9008));
     let found = |split: usize| {
         let mut scan = Scan { slots: &[0x9000, 0x9008], stubs: Vec::new(), others: 0 };
-        scan.look(&code[..split], Place { file: 0x400, address: 0x5000 }, 0);
+        scan.look(&code[..split], CodePosition { file: 0x400, address: 0x5000 }, 0);
         let again = AGAIN.min(split);
         let at = (split - again) as u64;
         let first = split.saturating_sub(DISTANCE_BYTES - 1) - (split - again);
-        scan.look(&code[split - again..], Place { file: 0x400 + at, address: 0x5000 + at }, first);
+        scan.look(&code[split - again..], CodePosition { file: 0x400 + at, address: 0x5000 + at }, first);
         (scan.stubs, scan.others)
     };
     for split in 0..code.len() {

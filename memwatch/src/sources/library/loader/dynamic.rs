@@ -20,7 +20,7 @@ const DT_RPATH: u64 = 15;
 const DT_RUNPATH: u64 = 29;
 
 /// A program header: offset and size in the file, and address in memory.
-struct Segment {
+struct LoaderSegment {
     kind: u32,
     offset: u64,
     address: u64,
@@ -57,7 +57,8 @@ fn lists(read: impl Fn(u64, &mut [u8]) -> Option<usize>) -> Option<Vec<Vec<u8>>>
     let count = usize::from(u16_at(&header, 56)?).min(MOST_HEADERS);
     let mut headers = vec![0; count * PROGRAM_HEADER_BYTES];
     exactly(u64_at(&header, 32)?, &mut headers)?;
-    let segments: Vec<Segment> = headers.as_chunks::<PROGRAM_HEADER_BYTES>().0.iter().filter_map(segment).collect();
+    let segments: Vec<LoaderSegment> =
+        headers.as_chunks::<PROGRAM_HEADER_BYTES>().0.iter().filter_map(segment).collect();
     let dynamic = segments.iter().find(|segment| segment.kind == PT_DYNAMIC)?;
     let entries = usize::try_from(dynamic.bytes).ok()?.min(MOST_ENTRIES * ENTRY_BYTES) / ENTRY_BYTES;
     let mut table = vec![0; entries * ENTRY_BYTES];
@@ -78,8 +79,8 @@ fn lists(read: impl Fn(u64, &mut [u8]) -> Option<usize>) -> Option<Vec<Vec<u8>>>
     Some(named.take(2).filter_map(|(_, offset)| text(*offset)).collect())
 }
 
-fn segment(header: &[u8; PROGRAM_HEADER_BYTES]) -> Option<Segment> {
-    Some(Segment {
+fn segment(header: &[u8; PROGRAM_HEADER_BYTES]) -> Option<LoaderSegment> {
+    Some(LoaderSegment {
         kind: u32_at(header, 0)?,
         offset: u64_at(header, 8)?,
         address: u64_at(header, 16)?,
@@ -88,7 +89,7 @@ fn segment(header: &[u8; PROGRAM_HEADER_BYTES]) -> Option<Segment> {
 }
 
 /// Returns the file offset of an address.
-fn offset_of(segments: &[Segment], address: u64) -> Option<u64> {
+fn offset_of(segments: &[LoaderSegment], address: u64) -> Option<u64> {
     segments.iter().filter(|segment| segment.kind == PT_LOAD).find_map(|segment| {
         let within = address.checked_sub(segment.address).filter(|within| *within < segment.bytes)?;
         segment.offset.checked_add(within)

@@ -10,12 +10,12 @@ const RPATH: u64 = 15;
 const ELF64: &[u8] = b"\x7fELF\x02\x01\x01 the rest of a library";
 
 /// A process with its own root directory in a temporary directory.
-struct Process {
+struct LoaderProcess {
     directory: tempfile::TempDir,
     maps: String,
 }
 
-impl Process {
+impl LoaderProcess {
     const TGID: u32 = 7;
 
     fn new() -> Self {
@@ -61,7 +61,7 @@ impl Process {
 
 #[test]
 fn the_library_path_of_the_environment_is_looked_into() {
-    let process = Process::new();
+    let process = LoaderProcess::new();
     process.environment(&["HOME=/root", "LD_LIBRARY_PATH=/nothing:/opt/a;/opt/b:relative", "XLD_LIBRARY_PATH=/opt/no"]);
     for directory in ["/opt/a", "/opt/b", "/home/relative", "/opt/no"] {
         process.file(&format!("{directory}/libcuda.so.1"), format!("{}{directory}", "\x7fELF\x02\x01\x01").as_bytes());
@@ -71,7 +71,7 @@ fn the_library_path_of_the_environment_is_looked_into() {
 
 #[test]
 fn what_the_program_and_its_libraries_name_is_looked_into() {
-    let mut process = Process::new();
+    let mut process = LoaderProcess::new();
     process.map("/opt/job/bin/program", &library(&[(RUNPATH, "$ORIGIN/../lib:/opt/two")]));
     process.map("/opt/python/lib/torch.so", &library(&[(RPATH, "${ORIGIN}/../$LIB")]));
     process.map("/opt/none.so", b"no library at all");
@@ -86,7 +86,7 @@ fn what_the_program_and_its_libraries_name_is_looked_into() {
 
 #[test]
 fn variants_for_newer_processors_lie_below() {
-    let process = Process::new();
+    let process = LoaderProcess::new();
     process.environment(&["LD_LIBRARY_PATH=/opt"]);
     process.file("/opt/glibc-hwcaps/x86-64-v3/libcuda.so.1", ELF64);
     assert_eq!(process.found(), ["/opt/glibc-hwcaps/x86-64-v3/libcuda.so.1"]);
@@ -94,7 +94,7 @@ fn variants_for_newer_processors_lie_below() {
 
 #[test]
 fn links_lead_nowhere_but_below_the_root_of_the_process() {
-    let process = Process::new();
+    let process = LoaderProcess::new();
     process.environment(&["LD_LIBRARY_PATH=/opt"]);
     process.file("/drivers/libcuda.so.580", ELF64);
     std::fs::create_dir_all(process.directory.path().join("root/opt")).expect("a directory");
@@ -107,7 +107,7 @@ fn links_lead_nowhere_but_below_the_root_of_the_process() {
 
 #[test]
 fn nothing_but_regular_files_is_opened() {
-    let process = Process::new();
+    let process = LoaderProcess::new();
     process.environment(&["LD_LIBRARY_PATH=/opt"]);
     std::fs::create_dir_all(process.directory.path().join("root/opt/libcuda.so.1")).expect("a directory");
     let fifo = process.directory.path().join("root/opt/libcuda.so");
@@ -121,7 +121,7 @@ fn nothing_but_regular_files_is_opened() {
 
 #[test]
 fn a_path_without_end_is_looked_into_as_far_as_the_limit() {
-    let process = Process::new();
+    let process = LoaderProcess::new();
     let path: Vec<String> = (0..5000).map(|number| format!("/d{number:04}")).collect();
     process.environment(&[&format!("LD_LIBRARY_PATH={}", path.join(":"))]);
     for directory in [&path[0], &path[4999]] {
@@ -132,7 +132,7 @@ fn a_path_without_end_is_looked_into_as_far_as_the_limit() {
 
 #[test]
 fn one_look_holds_few_files_open() {
-    let process = Process::new();
+    let process = LoaderProcess::new();
     let path: Vec<String> = (0..200).map(|number| format!("/d{number:04}")).collect();
     process.environment(&[&format!("LD_LIBRARY_PATH={}", path.join(":"))]);
     for directory in &path {
@@ -143,7 +143,7 @@ fn one_look_holds_few_files_open() {
 
 #[test]
 fn a_program_that_is_about_to_start_is_looked_through() {
-    let process = Process::new();
+    let process = LoaderProcess::new();
     let program = process.file("/bin/job", &library(&[(RUNPATH, "$ORIGIN/../lib")]));
     let beside = process.file("/lib/libcuda.so.1", ELF64);
     let named = process.file("/named/libcuda.so.1", b"\x7fELF\x02\x01\x01 another one");

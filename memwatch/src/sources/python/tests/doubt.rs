@@ -9,20 +9,20 @@ use memwatch_common::tensor::StackFrame;
 use object::{Object as _, ObjectSymbol as _};
 use proptest::prelude::*;
 
-use super::interpreters::{READ, Script, TIMEOUT, VERSIONS, interpreter};
+use super::interpreters::{READ, StoppingScript, TIMEOUT, VERSIONS, interpreter};
 use super::script;
 use crate::sources::address_space::AddressSpace;
-use crate::sources::python::check::Subject;
+use crate::sources::python::check::LayoutCheck;
 use crate::sources::python::interpreter;
-use crate::sources::python::memory::{Memory, ProcessMemory};
+use crate::sources::python::memory::{MemoryAccess, ProcessMemory};
 use crate::sources::python::resolver::{Resolver, Sent};
 use crate::sources::python::walk;
 use crate::sources::python::{PythonError, PythonProcess};
-use memwatch_inspect::python::layout::{self, DEBUG_WORDS, Layout, PythonVersion};
+use memwatch_inspect::python::layout::{self, CpythonLayout, DEBUG_WORDS, PythonVersion};
 
 /// Starts a script and waits until it stops at its first place.
-fn stopped(version: &str) -> Option<(Script, u64)> {
-    let mut script = Script::run(&interpreter(version)?, &script("places.py"), None);
+fn stopped(version: &str) -> Option<(StoppingScript, u64)> {
+    let mut script = StoppingScript::run(&interpreter(version)?, &script("places.py"), None);
     let place = script.place().expect("a place");
     script.wait_for_stop(place.tid);
     Some((script, place.thread))
@@ -50,7 +50,7 @@ fn a_process_that_is_laid_out_as_another_version_is_refused() {
             let mut layout = layout::of_version(other).expect("it is in the table");
             layout.walk.interpreters_head += binary.address("_PyRuntime").expect("it is Python");
             let code_type = binary.address("PyCode_Type").expect("it is Python");
-            let checked = Subject { tgid: script.tgid(), memory: &memory, layout: &layout, code_type }.check();
+            let checked = LayoutCheck { tgid: script.tgid(), memory: &memory, layout: &layout, code_type }.check();
             match checked {
                 Ok(()) => assert_eq!(own, other, "{version} passes for {other}"),
                 Err(PythonError::UnexpectedLayout(_) | PythonError::Idle) => assert_ne!(own, other),
@@ -63,7 +63,7 @@ fn a_process_that_is_laid_out_as_another_version_is_refused() {
 /// Layouts as a distribution's patch might change them: each with one field at another offset.
 #[test]
 fn a_table_with_any_offset_wrong_is_refused() {
-    type Change = fn(&mut Layout);
+    type Change = fn(&mut CpythonLayout);
     const CHANGES: [(&str, Change); 12] = [
         ("interpreters", |layout| layout.walk.interpreters_head += 16),
         ("threads", |layout| layout.walk.interpreter_threads += 8),
@@ -84,7 +84,7 @@ fn a_table_with_any_offset_wrong_is_refused() {
     for (name, change) in CHANGES {
         let mut layout = *python.resolver.layout();
         change(&mut layout);
-        let checked = Subject { tgid: script.tgid(), memory, layout: &layout, code_type }.check();
+        let checked = LayoutCheck { tgid: script.tgid(), memory, layout: &layout, code_type }.check();
         assert!(matches!(checked, Err(PythonError::UnexpectedLayout(_) | PythonError::Idle)), "{name}: {checked:?}");
     }
 }
@@ -93,7 +93,7 @@ fn a_table_with_any_offset_wrong_is_refused() {
 fn a_process_at_work_is_recognized() {
     for version in VERSIONS {
         let Some(interpreter) = interpreter(version) else { continue };
-        let mut script = Script::run(&interpreter, &super::script("busy.py"), None);
+        let mut script = StoppingScript::run(&interpreter, &super::script("busy.py"), None);
         assert_eq!(script.line().as_deref(), Some("begun"));
         for _ in 0..20 {
             let found = PythonProcess::attach(script.tgid());
@@ -106,7 +106,7 @@ fn a_process_at_work_is_recognized() {
 fn a_thread_that_never_begins_does_not_matter() {
     for version in VERSIONS {
         let Some(interpreter) = interpreter(version) else { continue };
-        let mut script = Script::run(&interpreter, &super::script("unbound.py"), None);
+        let mut script = StoppingScript::run(&interpreter, &super::script("unbound.py"), None);
         assert_eq!(script.line().as_deref(), Some("begun"), "{version}");
         script.wait_for_stop(script.tgid());
         let python = PythonProcess::attach(script.tgid()).expect("it is readable").expect("it is Python");
@@ -169,7 +169,7 @@ fn code_objects_go_where_the_symbol_of_their_function_is() {
 #[derive(Debug, Clone)]
 struct Hostile(Vec<u8>);
 
-impl Memory for Hostile {
+impl MemoryAccess for Hostile {
     fn fill(&self, address: u64, into: &mut [u8]) -> bool {
         if self.0.is_empty() || into.len() > 1 << 20 {
             return false;
@@ -193,7 +193,7 @@ fn words() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(word, 1..160).prop_map(|words| words.into_iter().flat_map(u64::to_le_bytes).collect())
 }
 
-fn layouts() -> impl Strategy<Value = Layout> {
+fn layouts() -> impl Strategy<Value = CpythonLayout> {
     prop::sample::select((9..=12u8).collect::<Vec<_>>()).prop_map(|minor| {
         let mut layout = layout::of_version(PythonVersion { major: 3, minor }).expect("it is in the table");
         layout.walk.interpreters_head = 0x10_0000;

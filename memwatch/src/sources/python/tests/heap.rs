@@ -8,27 +8,27 @@ use memwatch_inspect::python::heap::Heap;
 use memwatch_inspect::python::paths::Paths;
 use serde::Deserialize;
 
-use super::interpreters::{Script, VERSIONS, interpreter};
+use super::interpreters::{StoppingScript, VERSIONS, interpreter};
 use super::script;
 use crate::sources::python::PythonProcess;
 
 /// What `keepers.py` reports about itself.
 #[derive(Deserialize)]
-struct Truth {
+struct HeapTruth {
     paths: BTreeMap<String, String>,
     objects: usize,
     tid: u32,
 }
 
 /// What memwatch found.
-struct Found {
+struct FoundObjects {
     paths: BTreeMap<String, Option<String>>,
     objects: usize,
 }
 
-fn truth_and_found(version: &str) -> Option<(Truth, Found)> {
-    let mut script = Script::run(&interpreter(version)?, &script("keepers.py"), None);
-    let truth: Truth = serde_json::from_str(&script.line().expect("a line")).expect("JSON");
+fn truth_and_found(version: &str) -> Option<(HeapTruth, FoundObjects)> {
+    let mut script = StoppingScript::run(&interpreter(version)?, &script("keepers.py"), None);
+    let truth: HeapTruth = serde_json::from_str(&script.line().expect("a line")).expect("JSON");
     script.wait_for_stop(truth.tid);
     let python = PythonProcess::attach(script.tgid()).expect("it is readable").expect("it is Python");
     let pass = Pass::new(python.resolver.memory(), u64::MAX);
@@ -41,7 +41,7 @@ fn truth_and_found(version: &str) -> Option<(Truth, Found)> {
         let place = heap.place(object).expect("it is in the heap");
         (name.expect("it has a name"), paths.path(&heap, place).map(|path| path.text))
     });
-    let found = Found { paths: found.collect(), objects: heap.len() };
+    let found = FoundObjects { paths: found.collect(), objects: heap.len() };
     Some((truth, found))
 }
 

@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 
 use memwatch_core::input::holdings::{AdviceKind, Cut, Holding, HoldingClass, Holdings};
 use memwatch_core::words::Ordinal;
-use memwatch_inspect::holdings::{Block, Blocks, Options, read};
-use memwatch_inspect::memory::Memory;
+use memwatch_inspect::holdings::{AllocatedBlock, Blocks, InspectOptions, read};
+use memwatch_inspect::memory::MemoryAccess;
 use serde::Deserialize;
 
-use super::interpreters::Script;
+use super::interpreters::StoppingScript;
 use super::script;
 use crate::sources::python::PythonProcess;
 
 #[derive(Deserialize)]
-struct Places {
+struct ScriptBlocks {
     /// Address and bytes.
     blocks: Vec<(u64, u64)>,
     tid: u32,
@@ -23,7 +23,7 @@ struct Places {
 
 /// What the process reports about itself after the reading.
 #[derive(Deserialize)]
-struct Truth {
+struct HoldingsTruth {
     /// Address, class, name, shape and element type.
     names: Vec<(u64, HoldingClass, String, Vec<u64>, String)>,
     places: BTreeMap<String, (u64, u64)>,
@@ -42,13 +42,13 @@ fn environments() -> Vec<PathBuf> {
 }
 
 /// A memory whose time limit expires after a number of reads.
-struct Hurried<'m, M> {
+struct LimitedMemory<'m, M> {
     memory: &'m M,
     reads: Cell<u32>,
     most_reads: u32,
 }
 
-impl<M: Memory> Memory for Hurried<'_, M> {
+impl<M: MemoryAccess> MemoryAccess for LimitedMemory<'_, M> {
     fn fill(&self, address: u64, into: &mut [u8]) -> bool {
         self.reads.set(self.reads.get() + 1);
         self.memory.fill(address, into)
@@ -59,18 +59,18 @@ impl<M: Memory> Memory for Hurried<'_, M> {
     }
 }
 
-fn held(environment: &Path) -> (Holdings, Truth) {
+fn held(environment: &Path) -> (Holdings, HoldingsTruth) {
     held_within(environment, u32::MAX)
 }
 
 /// Reads the holdings with at most this number of memory reads.
-fn held_within(environment: &Path, most_reads: u32) -> (Holdings, Truth) {
+fn held_within(environment: &Path, most_reads: u32) -> (Holdings, HoldingsTruth) {
     let (program, runtime) = (environment.join("venv/bin/python"), environment.join("runtime"));
-    let mut script = Script::run(&program, &script("held.py"), Some(("LD_LIBRARY_PATH", &runtime)));
-    let places: Places = serde_json::from_str(&script.line().expect("a line")).expect("JSON");
+    let mut script = StoppingScript::run(&program, &script("held.py"), Some(("LD_LIBRARY_PATH", &runtime)));
+    let places: ScriptBlocks = serde_json::from_str(&script.line().expect("a line")).expect("JSON");
     script.wait_for_stop(places.tid);
     let python = PythonProcess::attach(script.tgid()).expect("it is readable").expect("it is Python");
-    let block = |(address, bytes): &(u64, u64)| Block {
+    let block = |(address, bytes): &(u64, u64)| AllocatedBlock {
         ordinal: Ordinal(0),
         address: *address,
         bytes: *bytes,
@@ -78,8 +78,8 @@ fn held_within(environment: &Path, most_reads: u32) -> (Holdings, Truth) {
     };
     let blocks = Blocks::new(places.blocks.iter().map(block).collect());
     let began = std::time::Instant::now();
-    let memory = Hurried { memory: python.resolver.memory(), reads: Cell::new(0), most_reads };
-    let holdings = read(&memory, Some(python.resolver.layout()), &blocks, &Options::default());
+    let memory = LimitedMemory { memory: python.resolver.memory(), reads: Cell::new(0), most_reads };
+    let holdings = read(&memory, Some(python.resolver.layout()), &blocks, &InspectOptions::default());
     let (read, objects, tensors) = (holdings.read_bytes, holdings.objects, holdings.tensors);
     println!("{}: {objects} objects, {tensors} tensors, {read} bytes, {:?}", environment.display(), began.elapsed());
     script.go_on();

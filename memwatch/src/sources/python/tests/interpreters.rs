@@ -60,7 +60,7 @@ fn asked(program: &Path, version: &str) -> Option<PathBuf> {
 
 /// A place in a script, as the script prints it.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Place {
+pub(super) struct ScriptPlace {
     #[serde(rename = "place")]
     pub(super) name: String,
     /// `threading.get_ident()`.
@@ -77,13 +77,13 @@ pub(super) struct Place {
 }
 
 /// A script that stops at places.
-pub(super) struct Script {
+pub(super) struct StoppingScript {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-impl Script {
+impl StoppingScript {
     /// Runs a script file. `environment` is a variable with a folder.
     pub(super) fn run(interpreter: &Path, script: &Path, environment: Option<(&str, &Path)>) -> Self {
         let mut child = Command::new(interpreter)
@@ -113,7 +113,7 @@ impl Script {
     }
 
     /// Returns the next place.
-    pub(super) fn place(&mut self) -> Option<Place> {
+    pub(super) fn place(&mut self) -> Option<ScriptPlace> {
         let line = self.line()?;
         Some(serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}")))
     }
@@ -139,7 +139,7 @@ impl Script {
 /// The number of `read` as `/proc/PID/syscall` shows it, followed by a space.
 pub(super) const READ: &str = if cfg!(target_arch = "x86_64") { "0 " } else { "63 " };
 
-impl Drop for Script {
+impl Drop for StoppingScript {
     fn drop(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());
@@ -159,7 +159,7 @@ impl PythonProcess {
     }
 
     /// Returns what the kernel half would send for a thread at this moment.
-    pub(super) fn walk_of(&self, thread: u64) -> walk::Walked {
+    pub(super) fn walk_of(&self, thread: u64) -> walk::ThreadFrames {
         let (memory, layout) = (self.resolver.memory(), self.layout());
         let threads = walk::threads(memory, &layout).expect("the threads can be read");
         let found = threads.into_iter().find(|known| known.id == thread).expect("the thread is there");

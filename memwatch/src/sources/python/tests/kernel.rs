@@ -6,21 +6,21 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use aya::maps::{MapData, RingBuf};
-use memwatch_common::record::{Item, Record};
+use memwatch_common::record::{Item, RingRecord};
 use memwatch_common::tensor::{STACK_FRAMES, TENSOR_PROBES, Walk};
 use memwatch_core::stack::PythonStack;
 use object::ReadCache;
 
-use super::interpreters::{Script, VERSIONS, interpreter};
+use super::interpreters::{StoppingScript, VERSIONS, interpreter};
 use super::{PythonProcess, expected, script, shown};
 use crate::frameworks::probes::{attach, set_layout};
 use crate::frameworks::pytorch::TensorPoint;
-use crate::sources::kernel::load::{Kernel, LoadOptions, may_probe};
+use crate::sources::kernel::load::{KernelHalf, LoadOptions, may_probe};
 use crate::sources::kernel::resolve::SymbolTable;
 
 /// The kernel half, which walks the stack of every thread that reads a file.
 struct Walker {
-    _kernel: Kernel,
+    _kernel: KernelHalf,
     ring: RingBuf<MapData>,
     python: PythonProcess,
     stacks: std::collections::BTreeMap<u64, PythonStack>,
@@ -30,7 +30,7 @@ impl Walker {
     fn start(tgid: u32) -> Self {
         let options =
             LoadOptions { all_processes: true, ring_bytes: 4 << 20, classic_uprobes: false, diagnostics: false };
-        let mut kernel = Kernel::load(options).unwrap();
+        let mut kernel = KernelHalf::load(options).unwrap();
         let ring = RingBuf::try_from(kernel.ebpf.take_map("RECORDS").unwrap()).unwrap();
         let python = PythonProcess::attach(tgid).unwrap().expect("it is Python");
         set_layout(&mut kernel, tgid, &python.layout()).unwrap();
@@ -54,7 +54,7 @@ impl Walker {
                     let resolved = self.python.resolve(&stack);
                     self.stacks.insert(stack.record.id, resolved);
                 }
-                Item::Record(Record::Tensor(event)) if event.tid == tid => {
+                Item::Record(RingRecord::Tensor(event)) if event.tid == tid => {
                     last = Some((self.stacks.get(&event.stack).cloned().unwrap_or_default(), event.flags));
                 }
                 _ => {}
@@ -80,7 +80,7 @@ fn the_kernel_half_walks_the_frames_that_python_says() {
     }
     for version in VERSIONS {
         let Some(interpreter) = interpreter(version) else { continue };
-        let mut script = Script::run(&interpreter, &script("places.py"), None);
+        let mut script = StoppingScript::run(&interpreter, &script("places.py"), None);
         let mut walker: Option<Walker> = None;
         let mut places = 0;
         while let Some(place) = script.place() {

@@ -18,7 +18,7 @@ use serde::Deserialize;
 use super::PythonProcess;
 use crate::printable::printable;
 use crate::sources::clock::boottime_ns;
-use interpreters::{Place, Script, TIMEOUT, VERSIONS, interpreter};
+use interpreters::{ScriptPlace, StoppingScript, TIMEOUT, VERSIONS, interpreter};
 
 fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/sources/python/tests").join(name)
@@ -35,7 +35,7 @@ fn shown(stack: &PythonStack) -> Vec<(String, String, Option<u32>)> {
 
 /// Returns the frames as they are displayed: without control characters for a terminal, and with
 /// unprintable characters replaced.
-fn expected(place: &Place) -> Vec<(String, String, Option<u32>)> {
+fn expected(place: &ScriptPlace) -> Vec<(String, String, Option<u32>)> {
     let safe = |text: &str| printable(text).into_owned();
     place.frames.iter().take(STACK_FRAMES).map(|(file, name, line)| (safe(file), safe(name), *line)).collect()
 }
@@ -44,7 +44,7 @@ fn expected(place: &Place) -> Vec<(String, String, Option<u32>)> {
 fn every_frame_has_the_file_the_name_and_the_line_that_python_says() {
     for version in VERSIONS {
         let Some(interpreter) = interpreter(version) else { continue };
-        let mut script = Script::run(&interpreter, &script("places.py"), None);
+        let mut script = StoppingScript::run(&interpreter, &script("places.py"), None);
         let mut python: Option<PythonProcess> = None;
         let (mut places, mut frames) = (0, 0);
         while let Some(place) = script.place() {
@@ -70,7 +70,7 @@ fn every_frame_has_the_file_the_name_and_the_line_that_python_says() {
 
 /// Runs the models and compares every module on every stack. Returns the number of modules.
 fn compare_modules(interpreter: &Path, environment: (&str, &Path)) -> usize {
-    let mut script = Script::run(interpreter, &script("models.py"), Some(environment));
+    let mut script = StoppingScript::run(interpreter, &script("models.py"), Some(environment));
     let mut python: Option<PythonProcess> = None;
     let mut compared = 0;
     while let Some(place) = script.place() {
@@ -144,7 +144,7 @@ fn modules_of_real_pytorch_have_the_names_of_named_modules() {
 
 /// Python's own report on a code object's lines.
 #[derive(Deserialize)]
-struct Lines {
+struct CodeLines {
     /// Minor version of Python.
     minor: u8,
     table: Vec<u8>,
@@ -157,10 +157,10 @@ struct Lines {
 fn lines_of_pythons_own_library_are_all_that_python_says() {
     for version in VERSIONS {
         let Some(interpreter) = interpreter(version) else { continue };
-        let mut script = Script::run(&interpreter, &script("lines.py"), None);
+        let mut script = StoppingScript::run(&interpreter, &script("lines.py"), None);
         let mut places = 0;
         while let Some(stated) = script.line() {
-            let code: Lines = serde_json::from_str(&stated).expect("a code object");
+            let code: CodeLines = serde_json::from_str(&stated).expect("a code object");
             let format = match code.minor {
                 9 => LineTable::Increments,
                 10 => LineTable::Ranges,
@@ -182,7 +182,7 @@ fn lines_of_pythons_own_library_are_all_that_python_says() {
 fn a_code_object_at_the_address_of_another_is_read_once_the_other_is_forgotten() {
     for version in VERSIONS {
         let Some(interpreter) = interpreter(version) else { continue };
-        let mut script = Script::run(&interpreter, &script("reuse.py"), None);
+        let mut script = StoppingScript::run(&interpreter, &script("reuse.py"), None);
         let mut python: Option<PythonProcess> = None;
         let (mut seen, mut reused) = (HashMap::new(), 0);
         while let Some(place) = script.place() {
@@ -206,7 +206,7 @@ fn a_code_object_at_the_address_of_another_is_read_once_the_other_is_forgotten()
 #[test]
 fn a_code_object_that_was_read_after_its_end_is_left_out_of_its_stacks() {
     let Some(interpreter) = interpreter("3.11") else { return };
-    let mut script = Script::run(&interpreter, &script("reuse.py"), None);
+    let mut script = StoppingScript::run(&interpreter, &script("reuse.py"), None);
     let place = script.place().expect("a place");
     script.wait_for_stop(place.tid);
     let mut python = PythonProcess::attach(script.tgid()).expect("it is readable").expect("it is Python");

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use memwatch_core::words::Tgid;
 
 use super::super::intake::Intake;
-use super::{AGAIN, BETWEEN_STATISTICS, Process, Python, Tensors};
+use super::{AGAIN, BETWEEN_STATISTICS, Python, TensorProcess, TensorTracing};
 use crate::frameworks::pytorch::TensorLevel;
 
-impl Tensors {
+impl TensorTracing {
     /// Returns when work is due that no record announces.
     pub(crate) fn due(&self, pipeline: &Intake, now: Instant) -> Option<Instant> {
         if !self.is_wanted() {
@@ -32,7 +32,7 @@ impl Tensors {
     }
 }
 
-impl Process {
+impl TensorProcess {
     /// Returns when work on this process is due that no record announces. `every`: the interval at
     /// which live objects are read, if requested.
     fn due(

@@ -4,15 +4,15 @@ use memwatch_core::input::TensorLevel;
 
 use super::super::intake::Intake;
 use super::super::price::{Probing, Tried};
-use super::{Process, Tensors};
+use super::{TensorProcess, TensorTracing};
 use crate::frameworks::pytorch::TorchWatch;
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 
-impl Tensors {
+impl TensorTracing {
     /// Changes the tracing level of processes whose tensor event rate has changed.
-    pub(super) fn look_at_prices(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
+    pub(super) fn look_at_prices(&mut self, kernel: &mut KernelHalf, pipeline: &mut Intake) {
         let Self { prices, processes, torch, .. } = self;
-        let changed = |(tgid, process): (&u32, &mut Process)| {
+        let changed = |(tgid, process): (&u32, &mut TensorProcess)| {
             let whose = (*tgid, probing(torch, *tgid));
             Some((*tgid, prices.look_again(whose, &mut process.governor, &mut process.rate)?))
         };
@@ -30,7 +30,7 @@ impl Tensors {
     }
 
     /// Advances the overhead measurements.
-    pub(super) fn try_out(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
+    pub(super) fn try_out(&mut self, kernel: &mut KernelHalf, pipeline: &mut Intake) {
         let Self { prices, processes, torch, .. } = self;
         let trying = processes.iter_mut().filter(|(_, process)| process.governor.is_trying());
         let tried: Vec<(u32, Tried)> = trying
@@ -55,7 +55,7 @@ impl Tensors {
         }
     }
 
-    fn lower(&mut self, kernel: &mut Kernel, tgid: u32, level: TensorLevel) {
+    fn lower(&mut self, kernel: &mut KernelHalf, tgid: u32, level: TensorLevel) {
         self.torch.change(kernel, tgid, self.torch.request_at(level));
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.numbers.forget();

@@ -7,17 +7,17 @@ use std::time::Instant;
 use memwatch_common::python::{PythonLayout, STACKS_OF_RARE};
 use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning};
 
-use super::{Python, Tensors, log_failure};
+use super::{Python, TensorTracing, log_failure};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
 use crate::frameworks::pytorch::{TensorLevel, TensorPoint};
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 use crate::sources::python::{PythonError, PythonProcess};
 
-impl Tensors {
+impl TensorTracing {
     /// Detects the Python of a process with PyTorch, if Python lines are wanted. Where no lines are
     /// traced at the moment, they are still wanted for failed allocations.
-    pub(super) fn meet(&mut self, kernel: &mut Kernel, tgid: u32) {
+    pub(super) fn meet(&mut self, kernel: &mut KernelHalf, tgid: u32) {
         if self.torch.level() >= TensorLevel::Sites && self.torch.level_of(tgid) >= TensorLevel::Read {
             match self.processes.get(&tgid).map(|process| &process.python) {
                 Some(Python::Found { .. }) => self.choose_stacks(kernel, tgid),
@@ -26,7 +26,7 @@ impl Tensors {
         }
     }
 
-    pub(in crate::watch::session) fn meet_python(&mut self, kernel: &mut Kernel, tgid: u32) {
+    pub(in crate::watch::session) fn meet_python(&mut self, kernel: &mut KernelHalf, tgid: u32) {
         let large_bytes = self.large_bytes;
         let python = match PythonProcess::attach(tgid) {
             Ok(Some(python)) => {
@@ -58,7 +58,7 @@ impl Tensors {
 
     /// Sets which stacks are taken: fewer where no modules are traced, and only those of failures
     /// where no lines are traced.
-    pub(super) fn choose_stacks(&mut self, kernel: &mut Kernel, tgid: u32) {
+    pub(super) fn choose_stacks(&mut self, kernel: &mut KernelHalf, tgid: u32) {
         let stacks = self.torch.stacks_of(tgid);
         let copies = match self.torch.level_of(tgid) {
             TensorLevel::Sites | TensorLevel::Layers => tensor_probes::want_copies(kernel, tgid, self.large_bytes),
@@ -75,7 +75,7 @@ impl Tensors {
 }
 
 /// Probes the destruction of code objects, since their addresses may be reused.
-fn watch_code(kernel: &mut Kernel, tgid: u32, python: &PythonProcess) -> Option<TensorProbes> {
+fn watch_code(kernel: &mut KernelHalf, tgid: u32, python: &PythonProcess) -> Option<TensorProbes> {
     let place = python.code_dealloc()?;
     let row = TENSOR_PROBES.iter().find(|row| row.meaning == TensorMeaning::CodeGoes)?;
     let points = [TensorPoint::new(row, place.file_offset)];

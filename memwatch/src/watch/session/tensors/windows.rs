@@ -9,10 +9,10 @@ use memwatch_core::input::{Input, TensorLevel, Windows};
 use memwatch_core::words::Tgid;
 
 use super::super::intake::Intake;
-use super::{Tensors, log_failure};
+use super::{TensorTracing, log_failure};
 use crate::frameworks::probes as tensor_probes;
 use crate::sources::clock;
-use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::KernelHalf;
 
 /// Interval for checking whether the probes are removed.
 const DETACHING: Duration = Duration::from_millis(20);
@@ -20,7 +20,7 @@ const DETACHING: Duration = Duration::from_millis(20);
 /// Sampling windows of one process.
 #[derive(Debug)]
 pub(super) struct ProcessWindows {
-    state: State,
+    state: WindowState,
     /// When the last window was opened, or when counting to the first one began.
     since: Instant,
     /// Random factor of the interval to the next window. A program's steps are periodic, and
@@ -29,7 +29,7 @@ pub(super) struct ProcessWindows {
 }
 
 #[derive(Debug)]
-enum State {
+enum WindowState {
     Closed,
     Open,
     /// The probes are being removed.
@@ -40,7 +40,7 @@ enum State {
 
 /// Action on the probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
+enum WindowAction {
     /// Attach them.
     Open,
     /// Remove them.
@@ -50,7 +50,7 @@ enum Turn {
 impl ProcessWindows {
     /// Creates the state without an open window.
     pub(super) fn new() -> Self {
-        Self { state: State::Closed, since: Instant::now(), part: drawn_part() }
+        Self { state: WindowState::Closed, since: Instant::now(), part: drawn_part() }
     }
 
     /// Ends the windows, since the process is traced continuously.
@@ -61,10 +61,10 @@ impl ProcessWindows {
     /// Returns when work is due.
     pub(super) fn due(&self, is_read: bool, plan: Option<Windows>, now: Instant) -> Option<Instant> {
         match (&self.state, plan) {
-            (State::Closed, Some(plan)) if is_read => Some(self.since + self.pause(plan)),
-            (State::Closed, _) => None,
-            (State::Open, Some(plan)) => Some(self.since + Duration::from_nanos(plan.open_ns)),
-            (State::Closing(Some(detaching)), _) if !detaching.is_finished() => Some(now + DETACHING),
+            (WindowState::Closed, Some(plan)) if is_read => Some(self.since + self.pause(plan)),
+            (WindowState::Closed, _) => None,
+            (WindowState::Open, Some(plan)) => Some(self.since + Duration::from_nanos(plan.open_ns)),
+            (WindowState::Closing(Some(detaching)), _) if !detaching.is_finished() => Some(now + DETACHING),
             _ => Some(now),
         }
     }
@@ -76,27 +76,27 @@ impl ProcessWindows {
 
     /// Advances the state and returns the action that is due. All events from before the previous
     /// call must have been fetched.
-    fn turn(&mut self, tgid: u32, plan: Option<Windows>, pipeline: &mut Intake) -> Option<Turn> {
+    fn turn(&mut self, tgid: u32, plan: Option<Windows>, pipeline: &mut Intake) -> Option<WindowAction> {
         let elapsed = self.since.elapsed();
         let report = |pipeline: &mut Intake, is_open| {
             pipeline.step(Input::TraceWindow { tgid: Tgid(tgid), time_ns: clock::boottime_ns(), is_open });
         };
         match (&self.state, plan) {
-            (State::Closed, Some(plan)) if elapsed >= self.pause(plan) => {
-                (self.state, self.since, self.part) = (State::Open, Instant::now(), drawn_part());
+            (WindowState::Closed, Some(plan)) if elapsed >= self.pause(plan) => {
+                (self.state, self.since, self.part) = (WindowState::Open, Instant::now(), drawn_part());
                 report(pipeline, true);
-                Some(Turn::Open)
+                Some(WindowAction::Open)
             }
-            (State::Open, plan) if plan.is_none_or(|plan| elapsed >= Duration::from_nanos(plan.open_ns)) => {
-                self.state = State::Closing(None);
-                Some(Turn::Close)
+            (WindowState::Open, plan) if plan.is_none_or(|plan| elapsed >= Duration::from_nanos(plan.open_ns)) => {
+                self.state = WindowState::Closing(None);
+                Some(WindowAction::Close)
             }
-            (State::Closing(detaching), _) if detaching.as_ref().is_none_or(JoinHandle::is_finished) => {
-                self.state = State::Ending;
+            (WindowState::Closing(detaching), _) if detaching.as_ref().is_none_or(JoinHandle::is_finished) => {
+                self.state = WindowState::Ending;
                 None
             }
-            (State::Ending, _) => {
-                self.state = State::Closed;
+            (WindowState::Ending, _) => {
+                self.state = WindowState::Closed;
                 report(pipeline, false);
                 None
             }
@@ -111,9 +111,9 @@ fn drawn_part() -> f64 {
     0.5 + f64::from(u16::try_from(drawn).unwrap_or(0)) / 1024.0
 }
 
-impl Tensors {
+impl TensorTracing {
     /// Opens and closes the windows of processes that are not traced otherwise.
-    pub(super) fn turn_windows(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
+    pub(super) fn turn_windows(&mut self, kernel: &mut KernelHalf, pipeline: &mut Intake) {
         let mut turns = Vec::new();
         for (tgid, process) in &mut self.processes {
             if process.governor.present() != TensorLevel::Read {
@@ -128,24 +128,24 @@ impl Tensors {
         }
     }
 
-    fn turn_window(&mut self, kernel: &mut Kernel, tgid: u32, turn: Turn) {
+    fn turn_window(&mut self, kernel: &mut KernelHalf, tgid: u32, turn: WindowAction) {
         let begun = Instant::now();
         let detaching = match turn {
-            Turn::Open => {
+            WindowAction::Open => {
                 self.torch.change(kernel, tgid, self.prices.in_window());
                 self.choose_stacks(kernel, tgid);
                 None
             }
-            Turn::Close => self.torch.close(kernel, tgid),
+            WindowAction::Close => self.torch.close(kernel, tgid),
         };
         log::debug!("process {tgid}: {turn:?} took {:?}", begun.elapsed());
         let Some(process) = self.processes.get_mut(&tgid) else { return };
         match turn {
-            Turn::Open => {
+            WindowAction::Open => {
                 process.books.begin_window();
                 log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
             }
-            Turn::Close => process.windows.state = State::Closing(detaching),
+            WindowAction::Close => process.windows.state = WindowState::Closing(detaching),
         }
     }
 }
@@ -158,7 +158,7 @@ mod tests {
 
     const PLAN: Windows = Windows { open_ns: 200_000_000, every_ns: 3_000_000_000 };
 
-    fn turn(windows: &mut ProcessWindows, ago: Duration, plan: Option<Windows>) -> Option<Turn> {
+    fn turn(windows: &mut ProcessWindows, ago: Duration, plan: Option<Windows>) -> Option<WindowAction> {
         windows.since = Instant::now().checked_sub(ago).expect("the machine runs for longer than that");
         windows.part = 1.0;
         windows.turn(7, plan, &mut Intake::new(Pipeline::new(true), None))
@@ -168,14 +168,14 @@ mod tests {
     fn a_window_opens_after_its_time_and_closes_after_its_length() {
         let mut windows = ProcessWindows::new();
         assert_eq!(turn(&mut windows, Duration::from_secs(1), Some(PLAN)), None);
-        assert_eq!(turn(&mut windows, Duration::from_secs(3), Some(PLAN)), Some(Turn::Open));
+        assert_eq!(turn(&mut windows, Duration::from_secs(3), Some(PLAN)), Some(WindowAction::Open));
         assert_eq!(turn(&mut windows, Duration::from_millis(100), Some(PLAN)), None);
-        assert_eq!(turn(&mut windows, Duration::from_millis(200), Some(PLAN)), Some(Turn::Close));
+        assert_eq!(turn(&mut windows, Duration::from_millis(200), Some(PLAN)), Some(WindowAction::Close));
         assert_eq!(turn(&mut windows, Duration::from_millis(220), Some(PLAN)), None);
-        assert!(matches!(windows.state, State::Ending), "its last events come with the next fetch");
+        assert!(matches!(windows.state, WindowState::Ending), "its last events come with the next fetch");
         assert_eq!(turn(&mut windows, Duration::from_millis(240), Some(PLAN)), None);
-        assert!(matches!(windows.state, State::Closed));
-        assert_eq!(turn(&mut windows, Duration::from_secs(3), Some(PLAN)), Some(Turn::Open));
+        assert!(matches!(windows.state, WindowState::Closed));
+        assert_eq!(turn(&mut windows, Duration::from_secs(3), Some(PLAN)), Some(WindowAction::Open));
     }
 
     #[test]
@@ -200,9 +200,9 @@ mod tests {
     fn without_a_plan_none_opens_and_an_open_one_closes() {
         let mut windows = ProcessWindows::new();
         assert_eq!(turn(&mut windows, Duration::from_secs(100), None), None);
-        assert_eq!(turn(&mut windows, Duration::from_secs(3), Some(PLAN)), Some(Turn::Open));
-        assert_eq!(turn(&mut windows, Duration::ZERO, None), Some(Turn::Close));
+        assert_eq!(turn(&mut windows, Duration::from_secs(3), Some(PLAN)), Some(WindowAction::Open));
+        assert_eq!(turn(&mut windows, Duration::ZERO, None), Some(WindowAction::Close));
         assert_eq!([turn(&mut windows, Duration::ZERO, None), turn(&mut windows, Duration::ZERO, None)], [None; 2]);
-        assert!(matches!(windows.state, State::Closed));
+        assert!(matches!(windows.state, WindowState::Closed));
     }
 }

@@ -2,20 +2,22 @@
 
 use super::MIB;
 use crate::decode::{StackRef, TensorChange, TensorEvent, TraceAction, Traced};
-use crate::features::simulate::model::{Capacity, DeviceRun, Measured, Older, Plan, Settings, Simulations};
+use crate::features::simulate::model::{
+    Capacity, DeviceRun, MeasuredRun, PolicyPlan, PreexistingBytes, Settings, Simulations,
+};
 use crate::words::{Ordinal, Tgid, Tid};
 
 const ALLOCATOR: u64 = 0xa110;
 
 /// Events of one process with one allocator, and the simulations fed with them.
-struct Program {
+struct SimulatedProgram {
     simulations: Simulations,
     time_ns: u64,
 }
 
-impl Program {
+impl SimulatedProgram {
     fn new(capacity_bytes: Option<u64>) -> Self {
-        let plans = vec![Plan::PyTorch(Settings::default())];
+        let plans = vec![PolicyPlan::PyTorch(Settings::default())];
         Self { simulations: Simulations::new(plans, capacity_bytes), time_ns: 0 }
     }
 
@@ -70,22 +72,22 @@ impl Program {
 
 #[test]
 fn what_was_there_before_the_first_event_is_reported_and_not_replayed() {
-    let mut program = Program::new(None);
+    let mut program = SimulatedProgram::new(None);
     program.trace(TraceAction::SegmentAlloc, 0x100_0000, 12 * MIB, (0, 0));
     program.allocate(0x100_0000, 12 * MIB);
     program.report(12 << 20, 42 * MIB, 62 * MIB);
     program.free(0x500_0000, 7 * MIB);
     program.report(-(7 << 20), 35 * MIB, 62 * MIB);
     let run = program.run();
-    assert_eq!(run.older(), Some(Older { allocated_bytes: 30 * MIB, reserved_bytes: 50 * MIB }));
+    assert_eq!(run.older(), Some(PreexistingBytes { allocated_bytes: 30 * MIB, reserved_bytes: 50 * MIB }));
     assert_eq!(program.reserved(), 12 * MIB);
-    let Measured { peak_reserved_bytes, allocated_bytes, misses, .. } = *run.measured();
+    let MeasuredRun { peak_reserved_bytes, allocated_bytes, misses, .. } = *run.measured();
     assert_eq!((peak_reserved_bytes, allocated_bytes, misses), (62 * MIB, 35 * MIB, 1));
 }
 
 #[test]
 fn the_program_empties_its_cache_where_streams_are_waited_for_outside_a_request() {
-    let mut program = Program::new(None);
+    let mut program = SimulatedProgram::new(None);
     program.allocate(1, 12 * MIB);
     program.free(1, 12 * MIB);
     // Within a request, the allocator itself synchronizes.
@@ -101,7 +103,7 @@ fn the_program_empties_its_cache_where_streams_are_waited_for_outside_a_request(
 
 #[test]
 fn a_private_pool_that_is_emptied_leaves_the_others_alone() {
-    let mut program = Program::new(None);
+    let mut program = SimulatedProgram::new(None);
     program.allocate(1, 12 * MIB);
     program.free(1, 12 * MIB);
     program.trace(TraceAction::Alloc, 2, 20 * MIB, (0, 1));
@@ -115,7 +117,7 @@ fn a_private_pool_that_is_emptied_leaves_the_others_alone() {
 
 #[test]
 fn a_refusal_says_how_much_there_is_and_a_smaller_card_says_where_it_ends() {
-    let mut program = Program::new(None);
+    let mut program = SimulatedProgram::new(None);
     program.trace(TraceAction::SegmentAlloc, 1, 12 * MIB, (0, 0));
     program.allocate(1, 12 * MIB);
     program.report(12 << 20, 12 * MIB, 12 * MIB);
@@ -127,14 +129,14 @@ fn a_refusal_says_how_much_there_is_and_a_smaller_card_says_where_it_ends() {
     program.allocate(3, 10 * MIB);
     let failure = program.run().replays()[0].outcome().failure.expect("there is no more");
     assert_eq!((failure.bytes, failure.reserved_bytes, failure.time_ns), (10 * MIB, 42 * MIB, program.time_ns));
-    let mut fixed = Program::new(Some(64 * MIB));
+    let mut fixed = SimulatedProgram::new(Some(64 * MIB));
     fixed.trace(TraceAction::OutOfMemory, 0, 40 * MIB, (0, 0));
     assert_eq!(fixed.run().replays()[0].outcome().granted_refused, 1, "the card of another size has room");
 }
 
 #[test]
 fn an_address_that_is_granted_again_was_free() {
-    let mut program = Program::new(None);
+    let mut program = SimulatedProgram::new(None);
     program.allocate(1, 12 * MIB);
     program.allocate(1, 12 * MIB);
     assert_eq!(program.reserved(), 12 * MIB);

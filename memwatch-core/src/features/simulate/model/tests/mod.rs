@@ -5,30 +5,30 @@ mod naive;
 mod properties;
 mod settings;
 
-use super::{Capacity, Granted, Handle, Plan, Policy, Request, Settings};
+use super::{AllocationPolicy, BlockHandle, Capacity, GrantedBlock, PolicyPlan, Settings, SimulatedRequest};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
 /// Returns a policy with this value of `PYTORCH_CUDA_ALLOC_CONF`.
-fn policy(setting: &str) -> Box<dyn Policy> {
-    Plan::PyTorch(Settings::parse(setting).expect("a setting")).policy()
+fn policy(setting: &str) -> Box<dyn AllocationPolicy> {
+    PolicyPlan::PyTorch(Settings::parse(setting).expect("a setting")).policy()
 }
 
-fn of(bytes: u64) -> Request {
-    Request { bytes, stream: 0, private_pool: (0, 0) }
+fn of(bytes: u64) -> SimulatedRequest {
+    SimulatedRequest { bytes, stream: 0, private_pool: (0, 0) }
 }
 
-fn granted(policy: &mut Box<dyn Policy>, bytes: u64) -> Granted {
+fn granted(policy: &mut Box<dyn AllocationPolicy>, bytes: u64) -> GrantedBlock {
     policy.allocate(&of(bytes)).expect("there is room")
 }
 
-fn free(policy: &mut Box<dyn Policy>, handle: Handle) {
+fn free(policy: &mut Box<dyn AllocationPolicy>, handle: BlockHandle) {
     policy.give_back(handle);
     policy.complete(handle);
 }
 
-fn reserved(policy: &dyn Policy) -> u64 {
+fn reserved(policy: &dyn AllocationPolicy) -> u64 {
     policy.meter().reserved_bytes
 }
 
@@ -64,7 +64,7 @@ fn the_smallest_free_block_that_fits_is_taken_and_streams_and_pools_share_nothin
     assert!(granted(&mut policy, 29 * MIB + MIB / 2).is_hit);
     assert!(granted(&mut policy, 40 * MIB).is_hit);
     assert_eq!(reserved(&*policy), 70 * MIB);
-    let elsewhere = [Request { stream: 7, ..of(MIB) }, Request { private_pool: (1, 2), ..of(MIB) }];
+    let elsewhere = [SimulatedRequest { stream: 7, ..of(MIB) }, SimulatedRequest { private_pool: (1, 2), ..of(MIB) }];
     for request in elsewhere {
         assert!(!policy.allocate(&request).expect("there is room").is_hit);
     }
@@ -121,7 +121,7 @@ fn pieces_that_no_fixed_segment_can_join_make_room_in_one_that_grows() {
     let pieces = |setting: &str| {
         let mut policy = policy(setting);
         policy.set_capacity(capacity(1_300 * MIB));
-        let handles: Vec<Handle> = (0..120).map(|_| granted(&mut policy, 9 * MIB).handle).collect();
+        let handles: Vec<BlockHandle> = (0..120).map(|_| granted(&mut policy, 9 * MIB).handle).collect();
         handles.into_iter().step_by(2).for_each(|handle| free(&mut policy, handle));
         policy.allocate(&of(512 * MIB)).is_some()
     };
@@ -130,7 +130,7 @@ fn pieces_that_no_fixed_segment_can_join_make_room_in_one_that_grows() {
     let wide = |setting: &str| {
         let mut policy = policy(setting);
         policy.set_capacity(capacity(1_300 * MIB));
-        let handles: Vec<Handle> = (0..20).map(|_| granted(&mut policy, 60 * MIB).handle).collect();
+        let handles: Vec<BlockHandle> = (0..20).map(|_| granted(&mut policy, 60 * MIB).handle).collect();
         handles.into_iter().step_by(2).for_each(|handle| free(&mut policy, handle));
         (policy.allocate(&of(512 * MIB)).is_some(), policy.meter().retries)
     };
@@ -174,7 +174,7 @@ fn while_a_graph_is_captured_the_cache_is_not_emptied_for_it() {
     policy.set_capacity(capacity(100 * MIB));
     let cached = granted(&mut policy, 60 * MIB).handle;
     free(&mut policy, cached);
-    let captured = Request { private_pool: (0, 1), ..of(50 * MIB) };
+    let captured = SimulatedRequest { private_pool: (0, 1), ..of(50 * MIB) };
     assert_eq!(policy.allocate(&captured), None);
     assert_eq!((reserved(&*policy), policy.meter().retries), (60 * MIB, 0));
     assert!(!granted(&mut policy, 70 * MIB).is_hit);
@@ -222,7 +222,7 @@ fn without_a_limit_nothing_is_collected() {
 
 #[test]
 fn size_classes_keep_small_blocks_by_size_and_large_ones_not_at_all() {
-    let mut policy = Plan::SizeClasses.policy();
+    let mut policy = PolicyPlan::SizeClasses.policy();
     let small = granted(&mut policy, 600 * KIB).handle;
     assert_eq!((reserved(&*policy), policy.meter().allocated_bytes), (2 * MIB, 640 * KIB));
     granted(&mut policy, 600 * KIB);

@@ -1,12 +1,12 @@
 //! The simplest model of PyTorch's allocator with fixed segments: lists without an index.
 
-use crate::features::simulate::model::Request;
+use crate::features::simulate::model::SimulatedRequest;
 
 const MIB: u64 = 1 << 20;
 
 /// A segment and the blocks that tile it.
 #[derive(Debug)]
-struct Segment {
+struct NaivePolicySegment {
     address: u64,
     bytes: u64,
     stream: u64,
@@ -18,8 +18,8 @@ struct Segment {
 
 /// Naive model of the allocator.
 #[derive(Debug, Default)]
-pub(super) struct Naive {
-    segments: Vec<Segment>,
+pub(super) struct NaivePolicy {
+    segments: Vec<NaivePolicySegment>,
     returned: Vec<(u64, u64)>,
     end: u64,
     max_split_bytes: Option<u64>,
@@ -28,7 +28,7 @@ pub(super) struct Naive {
     pub(super) hits: u64,
 }
 
-impl Naive {
+impl NaivePolicy {
     pub(super) fn new(max_split_bytes: Option<u64>, available_bytes: u64) -> Self {
         Self { max_split_bytes, available_bytes, ..Self::default() }
     }
@@ -43,7 +43,7 @@ impl Naive {
     }
 
     /// Allocates a block for an owner. Returns `false` if there is not enough memory.
-    pub(super) fn allocate(&mut self, owner: usize, request: &Request) -> bool {
+    pub(super) fn allocate(&mut self, owner: usize, request: &SimulatedRequest) -> bool {
         let bytes = request.bytes.max(1).next_multiple_of(512);
         let mut best = self.best(request, bytes);
         self.hits += u64::from(best.is_some());
@@ -76,7 +76,7 @@ impl Naive {
         true
     }
 
-    fn best(&self, request: &Request, bytes: u64) -> Option<(usize, usize)> {
+    fn best(&self, request: &SimulatedRequest, bytes: u64) -> Option<(usize, usize)> {
         let mut best: Option<((u64, u64), (usize, usize))> = None;
         for (index, segment) in self.segments.iter().enumerate() {
             if (segment.stream, segment.private_pool, segment.is_small)
@@ -99,7 +99,7 @@ impl Naive {
         (!is_refused).then_some(place)
     }
 
-    fn extend(&mut self, request: &Request, wanted: u64) -> bool {
+    fn extend(&mut self, request: &SimulatedRequest, wanted: u64) -> bool {
         let bytes = match wanted {
             0..=MIB => 2 * MIB,
             _ if wanted < 10 * MIB => 20 * MIB,
@@ -111,9 +111,9 @@ impl Naive {
         let again = self.returned.iter().rposition(|(size, _)| *size == bytes);
         let address = again.map_or(self.end, |place| self.returned.remove(place).1);
         self.end += if address == self.end { bytes } else { 0 };
-        let Request { stream, private_pool, .. } = *request;
+        let SimulatedRequest { stream, private_pool, .. } = *request;
         let (is_small, blocks) = (wanted <= MIB, vec![(bytes, None)]);
-        self.segments.push(Segment { address, bytes, stream, private_pool, is_small, blocks });
+        self.segments.push(NaivePolicySegment { address, bytes, stream, private_pool, is_small, blocks });
         self.peak_bytes = self.peak_bytes.max(self.reserved_bytes());
         true
     }
@@ -137,7 +137,7 @@ impl Naive {
     }
 
     pub(super) fn empty_cache(&mut self) {
-        let is_kept = |segment: &Segment| {
+        let is_kept = |segment: &NaivePolicySegment| {
             segment.private_pool != (0, 0) || segment.blocks.iter().any(|(_, owner)| owner.is_some())
         };
         // Large before small, by stream, size and address: freed addresses are reused, the last one

@@ -5,21 +5,21 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::MIB;
-use super::naive::Naive;
-use crate::features::simulate::model::{Capacity, Handle, Plan, Request, Settings};
+use super::naive::NaivePolicy;
+use crate::features::simulate::model::{BlockHandle, Capacity, PolicyPlan, Settings, SimulatedRequest};
 
 const CASES: u32 = 200;
 
 /// Next step: action, place and amount.
-type Step = (u8, u8, u32);
+type PolicyStep = (u8, u8, u32);
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    vec(any::<Step>(), 1..200)
+fn steps() -> impl Strategy<Value = Vec<PolicyStep>> {
+    vec(any::<PolicyStep>(), 1..200)
 }
 
 /// Returns a request with one of few sizes of all kinds: several blocks of one size are what
 /// matters.
-fn request(place: u8, amount: u32) -> Request {
+fn request(place: u8, amount: u32) -> SimulatedRequest {
     let bytes = match amount % 8 {
         0 | 1 => u64::from(amount / 8 % 2_000),
         2 => u64::from(amount / 8 % 4) * 262_144 + 1,
@@ -29,7 +29,7 @@ fn request(place: u8, amount: u32) -> Request {
         _ => u64::from(amount / 8 % 100) * MIB,
     };
     let private_pool = if place.is_multiple_of(11) { (1, 0) } else { (0, 0) };
-    Request { bytes: bytes.max(1), stream: u64::from(place.is_multiple_of(3)), private_pool }
+    SimulatedRequest { bytes: bytes.max(1), stream: u64::from(place.is_multiple_of(3)), private_pool }
 }
 
 proptest! {
@@ -42,10 +42,10 @@ proptest! {
         // first.
         let available_bytes = if limit.is_some() { u64::MAX } else { available_bytes };
         let max_split_bytes = limit.map(|limit| limit * MIB);
-        let mut policy = Plan::PyTorch(Settings { max_split_bytes, ..Settings::default() }).policy();
+        let mut policy = PolicyPlan::PyTorch(Settings { max_split_bytes, ..Settings::default() }).policy();
         policy.set_capacity(Capacity { total_bytes: 1 << 40, available_bytes });
-        let mut naive = Naive::new(max_split_bytes, available_bytes);
-        let (mut held, mut hits): (Vec<(usize, Handle)>, u64) = (Vec::new(), 0);
+        let mut naive = NaivePolicy::new(max_split_bytes, available_bytes);
+        let (mut held, mut hits): (Vec<(usize, BlockHandle)>, u64) = (Vec::new(), 0);
         for (owner, (what, place, amount)) in steps.into_iter().enumerate() {
             match what {
                 0..150 => {
@@ -77,10 +77,10 @@ proptest! {
 
     #[test]
     fn no_policy_has_less_than_it_granted_and_all_goes_back_in_the_end(steps in steps(), which in 0..5_usize, available in 100_u64..2_000) {
-        let mut policy = Plan::usual()[which].policy();
+        let mut policy = PolicyPlan::usual()[which].policy();
         policy.set_capacity(Capacity { total_bytes: 2_000 * MIB, available_bytes: available * MIB });
-        let mut held: Vec<Handle> = Vec::new();
-        let mut pending: Vec<Handle> = Vec::new();
+        let mut held: Vec<BlockHandle> = Vec::new();
+        let mut pending: Vec<BlockHandle> = Vec::new();
         for (what, place, amount) in steps {
             match what {
                 0..140 => held.extend(policy.allocate(&request(place, amount)).map(|granted| granted.handle)),

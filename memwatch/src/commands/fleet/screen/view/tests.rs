@@ -2,17 +2,21 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
 use super::*;
-use crate::commands::fleet::args::Sort;
-use crate::commands::fleet::ask::{Question, Rows, Rules};
-use crate::commands::fleet::model::{Name, Totals, Workload};
+use crate::commands::fleet::args::FleetSort;
+use crate::commands::fleet::ask::{FleetQuestion, FleetRows, RuleUse};
+use crate::commands::fleet::model::{FleetTotals, FleetWorkload, WorkloadName};
 use crate::commands::fleet::select::Matchers;
-use crate::render::tui::Step;
+use crate::render::tui::ViewAction;
 
-const LOOK: Look = Look { color: false, ascii: false };
+const LOOK: TerminalLook = TerminalLook { color: false, ascii: false };
 
-fn report() -> Report {
-    let workload = |number: u64| Workload {
-        name: Name { workload_kind: "slurm".to_owned(), slurm_job: format!("{number}\u{1b}[2J"), ..Name::default() },
+fn report() -> FleetReport {
+    let workload = |number: u64| FleetWorkload {
+        name: WorkloadName {
+            workload_kind: "slurm".to_owned(),
+            slurm_job: format!("{number}\u{1b}[2J"),
+            ..WorkloadName::default()
+        },
         nodes: Some(2),
         gpus: Some(16),
         used_bytes: Some((900 - number) << 30),
@@ -25,7 +29,7 @@ fn report() -> Report {
         ooms_1d: Some(2),
         last_oom_unix_seconds: Some(1_000_000.0),
     };
-    let totals = Totals {
+    let totals = FleetTotals {
         nodes: 2_000,
         gpus: 16_000,
         workloads: 25_000,
@@ -37,19 +41,30 @@ fn report() -> Report {
         agents_down_count: 4,
         agents_down: vec!["gpu-node-00499:9747".to_owned(); 4],
     };
-    let rows = Rows::Workloads((0..200).map(workload).collect());
-    Report { prometheus: "http://p:9090".to_owned(), rules: Rules::Used, totals, rows, queries: Vec::new() }
+    let rows = FleetRows::Workloads((0..200).map(workload).collect());
+    FleetReport { prometheus: "http://p:9090".to_owned(), rules: RuleUse::Used, totals, rows, queries: Vec::new() }
 }
 
-fn state() -> State {
+fn state() -> FleetScreenState {
     let (matchers, opened) = (Matchers::default(), Vec::new());
-    State::new(&Question { by: By::Workload, sort: Sort::Used, top: 200, matchers, opened })
+    FleetScreenState::new(&FleetQuestion {
+        by: FleetRowKind::Workload,
+        sort: FleetSort::Used,
+        top: 200,
+        matchers,
+        opened,
+    })
 }
 
-fn screen(state: &mut State, (report, trouble): (Option<&Report>, Option<&str>), (wide, high): (u16, u16)) -> String {
+fn screen(
+    state: &mut FleetScreenState,
+    (report, trouble): (Option<&FleetReport>, Option<&str>),
+    (wide, high): (u16, u16),
+) -> String {
     let mut terminal = Terminal::new(TestBackend::new(wide, high)).expect("a test backend never fails");
     let time = ("12:00:03", 1_000_060.0);
-    let shown = Shown { report, is_present: report.is_some(), time, trouble, url: "http://p:9090", look: LOOK };
+    let shown =
+        FleetScreenContent { report, is_present: report.is_some(), time, trouble, url: "http://p:9090", look: LOOK };
     terminal.draw(|frame| draw(frame, state, &shown)).expect("a test backend never fails");
     let rows = terminal.backend().buffer().content().chunks(usize::from(wide).max(1));
     rows.map(|row| row.iter().map(ratatui::buffer::Cell::symbol).collect::<String>().trim_end().to_owned() + "\n")
@@ -79,7 +94,16 @@ fn a_small_screen_has_the_columns_that_matter_and_a_large_one_all() {
 fn no_size_is_too_small_and_no_state_without_a_screen() {
     let report = report();
     let mut state = state();
-    let steps = [Step::Last, Step::Help, Step::Back, Step::Open, Step::Sort, Step::Back, Step::NextTab(1), Step::Pause];
+    let steps = [
+        ViewAction::Last,
+        ViewAction::Help,
+        ViewAction::Back,
+        ViewAction::Open,
+        ViewAction::Sort,
+        ViewAction::Back,
+        ViewAction::NextTab(1),
+        ViewAction::Pause,
+    ];
     for step in steps {
         state.take(step, Some(&report.rows));
         for size in [(0, 0), (1, 1), (3, 2), (10, 3), (40, 6), (80, 24), (200, 50)] {
@@ -94,7 +118,7 @@ fn trouble_and_help_are_on_the_screen() {
     let mut state = state();
     let text = screen(&mut state, (None, Some("no answer within 10 s\u{7}")), (80, 24));
     assert!(text.contains("no answer within 10 s\\x07"), "{text}");
-    state.take(Step::Help, None);
+    state.take(ViewAction::Help, None);
     let text = screen(&mut state, (Some(&report()), None), (80, 24));
     for word in ["who holds what of it", "what PyTorch's allocators have", "Esc back"] {
         assert!(text.contains(word), "{text}");

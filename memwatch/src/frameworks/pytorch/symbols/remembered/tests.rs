@@ -25,10 +25,10 @@ fn library() -> (TempDir, PathBuf) {
 }
 
 /// Calls `look` with an open file, its headers and its entry in the cache.
-fn with<T>(folder: &TempDir, path: &Path, look: impl FnOnce(&File, &Layout<'_>, Shelf) -> T) -> T {
+fn with<T>(folder: &TempDir, path: &Path, look: impl FnOnce(&File, &SymbolLayout<'_>, Shelf) -> T) -> T {
     let file = File::open(path).expect("it is there");
     let data = ReadCache::new(file.try_clone().expect("a descriptor"));
-    let layout = Layout::parse(&data).expect("a library");
+    let layout = SymbolLayout::parse(&data).expect("a library");
     let shelf = Shelf::within(&folder.path().join("cache"), &file, &layout).expect("it has a build id");
     look(&file, &layout, shelf)
 }

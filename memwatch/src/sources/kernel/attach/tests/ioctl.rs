@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use aya::maps::{Array, MapData, RingBuf};
 use memwatch_common::loss::Loss;
-use memwatch_common::record::{CallRecord, Item, Record};
+use memwatch_common::record::{CallRecord, Item, RingRecord};
 use memwatch_common::rm::FLAG_WRAPPED;
 use memwatch_core::input::rm::{Inside, RmCall};
 use memwatch_core::stack::native::NativeFrame;
@@ -75,17 +75,17 @@ impl Drop for Driven {
 }
 
 /// The kernel half attached to the program's library, once or several times.
-struct Watched {
-    kernel: Kernel,
+struct StubbedLibrary {
+    kernel: KernelHalf,
     ring: RingBuf<MapData>,
     coverage: LibraryCoverage,
     probes: Vec<LibraryProbes>,
 }
 
-impl Watched {
+impl StubbedLibrary {
     fn attach(driven: &Driven, classic_uprobes: bool, times: usize) -> Self {
         let options = LoadOptions { all_processes: true, ring_bytes: 1 << 20, classic_uprobes, diagnostics: false };
-        let mut kernel = Kernel::load(options).unwrap();
+        let mut kernel = KernelHalf::load(options).unwrap();
         let ring = RingBuf::try_from(kernel.ebpf.take_map("RECORDS").unwrap()).unwrap();
         let file = driven.driver_file();
         let plan = plan(&file, version(), (PROBES, When::Always)).unwrap();
@@ -100,7 +100,7 @@ impl Watched {
         while let Some(bytes) = self.ring.next() {
             match Item::from_bytes(&bytes).unwrap() {
                 Item::Rm(record) => ioctls.push(RmCall::from(&record)),
-                Item::Record(Record::Call(call)) => calls.push(call),
+                Item::Record(RingRecord::Call(call)) => calls.push(call),
                 _ => {}
             }
         }
@@ -116,7 +116,7 @@ impl Watched {
 
 fn requests_arrive_as_they_were_made(classic_uprobes: bool, library_flags: &[&str], times: usize) {
     let Some(mut driven) = Driven::start(library_flags) else { return };
-    let mut watched = Watched::attach(&driven, classic_uprobes, times);
+    let mut watched = StubbedLibrary::attach(&driven, classic_uprobes, times);
     assert_eq!(watched.coverage.kernel_calls, Some(KernelCalls::Probed { stubs: 1 }));
     driven.run("alloc 1048577 2097152 0 0");
     let (ioctls, calls) = watched.drain();
@@ -172,7 +172,7 @@ fn a_library_that_is_probed_twice_makes_one_record_of_each_request() {
 #[test]
 fn a_library_without_a_stub_is_watched_but_for_its_requests() {
     let Some(mut driven) = Driven::start(&["-fno-plt"]) else { return };
-    let mut watched = Watched::attach(&driven, false, 1);
+    let mut watched = StubbedLibrary::attach(&driven, false, 1);
     let Some(KernelCalls::Refused { reason }) = &watched.coverage.kernel_calls else { panic!("it has no stub") };
     assert_eq!((reason.as_str(), &watched.coverage.error), ("it calls ioctl without a stub", &None));
     driven.run("alloc 1 2 0 0");
@@ -183,7 +183,7 @@ fn a_library_without_a_stub_is_watched_but_for_its_requests() {
 #[test]
 fn a_request_for_video_memory_comes_with_the_stack_that_it_was_made_on() {
     let Some(mut driven) = Driven::start(&["-fcf-protection=none"]) else { return };
-    let mut watched = Watched::attach(&driven, false, 1);
+    let mut watched = StubbedLibrary::attach(&driven, false, 1);
     driven.run("alloc 1 2 0 0");
     driven.run("wrapped");
     let mut native = NativeProcess::new(driven.child.id());
