@@ -31,7 +31,7 @@ fn request(record: &RmRecord) {
     books.apply(&call, None);
     let video = books.memory(call.tgid).filter(|(.., memory)| memory.lies == Lies::Video);
     let bytes: u64 = video.map(|(.., memory)| memory.granted_bytes).sum();
-    let live: u64 = books.books(call.tgid).into_iter().flat_map(DriverLedger::live).map(|(_, bytes)| bytes).sum();
+    let live: u64 = books.ledger_of(call.tgid).into_iter().flat_map(DriverLedger::live).map(|(_, bytes)| bytes).sum();
     assert_eq!(bytes, live);
 }
 

@@ -68,7 +68,7 @@ mod tests {
     use crate::plan::{CapturePlan, ONLY_LISTED};
 
     #[test]
-    fn a_cookie_carries_a_group_beside_everything_else() {
+    fn probe_cookie_carries_its_group_beside_plan_and_listed_flag() {
         let plan = CapturePlan::registers().out(3).tolerant();
         for number in 0..IN_COOKIE {
             let cookie = ArmGroup(number).in_cookie(plan.cookie(u16::MAX) | ONLY_LISTED);

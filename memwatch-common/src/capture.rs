@@ -6,7 +6,7 @@
 use crate::arming::ArmGroup;
 use crate::loss::Loss;
 use crate::plan::{
-    Book, CapturePlan, DIGEST, DIGEST_WORDS, FILE_IN_ARGUMENT_1, FILE_IN_OUT_WORD, ON_STACK, ONLY_LISTED,
+    MapUpdate, CapturePlan, DIGEST, DIGEST_WORDS, FILE_IN_ARGUMENT_1, FILE_IN_OUT_WORD, ON_STACK, ONLY_LISTED,
 };
 use crate::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE, PEEK_WORDS, RecordKind};
 
@@ -30,7 +30,7 @@ pub struct CallFrame {
     /// 1 if those words could not be read at entry.
     pub peek_failed: u64,
     /// Entry that the call's entry probe removed from the allocation map; restored if the call fails.
-    pub debited: Booked,
+    pub debited: MappedAllocation,
     /// Number of the file's [`ArmGroup`].
     pub group: u64,
     /// How many more times the entry was reported (one file attached to under two identities). Its return will be
@@ -63,7 +63,7 @@ impl CallFrame {
 /// An address in the kernel half's allocation map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Booked {
+pub struct MappedAllocation {
     /// Size in bytes.
     pub bytes: u64,
     /// Row of the probe table of the granting call; 0 for none.
@@ -74,10 +74,10 @@ pub struct Booked {
     pub granted_ns: u64,
 }
 
-const _: () = assert!(size_of::<Booked>() == 24);
+const _: () = assert!(size_of::<MappedAllocation>() == 24);
 
 /// Marks the absence of an entry.
-pub const NOT_MAPPED_YET: Booked = Booked { bytes: 0, probe: 0, owner: 0, granted_ns: 0 };
+pub const NOT_MAPPED_YET: MappedAllocation = MappedAllocation { bytes: 0, probe: 0, owner: 0, granted_ns: 0 };
 
 /// Watched calls in flight in one thread, outermost first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -127,9 +127,9 @@ pub trait CaptureKernel {
     /// every process that shares the open file, until the last one closes it; 0 if there is none.
     fn open_file(&self, descriptor: u32) -> u64;
     /// Adds an address to the process's allocation map.
-    fn credit(&self, tgid: u32, address: u64, booked: &Booked);
+    fn credit(&self, tgid: u32, address: u64, booked: &MappedAllocation);
     /// Removes an address from the process's allocation map. Returns its entry, with probe 0 if there was none.
-    fn debit(&self, tgid: u32, address: u64) -> Booked;
+    fn debit(&self, tgid: u32, address: u64) -> MappedAllocation;
     /// Notes that addresses were freed that no call names.
     fn note_teardown(&self, tgid: u32);
     /// Introduces a process to user space before its first record.
@@ -160,7 +160,7 @@ pub fn on_enter<K: CaptureKernel>(kernel: &K, cookie: u64, args: &[u64; 6], stac
     if !plan.peek_at_return && !read_peek(kernel, &plan, args, stack_pointer, &mut frame.peek) {
         frame.peek_failed = 1;
     }
-    if plan.book == Book::Debit {
+    if plan.book == MapUpdate::Debit {
         frame.debited = kernel.debit(thread.tgid, args[0]);
     }
     match kernel.with_in_flight(thread, |calls| push(calls, &frame) || push_over_unarmed(kernel, calls, &frame)) {
@@ -329,30 +329,30 @@ fn returning(frames: &mut [CallFrame; NESTING], probe: u16, stack_pointer: u64) 
 
 /// Updates the allocation map, which follows the driver directly, unlike records, which may be lost.
 #[inline(always)]
-fn keep_ledger<K: CaptureKernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, debited: &Booked) {
+fn keep_ledger<K: CaptureKernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, debited: &MappedAllocation) {
     let succeeded = record.status == 0;
     let bytes = match plan.book {
-        Book::None => return,
-        Book::Debit => {
+        MapUpdate::None => return,
+        MapUpdate::Debit => {
             if !succeeded && debited.probe != 0 {
                 kernel.credit(record.tgid, record.args[0], debited);
             }
             return;
         }
-        Book::Teardown => {
+        MapUpdate::Teardown => {
             if succeeded {
                 kernel.note_teardown(record.tgid);
             }
             return;
         }
-        Book::Credit => record.args[1],
-        Book::CreditRows => record.out[1].wrapping_mul(record.args[3]),
+        MapUpdate::Credit => record.args[1],
+        MapUpdate::CreditRows => record.out[1].wrapping_mul(record.args[3]),
     };
     if succeeded && record.out[0] != 0 {
         kernel.credit(
             record.tgid,
             record.out[0],
-            &Booked { bytes, probe: u32::from(record.probe), owner: 0, granted_ns: record.returned_ns },
+            &MappedAllocation { bytes, probe: u32::from(record.probe), owner: 0, granted_ns: record.returned_ns },
         );
     }
 }

@@ -5,10 +5,10 @@ use core::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::vec::Vec;
 
-use super::{Booked, CaptureKernel, InFlight, NESTING, ThreadKey, on_enter, on_return};
+use super::{MappedAllocation, CaptureKernel, InFlight, NESTING, ThreadKey, on_enter, on_return};
 use crate::arming::ArmGroup;
 use crate::loss::Loss;
-use crate::plan::{Book, CapturePlan, ON_STACK, ONLY_LISTED};
+use crate::plan::{MapUpdate, CapturePlan, ON_STACK, ONLY_LISTED};
 use crate::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE};
 use crate::rm::RmRecord;
 use crate::rm::capture::RmInFlight;
@@ -35,7 +35,7 @@ pub(crate) struct FakeKernel {
     /// files' probes are armed from the beginning.
     pub(crate) armed_ns: Cell<u64>,
     files: RefCell<HashMap<u32, u64>>,
-    allocation_map: RefCell<HashMap<u64, Booked>>,
+    allocation_map: RefCell<HashMap<u64, MappedAllocation>>,
     teardowns: Cell<u64>,
     introduced: Cell<u64>,
 }
@@ -79,10 +79,10 @@ impl CaptureKernel for FakeKernel {
     fn open_file(&self, descriptor: u32) -> u64 {
         self.files.borrow().get(&descriptor).copied().unwrap_or(0)
     }
-    fn credit(&self, _: u32, address: u64, booked: &Booked) {
+    fn credit(&self, _: u32, address: u64, booked: &MappedAllocation) {
         self.allocation_map.borrow_mut().insert(address, *booked);
     }
-    fn debit(&self, _: u32, address: u64) -> Booked {
+    fn debit(&self, _: u32, address: u64) -> MappedAllocation {
         self.allocation_map.borrow_mut().remove(&address).unwrap_or_default()
     }
     fn note_teardown(&self, _: u32) {
@@ -134,7 +134,7 @@ fn a_call_carries_its_registers_times_status_and_out_word() {
 }
 
 #[test]
-fn a_probe_that_is_in_all_processes_for_a_few_records_the_calls_of_listed_processes_only() {
+fn only_listed_probe_records_calls_of_listed_processes_only() {
     let kernel = FakeKernel::with_memory(&[(0x1000, 0xdead)]);
     let cookie = OUT.cookie(7) | ONLY_LISTED;
     assert_eq!(CapturePlan::from_cookie(cookie), (7, OUT));
@@ -169,7 +169,7 @@ fn sixteen_out_bytes_and_two_out_pointers_fill_both_words() {
 }
 
 #[test]
-fn an_unreadable_out_pointer_is_flagged_and_counted_but_a_null_one_is_neither() {
+fn unreadable_out_pointer_is_flagged_and_counted_unlike_a_null_one() {
     let kernel = FakeKernel::default();
     kernel.call(OUT, [0x1000, 0, 0, 0, 0, 0], 0);
     assert_eq!(kernel.only_record().flags, FLAG_OUT_UNREADABLE);
@@ -200,7 +200,7 @@ fn a_struct_that_stays_unreadable_is_flagged_and_counted() {
 }
 
 #[test]
-fn a_struct_of_many_shapes_is_read_as_far_as_it_goes_but_for_its_first_word() {
+fn tolerant_peek_needs_only_the_first_word_readable() {
     let plan = CapturePlan::registers().peek(2, 0, 5).tolerant();
     let kernel = FakeKernel::with_memory(&[(0x3000, 11), (0x3008, 0), (0x3010, 7)]);
     kernel.call(plan, [0, 0, 0x3000, 0, 0, 0], 0);
@@ -282,7 +282,7 @@ fn nested_calls_seen_through_two_mounts_give_one_record_each() {
 }
 
 #[test]
-fn an_echo_that_never_came_does_not_hide_a_later_loss() {
+fn return_without_entry_is_a_loss_despite_an_earlier_missing_echo() {
     let kernel = FakeKernel::default();
     let cookie = CapturePlan::registers().cookie(7);
     on_enter(&kernel, cookie, &[1; 6], STACK);
@@ -294,7 +294,7 @@ fn an_echo_that_never_came_does_not_hide_a_later_loss() {
 }
 
 #[test]
-fn a_frame_left_behind_by_a_jump_out_of_the_call_does_not_pair_with_a_later_return() {
+fn frame_abandoned_by_longjmp_does_not_pair_with_a_later_return() {
     let kernel = FakeKernel::default();
     let cookie = CapturePlan::registers().cookie(7);
     on_enter(&kernel, cookie, &[1; 6], STACK - 512);
@@ -325,7 +325,7 @@ fn frames_left_behind_while_probes_were_attached_make_room_without_a_loss() {
 }
 
 #[test]
-fn a_return_of_a_call_older_than_the_watch_is_no_loss_but_one_of_a_forgotten_call_is() {
+fn return_without_entry_is_a_loss_except_for_calls_before_the_attach() {
     let kernel = FakeKernel::default();
     let cookie = CapturePlan::registers().cookie(7);
     on_return(&kernel, cookie, 0, STACK + 8);
@@ -360,7 +360,7 @@ fn out_words_are_found_at_their_offsets_in_a_struct() {
 }
 
 #[test]
-fn a_handle_on_the_stack_and_one_behind_a_pointer_have_one_digest_and_others_another() {
+fn handle_digest_is_equal_on_the_stack_and_behind_a_pointer() {
     let handle = |base: u64, last: u64| (0..8).map(move |index| (base + 8 * index, if index == 7 { last } else { 9 }));
     let words: Vec<_> = handle(STACK + 8, 1).chain(handle(0x1000, 1)).chain(handle(0x2000, 2)).collect();
     let kernel = FakeKernel::with_memory(&words);
@@ -374,7 +374,7 @@ fn a_handle_on_the_stack_and_one_behind_a_pointer_have_one_digest_and_others_ano
 }
 
 #[test]
-fn what_a_failed_call_did_not_write_is_not_read() {
+fn out_handle_of_a_failed_call_is_not_read() {
     let kernel = FakeKernel::default();
     kernel.call(CapturePlan::registers().digest_out(0), [0x1000, 0, 0, 0, 0, 0], 1);
     assert_eq!((kernel.only_record().flags, kernel.only_record().peek), (0, [0; 5]));
@@ -396,21 +396,21 @@ fn a_descriptor_is_reported_as_its_open_file() {
 fn the_books_follow_grants_and_frees_even_where_the_ring_is_full() {
     let kernel = FakeKernel::with_memory(&[(0x1000, 0xa000), (0x1008, 512)]);
     kernel.ring_full.set(true);
-    kernel.call(OUT.book(Book::Credit), [0x1000, 4096, 0, 0, 0, 0], 0);
-    assert_eq!(kernel.allocation_map.borrow()[&0xa000], Booked { bytes: 4096, probe: 7, owner: 0, granted_ns: 20 });
-    let free = CapturePlan::registers().book(Book::Debit);
+    kernel.call(OUT.book(MapUpdate::Credit), [0x1000, 4096, 0, 0, 0, 0], 0);
+    assert_eq!(kernel.allocation_map.borrow()[&0xa000], MappedAllocation { bytes: 4096, probe: 7, owner: 0, granted_ns: 20 });
+    let free = CapturePlan::registers().book(MapUpdate::Debit);
     kernel.call(free, [0xa000, 0, 0, 0, 0, 0], 1);
     assert_eq!(
         kernel.allocation_map.borrow()[&0xa000],
-        Booked { bytes: 4096, probe: 7, owner: 0, granted_ns: 20 },
+        MappedAllocation { bytes: 4096, probe: 7, owner: 0, granted_ns: 20 },
         "a failed free frees nothing"
     );
     kernel.call(free, [0xa000, 0, 0, 0, 0, 0], 0);
     assert!(kernel.allocation_map.borrow().is_empty());
-    kernel.call(OUT.out(1).book(Book::CreditRows), [0x1000, 0x1008, 0, 10, 0, 0], 0);
+    kernel.call(OUT.out(1).book(MapUpdate::CreditRows), [0x1000, 0x1008, 0, 10, 0, 0], 0);
     assert_eq!(kernel.allocation_map.borrow()[&0xa000].bytes, 5120);
-    kernel.call(OUT.book(Book::Credit), [0x1000, 1, 0, 0, 0, 0], 2);
+    kernel.call(OUT.book(MapUpdate::Credit), [0x1000, 1, 0, 0, 0, 0], 2);
     assert_eq!(kernel.allocation_map.borrow().len(), 1, "a refused grant is none");
-    kernel.call(CapturePlan::registers().book(Book::Teardown), [0; 6], 0);
+    kernel.call(CapturePlan::registers().book(MapUpdate::Teardown), [0; 6], 0);
     assert_eq!(kernel.teardowns.get(), 1);
 }

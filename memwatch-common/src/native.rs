@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::large_stack_arrays, reason = "a record as it is, in a crate without a heap")]
-    fn a_copy_has_as_many_bytes_as_it_says_and_no_more_than_there_are() {
+    fn native_copy_length_is_capped_at_the_record_size() {
         let mut bytes = [0; NATIVE_RECORD_BYTES];
         (bytes[0], bytes[1], bytes[4], bytes[16], bytes[88], bytes[96]) = (7, 1, 9, 11, 13, 15);
         bytes[12..16].copy_from_slice(&24_u32.to_ne_bytes());

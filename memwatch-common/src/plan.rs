@@ -20,7 +20,7 @@ pub struct CapturePlan {
     pub(crate) peek_offset_bytes: u16,
     pub(crate) peek_at_return: bool,
     pub(crate) file: u8,
-    pub(crate) book: Book,
+    pub(crate) book: MapUpdate,
     pub(crate) tolerant: bool,
 }
 
@@ -28,7 +28,7 @@ pub struct CapturePlan {
 /// ([`crate::capture::CaptureKernel::credit`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Book {
+pub enum MapUpdate {
     /// No effect.
     None = 0,
     /// Adds the address in the first out word, with argument 1 bytes.
@@ -41,7 +41,7 @@ pub enum Book {
     Teardown = 4,
 }
 
-impl Book {
+impl MapUpdate {
     #[inline(always)]
     const fn from_number(number: u8) -> Self {
         match number {
@@ -80,7 +80,7 @@ impl CapturePlan {
             peek_offset_bytes: 0,
             peek_at_return: false,
             file: 0,
-            book: Book::None,
+            book: MapUpdate::None,
             tolerant: false,
         }
     }
@@ -162,7 +162,7 @@ impl CapturePlan {
 
     /// Also updates the kernel half's allocation map.
     #[must_use]
-    pub const fn book(mut self, book: Book) -> Self {
+    pub const fn book(mut self, book: MapUpdate) -> Self {
         self.book = book;
         self
     }
@@ -231,7 +231,7 @@ impl CapturePlan {
             peek_offset_bytes: ((cookie >> 32) & 0x3FF) as u16,
             peek_at_return: bits(52, 1) == 1,
             file: bits(53, 3),
-            book: Book::from_number(bits(55, 7)),
+            book: MapUpdate::from_number(bits(55, 7)),
             tolerant: bits(58, 1) == 1,
         };
         ((cookie & 0xFFFF) as u16, plan)

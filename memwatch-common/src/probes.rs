@@ -9,7 +9,7 @@ use crate::meaning::{
     ArrayShape, ContextCall, GraphCall, LinearKind, LinearSize, Meaning, MemoryCall, PoolCall, PoolRole, SharingCall,
     VirtualCall,
 };
-use crate::plan::{Book, CapturePlan, ON_STACK};
+use crate::plan::{MapUpdate, CapturePlan, ON_STACK};
 
 /// Condition under which a row's probes are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,10 +69,10 @@ const fn linear(kind: LinearKind) -> Meaning {
 const REGISTERS: CapturePlan = CapturePlan::registers();
 const OUT: CapturePlan = CapturePlan::registers().out(0);
 /// Allocation of argument 1 bytes at an address of its own.
-const GRANT: CapturePlan = OUT.book(Book::Credit);
+const GRANT: CapturePlan = OUT.book(MapUpdate::Credit);
 /// Free of such an allocation.
-const RETURN: CapturePlan = REGISTERS.book(Book::Debit);
-const TEARDOWN: CapturePlan = REGISTERS.book(Book::Teardown);
+const RETURN: CapturePlan = REGISTERS.book(MapUpdate::Debit);
+const TEARDOWN: CapturePlan = REGISTERS.book(MapUpdate::Teardown);
 const DEFAULT_POOL: Meaning = Meaning::Pool(PoolCall::AllocateFromPool { pool: None, stream: 2 });
 const GIVEN_POOL: Meaning = Meaning::Pool(PoolCall::AllocateFromPool { pool: Some(2), stream: 3 });
 const PITCHED: Meaning =
@@ -93,7 +93,7 @@ const fn any_node(parameters: u8) -> CapturePlan {
 #[rustfmt::skip]
 pub const PROBES: &[Probe] = &[
     row(1, "cuMemAlloc_v2", "3.2", GRANT, linear(LinearKind::Device)),
-    row(2, "cuMemAllocPitch_v2", "3.2", OUT.out(1).book(Book::CreditRows), PITCHED),
+    row(2, "cuMemAllocPitch_v2", "3.2", OUT.out(1).book(MapUpdate::CreditRows), PITCHED),
     row(3, "cuMemFree_v2", "3.2", RETURN, Meaning::Memory(MemoryCall::Free)),
     row(4, "cuMemAllocManaged", "6.0", GRANT, linear(LinearKind::Managed)),
     row(5, "cuMemAllocHost_v2", "3.2", GRANT, linear(LinearKind::PinnedHost)),
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn no_symbol_stands_twice() {
+    fn probe_table_lists_each_symbol_once() {
         for (index, probe) in PROBES.iter().enumerate() {
             assert!(PROBES[..index].iter().all(|other| other.symbol != probe.symbol), "{} stands twice", probe.symbol);
         }

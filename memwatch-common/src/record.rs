@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn statistics_are_read_where_they_lie() {
+    fn statistics_record_fields_are_read_at_their_offsets() {
         let mut bytes = [0; STATISTICS_RECORD_BYTES];
         (bytes[0], bytes[4], bytes[24]) = (6, 9, 11);
         let Ok(Item::Statistics(found)) = Item::from_bytes(&bytes) else { panic!("statistics must be read") };

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_full_has_room_for_nobody() {
+    fn full_share_table_admits_no_owner() {
         for owner in [0, 1] {
             assert!(!may_take(ENTRIES, owner, 0, ENTRIES));
             assert!(!may_take(ENTRIES, owner, 0, ENTRIES + 5), "counted twice, it is full still");

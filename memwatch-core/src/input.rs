@@ -143,7 +143,7 @@ pub enum Input {
         reason: Name,
     },
     /// Blocks of caching allocators read while they worked. Precedes any record later than the reading.
-    MovingBooks(Box<books::MovingBooks>),
+    MovingBooks(Box<books::MovingAllocatorState>),
     /// Counters of caching allocators without traced events.
     Numbers(Box<books::AllocatorNumbers>),
     /// A window begins or ends in which all events of a process are traced, while only its memory is read otherwise.
@@ -172,7 +172,7 @@ pub enum Input {
         frameworks: BTreeSet<Framework>,
     },
     /// State of the arenas of JAX, TensorFlow and ONNX Runtime. Precedes any record later than the reading.
-    Arenas(Box<arenas::ArenaBooks>),
+    Arenas(Box<arenas::ArenaReadings>),
     /// The probes on the allocator of a framework without readable allocator state were attached in a process.
     FrameworkWatched {
         /// Process with the probes.

@@ -40,7 +40,7 @@ use attribution::losses::LossLedger;
 use attribution::names::ContainerRegistry;
 use attribution::process::Process;
 use attribution::reconcile::Reconciliation;
-use attribution::room::Room;
+use attribution::room::{Room, answers};
 use attribution::sharing::Sharing;
 use attribution::workload::Workloads;
 use decode::{Action, Call};
@@ -340,7 +340,8 @@ impl Pipeline {
     fn offer(&mut self, call: &Call) {
         if self.sharing.is_full() {
             let Self { sharing, processes, .. } = self;
-            sharing.clean(|origin| snapshot::build::still_holds(processes, origin));
+            let user_of = |tgid: Tgid| processes.get(&tgid).and_then(answers);
+            sharing.clean(|origin| snapshot::build::still_holds(processes, origin), user_of);
         }
         if let Some(process) = self.processes.get(&call.tgid) {
             self.sharing.note(call.tgid, &call.action, &process.ledger);

@@ -17,7 +17,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::ring_buf::RingBufEntry;
 use aya_ebpf::maps::{Array, HashMap, RingBuf};
 use memwatch_common::arming::{ArmGroup, GROUPS};
-use memwatch_common::capture::{Booked, CaptureKernel, InFlight, NESTING, NO_FRAME, ThreadKey};
+use memwatch_common::capture::{MappedAllocation, CaptureKernel, InFlight, NESTING, NO_FRAME, ThreadKey};
 use memwatch_common::loss::Loss;
 use memwatch_common::record::CallRecord;
 use memwatch_common::shares::SharedTable;
@@ -366,12 +366,12 @@ impl CaptureKernel for Bpf {
     }
 
     #[inline(always)]
-    fn credit(&self, tgid: u32, address: u64, booked: &Booked) {
+    fn credit(&self, tgid: u32, address: u64, booked: &MappedAllocation) {
         addresses::credit(tgid, address, booked);
     }
 
     #[inline(always)]
-    fn debit(&self, tgid: u32, address: u64) -> Booked {
+    fn debit(&self, tgid: u32, address: u64) -> MappedAllocation {
         addresses::debit(tgid, address)
     }
 

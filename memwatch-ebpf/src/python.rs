@@ -107,9 +107,9 @@ pub(crate) fn walk(thread: ThreadKey, now_ns: u64, allocation: Option<WalkedAllo
     // SAFETY: map values live as long as the program runs; user space replaces them as a whole.
     let layout = unsafe { &*layout };
     let by_draw = match draw(layout.stacks, allocation) {
-        Draw::Unwanted => return WalkResult::default(),
-        Draw::Missed => return WalkResult { id: 0, flags: FLAG_BY_DRAW },
-        Draw::Taken { by_draw } => by_draw,
+        SamplingChoice::Unwanted => return WalkResult::default(),
+        SamplingChoice::Missed => return WalkResult { id: 0, flags: FLAG_BY_DRAW },
+        SamplingChoice::Taken { by_draw } => by_draw,
     };
     let Some(state) = WALKS.get_ptr_mut(&thread.tgid) else { return WalkResult::default() };
     // SAFETY: as above.
@@ -120,7 +120,7 @@ pub(crate) fn walk(thread: ThreadKey, now_ns: u64, allocation: Option<WalkedAllo
 
 /// Result of the sampling decision.
 #[derive(Clone, Copy)]
-enum Draw {
+enum SamplingChoice {
     /// No stacks are requested.
     Unwanted,
     /// The block was not sampled.
@@ -130,16 +130,16 @@ enum Draw {
 }
 
 #[inline(always)]
-fn draw(stacks: u32, allocation: Option<WalkedAllocation>) -> Draw {
+fn draw(stacks: u32, allocation: Option<WalkedAllocation>) -> SamplingChoice {
     match (stacks, allocation) {
-        (0, _) | (STACKS_OF_RARE, Some(_)) => Draw::Unwanted,
+        (0, _) | (STACKS_OF_RARE, Some(_)) => SamplingChoice::Unwanted,
         (STACKS_BY_BYTES, Some(allocation)) => match chance(allocation.bytes) {
             // SAFETY: the helper has no arguments.
-            Some(chance) if unsafe { bpf_get_prandom_u32() } >= chance => Draw::Missed,
-            Some(_) => Draw::Taken { by_draw: FLAG_BY_DRAW },
-            None => Draw::Taken { by_draw: 0 },
+            Some(chance) if unsafe { bpf_get_prandom_u32() } >= chance => SamplingChoice::Missed,
+            Some(_) => SamplingChoice::Taken { by_draw: FLAG_BY_DRAW },
+            None => SamplingChoice::Taken { by_draw: 0 },
         },
-        _ => Draw::Taken { by_draw: 0 },
+        _ => SamplingChoice::Taken { by_draw: 0 },
     }
 }
 

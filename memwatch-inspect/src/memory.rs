@@ -40,18 +40,19 @@ pub trait MemoryAccess {
         self.fill(at(address, 0)?, &mut bytes).then(|| words_of(&bytes))
     }
 
-    /// Reads the bytes before the next NUL byte; `None` if the first 255 or so contain none.
+    /// Reads the bytes before the next NUL byte; `None` if they are more than 255.
     fn terminated(&self, address: u64) -> Option<Vec<u8>> {
         const PIECE_BYTES: u64 = 32;
+        const MOST_BYTES: usize = 255;
         let mut text = Vec::new();
-        while text.len() < 255 {
+        while text.len() <= MOST_BYTES {
             let at = address.checked_add(text.len() as u64)?;
             // A piece must not extend into a page that may not be mapped.
             let piece = self.bytes(at, PIECE_BYTES - at % PIECE_BYTES, 32)?;
             match piece.iter().position(|byte| *byte == 0) {
                 Some(end) => {
                     text.extend_from_slice(&piece[..end]);
-                    return Some(text);
+                    return (text.len() <= MOST_BYTES).then_some(text);
                 }
                 None => text.extend(piece),
             }
@@ -85,4 +86,34 @@ pub fn heap_bytes(memory: &impl MemoryAccess, address: u64) -> Option<u64> {
     const HEAD_BYTES: u64 = 8;
     let size = memory.u64(at(address, 0)?.checked_sub(HEAD_BYTES)?)?;
     (size & !15).checked_sub(HEAD_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE_AT: u64 = 0x1_0000;
+
+    /// A page that begins at [`PAGE_AT`].
+    struct MemoryPage(Vec<u8>);
+
+    impl MemoryAccess for MemoryPage {
+        fn fill(&self, address: u64, into: &mut [u8]) -> bool {
+            let from = address.checked_sub(PAGE_AT).and_then(|from| usize::try_from(from).ok());
+            let bytes = from.and_then(|from| self.0.get(from..from.checked_add(into.len())?));
+            bytes.map(|bytes| into.copy_from_slice(bytes)).is_some()
+        }
+    }
+
+    #[test]
+    fn terminated_text_has_at_most_255_bytes_wherever_it_begins() {
+        for start in [0, 1, 30, 31] {
+            let read = |bytes: usize| {
+                let page = MemoryPage([vec![b'.'; start], vec![b'a'; bytes], vec![0; 1024]].concat());
+                page.terminated(PAGE_AT + start as u64).map(|text| text.len())
+            };
+            let found = [0, 1, 254, 255, 256, 285, 600].map(read);
+            assert_eq!(found, [Some(0), Some(1), Some(254), Some(255), None, None, None], "{start}");
+        }
+    }
 }

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_twice_is_fetched_once() {
+    fn pass_fetches_each_piece_once() {
         let image = Image { holes: Vec::new() };
         let pass = Pass::new(&image, u64::MAX);
         assert_eq!(pass.array::<2>(PIECE_BYTES as u64 - 1), Some([(16383 % 251) as u8, (16384 % 251) as u8]));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_far_apart_is_read_in_small_parts_and_what_was_read_serves_both() {
+    fn sparse_pass_reads_small_cells_and_reuses_fetched_bytes() {
         let image = Image { holes: vec![1] };
         let pass = Pass::new(&image, u64::MAX);
         let cells = CELL_BYTES as u64;
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_read_again() {
+    fn pass_reads_again_after_forget() {
         let image = Image { holes: Vec::new() };
         let pass = Pass::new(&image, u64::MAX);
         for reads in 1..3 {

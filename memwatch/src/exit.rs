@@ -92,7 +92,7 @@ impl ExitFailure {
     pub(crate) fn foreign_pid_namespace() -> Self {
         Self::new(
             Exit::Unsupported,
-            "process ids in this container are not the machine's, so no process could be named",
+            "process ids in this container differ from the host's, so processes cannot be identified",
         )
         .advise("Run memwatch in the host's pid namespace: docker run --pid=host …, or hostPID: true in a pod.")
     }
@@ -100,7 +100,7 @@ impl ExitFailure {
     /// An output file exists already, or cannot be created.
     pub(crate) fn cannot_make(path: &Path, error: &std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::AlreadyExists {
-            let there = Self::new(Exit::Error, format_args!("{} is there already", path.display()));
+            let there = Self::new(Exit::Error, format_args!("{} already exists", path.display()));
             return there.advise("Give another name with -o, or --force to replace it.");
         }
         Self::new(Exit::Error, format_args!("{}: {error}", output_file::name(path)))

@@ -99,7 +99,7 @@ fn replace(path: &Path) -> io::Result<File> {
 fn open_special(path: &Path) -> io::Result<File> {
     let found = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC).open(path)?;
     if found.metadata()?.is_file() || !is_trusted(found.metadata()?.uid()) {
-        let why = "it is a pipe or a device of another user, who would read what is written";
+        let why = "it is a pipe or a device of another user, who could read the output";
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     }
     OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", found.as_raw_fd()))
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_file_keeps_neither_its_permissions_nor_its_readers() {
+    fn output_file_that_is_replaced_gets_fresh_permissions_and_no_link() {
         usual_umask();
         let directory = tempfile::tempdir().expect("a directory");
         let (path, link) = (directory.path().join("job.mwr"), directory.path().join("latest"));
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_user_has_put_there_is_neither_followed_nor_written_to() {
+    fn output_file_of_another_user_is_neither_followed_nor_written() {
         // SAFETY: it has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
             eprintln!("SKIPPED: only root can give a file away");
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn under_sudo_a_file_is_of_who_called_it() {
+    fn output_file_under_sudo_belongs_to_the_calling_user() {
         // SAFETY: it has no preconditions.
         let is_root = unsafe { libc::geteuid() } == 0;
         let of = |set: &'static [(&str, &str)]| {

@@ -28,10 +28,10 @@ const USERS: u32 = 100;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Foreign {
     /// The directory belongs to another user.
-    #[error("is user {0}'s")]
+    #[error("is owned by user {0}")]
     User(u32),
     /// The path contains a symlink of another user.
-    #[error("is a link that is user {0}'s")]
+    #[error("is a symlink owned by user {0}")]
     Link(u32),
     /// A group may write to the directory.
     #[error("can be changed by group {0}")]

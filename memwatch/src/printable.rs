@@ -107,20 +107,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_steers_a_terminal_is_shown_and_other_letters_are_kept() {
+    fn printable_escapes_terminal_control_characters_only() {
         assert_eq!(printable("a\x1b[2Jb\r\n\t\u{7f}\u{9b}31m"), "a\\x1b[2Jb\\r\\n\\t\\x7f\\x9b31m");
         assert_eq!(printable("zug/ü日本\\ é ไทย שלום"), "zug/ü日本\\ é ไทย שלום");
         assert!(matches!(printable("python train.py ~ {}"), Cow::Borrowed(_)));
     }
 
     #[test]
-    fn what_turns_a_line_around_or_hides_is_shown() {
+    fn printable_escapes_bidirectional_and_invisible_characters() {
         assert_eq!(printable("a\u{202e}b\u{2066}c\u{61c}d"), "a\\u{202e}b\\u{2066}c\\u{61c}d");
         assert_eq!(printable("ro\u{ad}ot\u{200b}\u{e0041}\u{fe0f}"), "ro\\u{ad}ot\\u{200b}\\u{e0041}\\u{fe0f}");
     }
 
     #[test]
-    fn marks_are_kept_until_they_pile_up() {
+    fn printable_keeps_up_to_four_combining_marks() {
         let accent = "\u{301}";
         assert_eq!(printable(&format!("e{}", accent.repeat(4))), format!("e{}", accent.repeat(4)));
         assert_eq!(
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_keep_their_own_lines() {
+    fn printable_lines_keep_line_breaks() {
         assert_eq!(printable_lines("no\x1b[m\r\nway\n"), "no\\x1b[m\\r\nway\n");
     }
 

@@ -109,7 +109,7 @@ systemctl start $unit
 [ "$first" != "$(main_process)" ] || fail "it was not restarted"
 waits "the job is known from its start" job_is_known
 waits "and what it has allocated while no agent ran" job_holds 100663296
-holds "the agent says so" sh -c "journalctl --unit $unit --no-pager | grep 'going on with the watch'"
+holds "the agent says so" sh -c "journalctl --unit $unit --no-pager | grep 'resumed the previous agent'"
 
 echo "== .deb: upgraded"
 echo 'MEMWATCH_LISTEN=127.0.0.1:9747' >>/etc/default/memwatch-agent

@@ -11,12 +11,12 @@ use crate::torch_job::TorchJob;
 
 /// A running memwatch that writes one report by call site, phase or module over the job's lifetime.
 #[derive(Debug)]
-pub struct PlacesWatch {
+pub struct AttributionWatch {
     child: Child,
 }
 
-impl PlacesWatch {
-    /// Starts `sites`, `stages` or `layers` for these jobs.
+impl AttributionWatch {
+    /// Starts `sites`, `phases` or `modules` for these jobs.
     pub fn start(gpu: &SimulatedGpu, list: &str, jobs: &[&TorchJob]) -> Self {
         let mut command =
             gpu.memwatch(&["--no-agent", list, "--stacks=all", "--json", "--duration", "10m", "--top", "100000"]);
@@ -35,7 +35,7 @@ impl PlacesWatch {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("memwatch starts");
         let mut errors = BufReader::new(child.stderr.take().expect("standard error is piped"));
         let mut line = String::new();
-        while !line.contains(" traced from now on;") && !line.contains(" read from now on;") {
+        while !line.contains("; press Ctrl-C to stop") {
             line.clear();
             assert!(errors.read_line(&mut line).expect("text") > 0, "memwatch has ended");
         }
@@ -103,7 +103,7 @@ impl PlacesWatch {
     }
 }
 
-impl Drop for PlacesWatch {
+impl Drop for AttributionWatch {
     fn drop(&mut self) {
         // Fails if memwatch has already exited.
         let _ = self.child.kill();
@@ -150,9 +150,9 @@ pub fn on_device(report: &Value, tgid: u32, device: usize) -> &Value {
 /// When the report has no such entry.
 pub fn seen(report: &Value, tgid: u32, device: usize) -> AttributedBytes {
     let mut shares = AttributedBytes::new();
-    for layer in on_device(report, tgid, device)["layers"].as_array().into_iter().flatten() {
-        for (stage, sums) in layer["stages"].as_object().into_iter().flatten() {
-            let place = (stage.clone(), text(&layer["model"]), text(&layer["name"]));
+    for module in on_device(report, tgid, device)["layers"].as_array().into_iter().flatten() {
+        for (phase, sums) in module["stages"].as_object().into_iter().flatten() {
+            let place = (phase.clone(), text(&module["model"]), text(&module["name"]));
             *shares.entry(place).or_default() += sums["total_bytes"].as_u64().expect("bytes");
         }
     }
@@ -181,10 +181,10 @@ pub fn assert_agreement(what: &str, truth: &AttributedBytes, seen: &AttributedBy
 }
 
 /// Sums the bytes by phase, without models and modules.
-pub fn by_stage(shares: &AttributedBytes) -> AttributedBytes {
-    let mut stages = AttributedBytes::new();
-    for ((stage, ..), bytes) in shares {
-        *stages.entry((stage.clone(), None, None)).or_default() += bytes;
+pub fn by_phase(shares: &AttributedBytes) -> AttributedBytes {
+    let mut phases = AttributedBytes::new();
+    for ((phase, ..), bytes) in shares {
+        *phases.entry((phase.clone(), None, None)).or_default() += bytes;
     }
-    stages
+    phases
 }

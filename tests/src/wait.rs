@@ -89,7 +89,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn a_lock_is_its_owners_and_its_files_as_long_as_it_is_held() {
+    fn file_lock_is_detected_for_its_process_and_file_while_held() {
         let [file, other] = [(); 2].map(|()| tempfile::tempfile().expect("a temporary file"));
         let [its, others] = [&file, &other].map(|file| file.metadata().expect("it is open"));
         let own = std::process::id();

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ALLOCATOR = "libc10_cuda.so"
 LOOP = "_PyEval_EvalFrameDefault"
-MISSING = "memwatch: native frames are missing from here on"
+MISSING = "memwatch: further native frames are missing"
 Frames = list[dict[str, object]]
 
 

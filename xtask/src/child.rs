@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_a_program_kills_it_and_what_it_started() {
+    fn dropped_child_is_killed_with_its_descendants() {
         let mut shell = Command::new("sh");
         shell.args(["-c", "sleep 60 & echo $!; wait"]).stdout(Stdio::piped());
         let mut owned = OwnedChild::start(&mut shell).unwrap();

@@ -9,7 +9,7 @@ use crate::run::run;
 use anyhow::Result;
 
 /// The test, which also runs with small attacks in the normal test suite.
-const TEST: &str = "hostile::attacks_in_turns_cost_nobody_else_anything";
+const TEST: &str = "hostile::hostile_workloads_in_turn_do_not_affect_other_users";
 
 /// Default memory limit of the agent, in MiB: half of the limit in the unit and the chart.
 const LIMIT_MIB: u64 = 256;

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_carry_major_and_minor_only() {
+    fn integration_variables_use_the_major_and_minor_version_only() {
         assert_eq!(variable_part("2.15.0"), "2_15");
     }
 

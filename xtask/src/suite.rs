@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn quick_is_what_needs_neither_root_nor_pytorch() {
+    fn quick_suite_has_only_parts_without_root_or_pytorch() {
         let (parts, filter) = planned(&["quick"]).unwrap();
         assert_eq!((parts.as_slice(), filter), (QUICK, None));
         assert!(QUICK.iter().all(|part| STEPS.iter().any(|step| step.part == *part)) && !QUICK.contains(&INTEGRATION));

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn of_every_kind_its_process_is_read_and_of_calls_and_events_their_time() {
+    fn common_fields_have_the_pid_of_every_kind_and_the_time_of_calls() {
         let early = u32::from_ne_bytes([4, 5, 6, 7]);
         let late = u32::from_ne_bytes([8, 9, 10, 11]);
         let time = Some(u64::from_ne_bytes([16, 17, 18, 19, 20, 21, 22, 23]));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_is_too_short_or_of_an_unknown_kind_nothing_is_read() {
+    fn common_fields_of_short_or_unknown_records_are_none() {
         for kind in [0, 9, 255] {
             assert_eq!(CommonFields::from_bytes(&numbered(kind)), None);
         }

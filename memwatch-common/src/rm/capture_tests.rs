@@ -87,7 +87,7 @@ fn long(record: &RmRecord, at: usize) -> u64 {
 }
 
 #[test]
-fn an_allocation_has_what_was_asked_for_and_what_was_granted() {
+fn rm_allocation_record_has_requested_and_granted_bytes() {
     let kernel = allocating(0x40);
     enter(&kernel, request(0x2b, 48));
     kernel.memory.borrow_mut().insert(PARAMS + 64, 6 << 20);
@@ -112,7 +112,7 @@ fn a_refused_allocation_comes_with_its_status() {
 }
 
 #[test]
-fn of_allocations_and_controls_only_these_are_kept_and_only_video_memory_has_a_stack() {
+fn rm_filter_keeps_known_classes_and_copies_stacks_for_video_memory() {
     for (class, is_kept) in [(0x40, true), (0x3e, true), (0x80, true), (0x50a0, false), (0xc86f, false)] {
         let kernel = allocating(class);
         ioctl(&kernel, request(0x2b, 48), 0);
@@ -153,7 +153,7 @@ fn a_request_of_another_size_is_counted_and_one_of_another_driver_is_not() {
 }
 
 #[test]
-fn a_wrapped_request_goes_on_as_the_one_that_it_wraps() {
+fn wrapped_rm_request_is_recorded_as_the_inner_request() {
     let free = [CLIENT | 0x5c00_0001 << 32, 0x5c00_0002];
     let kernel = with(&[0x29 | 16 << 32, PARAMS], &free);
     ioctl(&kernel, request(0xd3, 16), 0);
@@ -172,7 +172,7 @@ fn a_wrapped_request_goes_on_as_the_one_that_it_wraps() {
 }
 
 #[test]
-fn a_mapping_has_client_and_memory_as_they_lie_in_either_layout() {
+fn rm_mapping_reads_client_and_memory_in_both_layouts() {
     let kernel = with(&[0x7f00_0000_0000, 6 << 20, 0], &[]);
     kernel.memory.borrow_mut().insert(ARGUMENT + 1188, 0x5c00_0002_c1d0_0001);
     ioctl(&kernel, 33, 0);
@@ -187,7 +187,7 @@ fn a_mapping_has_client_and_memory_as_they_lie_in_either_layout() {
 }
 
 #[test]
-fn what_cannot_be_read_is_flagged_and_counted() {
+fn unreadable_rm_request_is_flagged_and_counted() {
     // The parameters are unreadable, at entry and at return.
     let kernel = with(&[CLIENT, 0x40 << 32, PARAMS, 0, 0, 0], &[]);
     ioctl(&kernel, request(0x2b, 48), 0);
@@ -204,7 +204,7 @@ fn what_cannot_be_read_is_flagged_and_counted() {
 }
 
 #[test]
-fn what_was_not_resident_at_entry_is_read_at_return() {
+fn rm_params_not_resident_at_entry_are_read_at_return() {
     for (class, flags, lost) in [(0x40, FLAG_ASKED_UNREADABLE, 1), (0x80, 0, 0)] {
         let later = allocating(class).memory.into_inner();
         let kernel = with(&[], &[]);
@@ -258,7 +258,7 @@ fn an_entry_that_is_reported_twice_makes_one_record_and_one_copy() {
 }
 
 #[test]
-fn one_that_returned_unseen_is_a_loss_unless_it_is_older_than_its_probes() {
+fn rm_return_without_entry_is_a_loss_unless_older_than_its_probes() {
     for (armed_ns, lost) in [(0, 1), (15, 0)] {
         let kernel = allocating(0x40);
         enter(&kernel, request(0x2b, 48));
@@ -277,7 +277,7 @@ fn one_that_returned_unseen_is_a_loss_unless_it_is_older_than_its_probes() {
 }
 
 #[test]
-fn a_full_ring_and_a_full_table_are_losses_and_nobody_else_is_watched() {
+fn full_ring_and_full_table_count_as_losses_of_watched_processes_only() {
     let kernel = allocating(0x40);
     kernel.ring_full.set(true);
     ioctl(&kernel, request(0x2b, 48), 0);

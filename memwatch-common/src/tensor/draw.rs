@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_is_taken_as_often_as_a_draw_of_bytes_takes_it() {
+    fn sampling_chance_of_a_block_is_exponential_in_its_bytes() {
         for (bytes, percent) in [(512, 0.0488), (4 << 10, 0.3899), (64 << 10, 6.0587), (512 << 10, 39.3469)] {
             let chance = f64::from(chance(bytes).expect("it is small")) / f64::from(u32::MAX) * 100.0;
             assert!((chance - percent).abs() < 0.0001, "{bytes}: {chance} and {percent}");
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn large_blocks_and_none_are_taken_in_any_case() {
+    fn sampling_always_takes_large_and_empty_blocks() {
         assert_eq!([chance(MEAN_BYTES), chance(MEAN_BYTES - 1), chance(u64::MAX), chance(0)], [None; 4]);
         assert_eq!(chance(1), chance(512));
     }

@@ -53,7 +53,7 @@ mod tests {
     use super::{OperatorPlan, chunk_key};
 
     #[test]
-    fn a_plan_survives_its_cookie_whoever_it_is_attached_to() {
+    fn operator_plan_survives_its_cookie_with_and_without_only_listed() {
         for distance_bytes in [0, 1, -1, 0x011a_dc08, i32::MIN, i32::MAX] {
             for offset_bytes in [0, 8, 0x420, OperatorPlan::OFFSETS - 8] {
                 let plan = OperatorPlan { distance_bytes, offset_bytes };

@@ -44,7 +44,7 @@ const fn ggml(id: u16, symbol: &'static str, meaning: TensorMeaning, plan: Tenso
 }
 
 const OPERATORS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TensorFlow, Purpose::Operators);
-const EXECUTIONS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::Xla, Purpose::Stages);
+const EXECUTIONS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::Xla, Purpose::Phases);
 const SCRATCH: (FrameworkLibrary, Purpose) = (FrameworkLibrary::GgmlCuda, Purpose::Buffers);
 const ONNX: (FrameworkLibrary, Purpose) = (FrameworkLibrary::OnnxRuntime, Purpose::Arena);
 
@@ -67,10 +67,10 @@ const CALLS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::
 const ALLOCATOR: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::Allocator);
 const UNTIL_TRACE: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::AllocatorUntilTrace);
 const WITHOUT_TRACE: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::AllocatorWithoutTrace);
-const STAGES: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchCpu, Purpose::Stages);
-const LAYERS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchCpu, Purpose::Layers);
-const GRAPHS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchCuda, Purpose::Stages);
-const NVTX: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchPython, Purpose::Stages);
+const PHASES: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchCpu, Purpose::Phases);
+const MODULES: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchCpu, Purpose::Modules);
+const GRAPHS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchCuda, Purpose::Phases);
+const NVTX: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchPython, Purpose::Phases);
 const PYTHON: (FrameworkLibrary, Purpose) = (FrameworkLibrary::Python, Purpose::Python);
 
 /// The table. Ids are stable because recordings contain them: a removed row keeps its number.
@@ -153,15 +153,15 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
     ),
     row(
         20,
-        STAGES,
+        PHASES,
         "_ZN5torch8autograd8profiler25record_function_enter_newE",
         TensorMeaning::RangeBegins,
         REGISTERS.text(EventName::StringInArgument1),
     ),
-    row(21, STAGES, "_ZN5torch8autograd8profilerL24record_function_exit_newE", TensorMeaning::RangeEnds, REGISTERS),
+    row(21, PHASES, "_ZN5torch8autograd8profilerL24record_function_exit_newE", TensorMeaning::RangeEnds, REGISTERS),
     row(
         22,
-        STAGES,
+        PHASES,
         "_ZN5torch8autograd6Engine17evaluate_functionE",
         TensorMeaning::BackwardNode,
         REGISTERS.peek(2, 16),
@@ -170,7 +170,7 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
         ProbePoint::Count,
         row(
             23,
-            LAYERS,
+            MODULES,
             "_ZN2at15sequence_number17get_and_incrementEv",
             TensorMeaning::SequenceNumber,
             REGISTERS.walk(Walk::Always),

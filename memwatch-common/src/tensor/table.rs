@@ -67,9 +67,9 @@ pub enum Purpose {
     /// Blocks of the pools of RAPIDS and CuPy.
     Pools,
     /// Forward, backward and optimizer phases, and the program's own ranges.
-    Stages,
+    Phases,
     /// Mapping from nodes of the backward graph to modules.
-    Layers,
+    Modules,
     /// The operator that a chunk is for.
     Operators,
     /// Python's code objects.

@@ -4,7 +4,7 @@
 use super::TensorLedger;
 use super::bfc::Arenas;
 use super::framework::FrameworkAllocator as _;
-use crate::input::arenas::ArenaBooks;
+use crate::input::arenas::ArenaReadings;
 use crate::ledger::DriverSegment;
 
 impl TensorLedger {
@@ -20,22 +20,22 @@ impl TensorLedger {
 
     /// Learns the state of the arenas as read from memory. Chunks that no event showed were
     /// allocated before the attach.
-    pub fn learn_arenas(&mut self, books: &ArenaBooks) {
+    pub fn learn_arenas(&mut self, books: &ArenaReadings) {
         for older in self.allocators.bfc.learn_arenas(books) {
             let reported = self.allocators.reported();
             if let Some(now) = reported.get(&older.ordinal) {
-                self.places.observe(older.ordinal, now.allocated_bytes, now.allocated_bytes);
+                self.attribution.observe(older.ordinal, now.allocated_bytes, now.allocated_bytes);
             }
             let chunks = self.allocators.bfc.chunks_on(older.ordinal);
             if !older.chunks.is_empty() && !self.has_lost_events() {
-                self.places.adopt_older(older.ordinal, &chunks);
+                self.attribution.adopt_older(older.ordinal, &chunks);
             }
         }
         self.name_older();
     }
 
     /// Learns the state of the arenas while events are not traced. The chunks are not attributed.
-    pub fn read_arenas(&mut self, books: &ArenaBooks) {
+    pub fn read_arenas(&mut self, books: &ArenaReadings) {
         self.allocators.stop();
         self.allocators.bfc.learn_arenas(books);
         for (ordinal, now) in self.allocators.bfc.reported() {

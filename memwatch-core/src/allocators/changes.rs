@@ -15,7 +15,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     pub(super) fn take_change(&mut self, event: &TensorEvent, change: BlockChange, now: Option<Now>) {
         if let Some((ordinal, before_bytes, now)) = now {
             self.log.observe(ordinal, &now);
-            self.places.observe(ordinal, before_bytes, now.allocated_bytes);
+            self.attribution.observe(ordinal, before_bytes, now.allocated_bytes);
             self.high_waters.entry(ordinal).or_default().observe(before_bytes, now.allocated_bytes);
         }
         match change {
@@ -24,16 +24,16 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
                     moving.settle_block(block.ordinal, block.address);
                 }
                 let whose = self.threads.attribute(block.tid, block.stack);
-                let layer = self.operator_of(event, &block, whose.layer).unwrap_or(whose.layer);
-                let whose = Attribution { layer, ..whose };
+                let module = self.operator_of(event, &block, whose.module).unwrap_or(whose.module);
+                let whose = Attribution { module, ..whose };
                 if let Some(sampling) = &mut self.sampling {
                     sampling.grant(block.ordinal, block.block_bytes, &whose);
                 }
-                self.places.grant(&block, whose);
+                self.attribution.grant(&block, whose);
                 if let Some(spent) = self.durations.grant(&block, &whose) {
-                    self.places.spend(spent);
+                    self.attribution.spend(spent);
                 }
-                self.allocators.note_phase(block.ordinal, whose.stage);
+                self.allocators.note_range(block.ordinal, whose.phase);
                 if let Some((_, _, now)) = now {
                     self.log.grant((block.ordinal, block.tid), &now, &whose);
                 }
@@ -42,16 +42,16 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
                 if let Some(moving) = &mut self.moving {
                     moving.settle_block(ordinal, address);
                 }
-                if let Some(block) = self.places.free(ordinal, address, block_bytes, event.time_ns)
+                if let Some(block) = self.attribution.free(ordinal, address, block_bytes, event.time_ns)
                     && let Some(range_bytes) =
                         self.threads.give_back(&block.whose, block.granted_ns, (block.ordinal, block.bytes))
                 {
-                    self.places.free_temporary(&block, range_bytes);
+                    self.attribution.free_temporary(&block, range_bytes);
                 }
             }
             BlockChange::Refused { ordinal, wanted_bytes } => {
                 let whose = self.threads.attribute(event.tid, event.stack);
-                self.places.refuse(RefusedBlock { ordinal, wanted_bytes, time_ns: event.time_ns, whose });
+                self.attribution.refuse(RefusedBlock { ordinal, wanted_bytes, time_ns: event.time_ns, whose });
             }
         }
     }

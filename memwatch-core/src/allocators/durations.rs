@@ -11,8 +11,8 @@ use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
 
 use super::TensorBlock;
-use super::names::LayerKey;
-use super::threads::{Attribution, Stage};
+use super::names::ModuleKey;
+use super::threads::{Attribution, Phase};
 use crate::words::{Ordinal, Tid};
 
 /// Maximum number of threads tracked.
@@ -24,7 +24,7 @@ pub(super) struct Spent {
     /// Device of the allocation.
     pub ordinal: Ordinal,
     /// Module that allocated.
-    pub layer: LayerKey,
+    pub module: ModuleKey,
     /// Time in nanoseconds.
     pub time_ns: u64,
 }
@@ -40,8 +40,8 @@ pub(super) struct Durations {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Last {
     ordinal: Ordinal,
-    layer: LayerKey,
-    stage: Stage,
+    module: ModuleKey,
+    phase: Phase,
     step: u64,
     time_ns: u64,
 }
@@ -49,15 +49,15 @@ struct Last {
 impl Last {
     fn spent(&self, until_ns: u64) -> Option<Spent> {
         let time_ns = until_ns.checked_sub(self.time_ns)?;
-        Some(Spent { ordinal: self.ordinal, layer: self.layer, time_ns })
+        Some(Spent { ordinal: self.ordinal, module: self.module, time_ns })
     }
 }
 
 impl Durations {
     /// Changes the module of the thread's last allocation.
-    pub(super) fn rename(&mut self, tid: Tid, layer: LayerKey) {
+    pub(super) fn rename(&mut self, tid: Tid, module: ModuleKey) {
         if let Some(last) = self.last.get_mut(&tid) {
-            last.layer = layer;
+            last.module = module;
         }
     }
 
@@ -66,12 +66,12 @@ impl Durations {
         if self.last.len() >= THREADS && !self.last.contains_key(&block.tid) {
             self.last.clear();
         }
-        let Attribution { layer, stage, step, .. } = *whose;
+        let Attribution { module, phase, step, .. } = *whose;
         let (ordinal, time_ns) = (block.ordinal, block.time_ns);
-        let last = self.last.insert(block.tid, Last { ordinal, layer, stage, step, time_ns })?;
+        let last = self.last.insert(block.tid, Last { ordinal, module, phase, step, time_ns })?;
         // A thread that waits for a backward pass is not working for its last module.
-        let has_waited = last.stage != Stage::Backward && self.node_ns > last.time_ns;
-        let is_one = (last.stage, last.step) == (stage, step) && !has_waited;
+        let has_waited = last.phase != Phase::Backward && self.node_ns > last.time_ns;
+        let is_one = (last.phase, last.step) == (phase, step) && !has_waited;
         last.spent(time_ns).filter(|_| is_one)
     }
 
@@ -80,7 +80,7 @@ impl Durations {
     pub(super) fn begin_node(&mut self, tid: Tid, time_ns: u64) -> Option<Spent> {
         self.node_ns = self.node_ns.max(time_ns);
         let last = self.last.remove(&tid)?;
-        last.spent(time_ns).filter(|_| last.stage == Stage::Backward)
+        last.spent(time_ns).filter(|_| last.phase == Phase::Backward)
     }
 
     /// Removes a thread that exited.

@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use crate::decode::TensorEvent;
-use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
+use crate::input::books::{StateBlock, DeviceAllocatorState, DeviceNumbers};
 use crate::ledger::DriverSegment;
 use crate::words::Ordinal;
 
 use super::pytorch::{DriverChange, StatisticsWords};
-use super::threads::Stage;
+use super::threads::Phase;
 use super::{BlockChange, ReportedTotals};
 
 /// A framework's allocators in one process. Turns events into block changes and totals.
@@ -74,7 +74,7 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
 
     /// Learns all segments and blocks of a device from a reading of the allocator state. No event
     /// applied so far is later than the reading. Returns whether the state is plausible.
-    fn learn_books(&mut self, _books: &DeviceBooks, _time_ns: u64) -> bool {
+    fn learn_books(&mut self, _books: &DeviceAllocatorState, _time_ns: u64) -> bool {
         false
     }
 
@@ -105,7 +105,7 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
 
     /// Adopts those of the blocks read that no event mentioned as allocated before the attach, if
     /// all known blocks then add up to the reported total. Returns the adopted blocks.
-    fn adopt_older(&mut self, _ordinal: Ordinal, _blocks: &[BookBlock]) -> Vec<BookBlock> {
+    fn adopt_older(&mut self, _ordinal: Ordinal, _blocks: &[StateBlock]) -> Vec<StateBlock> {
         Vec::new()
     }
 
@@ -129,5 +129,5 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
     fn keep_history(&mut self, _limit: usize) {}
 
     /// Sets the phase of the block that a device allocated last.
-    fn note_phase(&mut self, _ordinal: Ordinal, _phase: Stage) {}
+    fn note_range(&mut self, _ordinal: Ordinal, _range: Phase) {}
 }

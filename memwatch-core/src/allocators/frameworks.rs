@@ -10,10 +10,10 @@ use super::bfc::Arenas;
 use super::ggml::Buffers;
 use super::pools::MemoryPools;
 use super::pytorch::{Allocators, DriverChange, StatisticsWords};
-use super::threads::Stage;
+use super::threads::Phase;
 use super::{BlockChange, FrameworkAllocator, ReportedTotals, TensorLedger};
 use crate::decode::{BufferTurn, TensorChange, TensorEvent, TraceAction};
-use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
+use crate::input::books::{StateBlock, DeviceAllocatorState, DeviceNumbers};
 use crate::ledger::DriverSegment;
 use crate::words::{Framework, Ordinal};
 
@@ -160,7 +160,7 @@ impl FrameworkAllocator for Frameworks {
         self.pytorch.learn_counters(allocator, time_ns, words)
     }
 
-    fn learn_books(&mut self, books: &DeviceBooks, time_ns: u64) -> bool {
+    fn learn_books(&mut self, books: &DeviceAllocatorState, time_ns: u64) -> bool {
         self.pytorch.learn_books(books, time_ns)
     }
 
@@ -190,7 +190,7 @@ impl FrameworkAllocator for Frameworks {
         self.pytorch.wants_books()
     }
 
-    fn adopt_older(&mut self, ordinal: Ordinal, blocks: &[BookBlock]) -> Vec<BookBlock> {
+    fn adopt_older(&mut self, ordinal: Ordinal, blocks: &[StateBlock]) -> Vec<StateBlock> {
         self.pytorch.adopt_older(ordinal, blocks)
     }
 
@@ -219,8 +219,8 @@ impl FrameworkAllocator for Frameworks {
         self.pytorch.keep_history(limit);
     }
 
-    fn note_phase(&mut self, ordinal: Ordinal, phase: Stage) {
-        self.pytorch.note_phase(ordinal, phase);
+    fn note_range(&mut self, ordinal: Ordinal, range: Phase) {
+        self.pytorch.note_range(ordinal, range);
     }
 }
 

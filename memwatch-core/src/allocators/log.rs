@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::ReportedTotals;
-use super::names::LayerKey;
-use super::threads::{Attribution, Stage};
+use super::names::ModuleKey;
+use super::threads::{Attribution, Phase};
 use crate::words::{Ordinal, Tid};
 
 /// Maximum number of lines buffered.
@@ -25,9 +25,9 @@ pub struct LogLine {
     /// Training steps done.
     pub step: u64,
     /// Module that allocated.
-    pub layer: LayerKey,
+    pub module: ModuleKey,
     /// Phase of the training step.
-    pub stage: Stage,
+    pub phase: Phase,
     /// The block holds recomputed values.
     pub recomputed: bool,
     /// Bytes allocated by the program.
@@ -47,7 +47,7 @@ pub(super) struct Log {
     is_wanted: bool,
     highest: BTreeMap<Ordinal, (u64, u64)>,
     #[serde(skip)]
-    last: BTreeMap<Ordinal, (LayerKey, Stage, bool)>,
+    last: BTreeMap<Ordinal, (ModuleKey, Phase, bool)>,
     #[serde(skip)]
     lines: VecDeque<LogLine>,
     #[serde(skip)]
@@ -69,7 +69,7 @@ impl Log {
 
     /// Logs a line if the module or phase differs from that of the device's last block.
     pub(super) fn grant(&mut self, (ordinal, tid): (Ordinal, Tid), now: &ReportedTotals, whose: &Attribution) {
-        let here = (whose.layer, whose.stage, whose.recomputed);
+        let here = (whose.module, whose.phase, whose.recomputed);
         if !self.is_wanted || self.last.insert(ordinal, here) == Some(here) {
             return;
         }
@@ -83,8 +83,8 @@ impl Log {
             ordinal,
             tid,
             step: whose.step,
-            layer: whose.layer,
-            stage: whose.stage,
+            module: whose.module,
+            phase: whose.phase,
             recomputed: whose.recomputed,
             allocated_bytes: now.allocated_bytes,
             cached_bytes: now.reserved_bytes,

@@ -41,7 +41,7 @@ use memwatch_common::loss::Loss;
 use serde::{Deserialize, Serialize};
 
 use crate::decode::{Action, StackRef, TensorChange, TensorEvent};
-use crate::input::books::{AllocatorState, BookState};
+use crate::input::books::{AllocatorState, StateBlockUse};
 use crate::input::holdings::Holdings;
 use crate::stack::native::NativeStack;
 use crate::stack::{PythonStack, StackTable};
@@ -105,8 +105,8 @@ pub struct TensorBlock {
     pub tid: Tid,
     /// Stack of the allocation.
     pub stack: StackRef,
-    /// The stack was sampled: see [`TensorEvent::is_drawn`].
-    pub is_drawn: bool,
+    /// The stack was sampled: see [`TensorEvent::is_sampled`].
+    pub is_sampled: bool,
     /// Time of the allocation: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
 }
@@ -131,7 +131,7 @@ pub struct TensorLedger<A = Frameworks> {
     losses: BTreeMap<Loss, u64>,
     names: NameTable,
     threads: Threads,
-    places: CodeAttribution,
+    attribution: CodeAttribution,
     operators: Operators,
     log: Log,
     #[serde(skip)]
@@ -193,7 +193,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.settle_at(now_ns);
         let (steps, opened_ns) = (self.threads.steps(), self.window.opened_ns);
         if steps == 0 || steps > self.window.steps || now_ns.saturating_sub(opened_ns) >= LONGEST_WINDOW_NS {
-            self.places.close_window();
+            self.attribution.close_window();
             self.high_waters.values_mut().for_each(HighWater::close);
             self.window = FloorWindow { closed: self.window.closed + 1, opened_ns: now_ns, steps };
         }
@@ -205,7 +205,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         let (steps, FloorWindow { closed, opened_ns, .. }) = (self.threads.steps(), self.step_window);
         let is_over = steps > self.step_window.steps && now_ns.saturating_sub(opened_ns) >= SHORTEST_STEP_WINDOW_NS;
         if is_over && closed < STEP_WINDOWS {
-            self.places.close_step_window();
+            self.attribution.close_step_window();
             self.step_window = FloorWindow { closed: closed + 1, opened_ns: now_ns, steps };
         }
     }
@@ -244,7 +244,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         if let TensorChange::NodeBegins { .. } = event.what
             && let Some(spent) = self.durations.begin_node(event.tid, event.time_ns)
         {
-            self.places.spend(spent);
+            self.attribution.spend(spent);
         }
         if event.time_ns < self.course.books_ns && !event.what.is_of_others() {
             self.allocators.skip(event);
@@ -272,7 +272,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
 
     /// Records that the process started during the session, so that none of its blocks is older.
     pub const fn begin_with_process(&mut self) {
-        self.places.begin_with_process();
+        self.attribution.begin_with_process();
     }
 
     /// Records that something was allocated before the probes were attached.
@@ -299,12 +299,12 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
                 learnt = false;
                 continue;
             }
-            let allocated = device.blocks().filter(|block| block.state == BookState::ActiveAllocated);
+            let allocated = device.blocks().filter(|block| block.state == StateBlockUse::ActiveAllocated);
             let blocks = allocated.map(|block| (block.address, block.bytes)).collect();
             let beside = self.allocators.blocks_beside(device.ordinal);
-            self.places.drop_gone(device.ordinal, &blocks, &beside);
+            self.attribution.drop_gone(device.ordinal, &blocks, &beside);
             if !self.has_lost_events() {
-                self.places.adopt_older(device.ordinal, &blocks);
+                self.attribution.adopt_older(device.ordinal, &blocks);
             }
         }
         if learnt {
@@ -392,13 +392,13 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
 
     /// Resets the peaks to the current values, in memwatch's counters only.
     pub fn reset_peaks(&mut self, now_ns: u64) {
-        self.places.reset_peaks();
+        self.attribution.reset_peaks();
         self.allocators.begin_own_peaks(now_ns);
     }
 
     /// Sets the minimum size in bytes of individually listed blocks; the default is 100 MiB.
     pub fn list_from(&mut self, least_bytes: u64) {
-        self.places.list_from(least_bytes);
+        self.attribution.list_from(least_bytes);
     }
 
     /// Enables or disables the log.
@@ -422,8 +422,8 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     }
 
     /// Returns the attribution of blocks by code.
-    pub const fn places(&self) -> &CodeAttribution {
-        &self.places
+    pub const fn attribution(&self) -> &CodeAttribution {
+        &self.attribution
     }
 
     /// Counts lost events or stacks.

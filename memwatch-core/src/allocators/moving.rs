@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{FrameworkAllocator, TensorLedger};
 use crate::decode::TensorEvent;
-use crate::input::books::{BookBlock, BookState, MovingBooks};
+use crate::input::books::{StateBlock, StateBlockUse, MovingAllocatorState};
 use crate::words::Ordinal;
 
 /// Time after the end of a reading at which it is reconciled if no later event arrives,
@@ -23,7 +23,7 @@ const SETTLED_AFTER_NS: u64 = 200_000_000;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Moving {
     end_ns: u64,
-    devices: BTreeMap<Ordinal, BTreeMap<u64, BookBlock>>,
+    devices: BTreeMap<Ordinal, BTreeMap<u64, StateBlock>>,
 }
 
 impl Moving {
@@ -38,12 +38,12 @@ impl Moving {
 impl<A: FrameworkAllocator> TensorLedger<A> {
     /// Learns blocks read while the allocators were running. They are used once the events of that
     /// time have arrived and the sums agree.
-    pub fn learn_moving_books(&mut self, books: &MovingBooks) {
+    pub fn learn_moving_books(&mut self, books: &MovingAllocatorState) {
         if self.moving.is_some() {
             return;
         }
-        let allocated = |blocks: &[BookBlock]| {
-            let allocated = blocks.iter().filter(|block| block.state == BookState::ActiveAllocated);
+        let allocated = |blocks: &[StateBlock]| {
+            let allocated = blocks.iter().filter(|block| block.state == StateBlockUse::ActiveAllocated);
             allocated.map(|block| (block.address, *block)).collect()
         };
         let devices = books.devices.iter().map(|device| (device.ordinal, allocated(&device.blocks))).collect();
@@ -72,7 +72,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     fn settle(&mut self) {
         let Some(moving) = self.moving.take().filter(|_| !self.has_lost_events()) else { return };
         for (ordinal, blocks) in moving.devices {
-            let blocks: Vec<BookBlock> = blocks.into_values().collect();
+            let blocks: Vec<StateBlock> = blocks.into_values().collect();
             let older = self.allocators.adopt_older(ordinal, &blocks);
             let since_ns = match &self.sampling {
                 Some(sampling) => sampling.opened_ns(),
@@ -81,7 +81,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             if let Some(since_ns) = since_ns.filter(|_| !older.is_empty()) {
                 let older = older.iter().map(|block| (block.address, block.bytes)).collect();
                 let beside = self.allocators.blocks_beside(ordinal);
-                self.places.settle_older((ordinal, since_ns), older, &beside);
+                self.attribution.settle_older((ordinal, since_ns), older, &beside);
             }
         }
         self.name_older();

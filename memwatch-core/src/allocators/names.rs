@@ -18,9 +18,9 @@ const SITES: usize = 1 << 16;
 /// Maximum number of library lines.
 const LIBRARIES: usize = 1 << 16;
 /// Maximum number of modules.
-const LAYERS: usize = 1 << 14;
+const MODULES: usize = 1 << 14;
 /// Maximum number of range names. Programs may put the step number into them.
-const PHASES: usize = 256;
+const RANGES: usize = 256;
 
 /// Call site of an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -166,9 +166,9 @@ pub struct TorchModule {
 
 /// Row of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct LayerKey(#[serde(deserialize_with = "row::<_, LAYERS>")] pub(super) u32);
+pub struct ModuleKey(#[serde(deserialize_with = "row::<_, MODULES>")] pub(super) u32);
 
-impl LayerKey {
+impl ModuleKey {
     /// Blocks allocated before the attach.
     pub const BEFORE_ATTACH: Self = Self(1);
     pub(super) const NOT_KNOWN: Self = Self(2);
@@ -190,13 +190,13 @@ impl LayerKey {
 
 /// Row of the name of a range that the program opens. Row 0 is the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct PhaseKey(#[serde(deserialize_with = "row::<_, PHASES>")] pub(super) u32);
+pub struct RangeKey(#[serde(deserialize_with = "row::<_, RANGES>")] pub(super) u32);
 
 /// Deserialises a row number, and rejects one beyond the limit: lists of sums are allocated up to
 /// the largest row.
 fn row<'de, D: Deserializer<'de>, const MOST: usize>(deserializer: D) -> Result<u32, D::Error> {
     let row = u32::deserialize(deserializer)?;
-    if (row as usize) < MOST { Ok(row) } else { Err(D::Error::custom("no list has so many rows")) }
+    if (row as usize) < MOST { Ok(row) } else { Err(D::Error::custom("the row number exceeds the limit of its table")) }
 }
 
 /// Interned names of one process.
@@ -204,8 +204,8 @@ fn row<'de, D: Deserializer<'de>, const MOST: usize>(deserializer: D) -> Result<
 pub struct NameTable {
     sites: Interned<CallSite>,
     libraries: Interned<LibraryLine>,
-    layers: Interned<ModuleEntry>,
-    phases: Interned<Arc<str>>,
+    modules: Interned<ModuleEntry>,
+    ranges: Interned<Arc<str>>,
 }
 
 impl Default for NameTable {
@@ -216,7 +216,7 @@ impl Default for NameTable {
         let [rest, before, no_python] = [CallSite::Rest, CallSite::BeforeAttach, CallSite::NoPython];
         let sites =
             [rest, before, no_python, not_asked, over_budget, unreadable, missing, not_drawn, CallSite::Untraced];
-        let layers = [
+        let modules = [
             ModuleEntry::Rest,
             ModuleEntry::BeforeAttach,
             ModuleEntry::NotKnown,
@@ -226,8 +226,8 @@ impl Default for NameTable {
         Self {
             sites: Interned::new(SITES, sites),
             libraries: Interned::new(LIBRARIES, [LibraryLine::Rest, LibraryLine::None]),
-            layers: Interned::new(LAYERS, layers),
-            phases: Interned::new(PHASES, [Arc::from("")]),
+            modules: Interned::new(MODULES, modules),
+            ranges: Interned::new(RANGES, [Arc::from("")]),
         }
     }
 }
@@ -244,19 +244,19 @@ impl NameTable {
     }
 
     /// Returns the row of a module, adding it if necessary.
-    pub(super) fn layer(&mut self, module: TorchModule) -> LayerKey {
-        LayerKey(self.layers.key(ModuleEntry::Module(module)))
+    pub(super) fn module(&mut self, module: TorchModule) -> ModuleKey {
+        ModuleKey(self.modules.key(ModuleEntry::Module(module)))
     }
 
     /// Returns the row of a TensorFlow operator, adding it if necessary.
-    pub(super) fn operator(&mut self, name: &str) -> LayerKey {
-        LayerKey(self.layers.key(ModuleEntry::Operator(name.into())))
+    pub(super) fn operator(&mut self, name: &str) -> ModuleKey {
+        ModuleKey(self.modules.key(ModuleEntry::Operator(name.into())))
     }
 
     /// Returns the row of a range name, adding it if necessary.
-    pub(super) fn phase(&mut self, name: &str) -> PhaseKey {
-        let known = self.phases.ids.get(name).copied();
-        PhaseKey(known.unwrap_or_else(|| self.phases.key(name.into())))
+    pub(super) fn range(&mut self, name: &str) -> RangeKey {
+        let known = self.ranges.ids.get(name).copied();
+        RangeKey(known.unwrap_or_else(|| self.ranges.key(name.into())))
     }
 
     /// Returns the call site of a row.
@@ -270,13 +270,13 @@ impl NameTable {
     }
 
     /// Returns the module of a row.
-    pub fn layer_of(&self, key: LayerKey) -> &ModuleEntry {
-        self.layers.item(key.0)
+    pub fn module_of(&self, key: ModuleKey) -> &ModuleEntry {
+        self.modules.item(key.0)
     }
 
     /// Returns the range name of a row; empty for the rest.
-    pub fn phase_of(&self, key: PhaseKey) -> &Arc<str> {
-        self.phases.item(key.0)
+    pub fn range_of(&self, key: RangeKey) -> &Arc<str> {
+        self.ranges.item(key.0)
     }
 }
 
@@ -285,16 +285,16 @@ impl NameTable {
 struct StoredNames<S, B, L, P> {
     sites: S,
     libraries: B,
-    layers: L,
-    phases: P,
+    modules: L,
+    ranges: P,
 }
 
 impl Serialize for NameTable {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let all = Self::default();
-        let (sites, layers) = (self.sites.beyond(&all.sites), self.layers.beyond(&all.layers));
-        let (libraries, phases) = (self.libraries.beyond(&all.libraries), self.phases.beyond(&all.phases));
-        StoredNames { sites, libraries, layers, phases }.serialize(serializer)
+        let (sites, modules) = (self.sites.beyond(&all.sites), self.modules.beyond(&all.modules));
+        let (libraries, ranges) = (self.libraries.beyond(&all.libraries), self.ranges.beyond(&all.ranges));
+        StoredNames { sites, libraries, modules, ranges }.serialize(serializer)
     }
 }
 
@@ -309,11 +309,11 @@ impl<'de> Deserialize<'de> for NameTable {
         for library in kept.libraries {
             names.libraries.key(library);
         }
-        for layer in kept.layers {
-            names.layers.key(layer);
+        for module in kept.modules {
+            names.modules.key(module);
         }
-        for phase in kept.phases {
-            names.phases.key(phase);
+        for range in kept.ranges {
+            names.ranges.key(range);
         }
         Ok(names)
     }
@@ -367,11 +367,11 @@ mod tests {
     #[test]
     fn a_full_list_gives_everything_new_to_the_rest() {
         let mut names = NameTable::default();
-        let keys: Vec<_> = (0..PHASES + 10).map(|number| names.phase(&format!("step {number}"))).collect();
-        assert_eq!(names.phase("step 7"), keys[7]);
-        assert_eq!(&**names.phase_of(keys[7]), "step 7");
-        assert_eq!(keys.last(), Some(&PhaseKey(0)));
-        assert_eq!(&**names.phase_of(PhaseKey(0)), "");
+        let keys: Vec<_> = (0..RANGES + 10).map(|number| names.range(&format!("step {number}"))).collect();
+        assert_eq!(names.range("step 7"), keys[7]);
+        assert_eq!(&**names.range_of(keys[7]), "step 7");
+        assert_eq!(keys.last(), Some(&RangeKey(0)));
+        assert_eq!(&**names.range_of(RangeKey(0)), "");
     }
 
     #[test]
@@ -382,7 +382,7 @@ mod tests {
         }
         assert_eq!(names.site_of(SiteKey::without_frames(StackRef::NoPython)), &CallSite::NoPython);
         assert_eq!(names.site_of(SiteKey::without_frames(StackRef::Known(7))), &CallSite::NotKnown(StackRef::Known(0)));
-        assert_eq!(names.layer_of(LayerKey::NONE), &ModuleEntry::None);
-        assert_eq!(names.layer_of(LayerKey::NOT_KNOWN), &ModuleEntry::NotKnown);
+        assert_eq!(names.module_of(ModuleKey::NONE), &ModuleEntry::None);
+        assert_eq!(names.module_of(ModuleKey::NOT_KNOWN), &ModuleEntry::NotKnown);
     }
 }

@@ -8,7 +8,7 @@ use memwatch_common::tensor::chunk_key;
 use serde::{Deserialize, Serialize};
 
 use super::framework::FrameworkAllocator;
-use super::names::LayerKey;
+use super::names::ModuleKey;
 use super::places::GrantInProgress;
 use super::{TensorBlock, TensorLedger};
 use crate::decode::{ChunkNamed, TensorChange, TensorEvent};
@@ -26,7 +26,7 @@ struct ChunkHalf {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum ChunkHalfKind {
-    Name(LayerKey),
+    Name(ModuleKey),
     Grant(GrantInProgress),
 }
 
@@ -72,28 +72,28 @@ fn key_of(event: &TensorEvent) -> Option<u32> {
 impl<A: FrameworkAllocator> TensorLedger<A> {
     /// Handles the operator name of a chunk: the last one granted in the thread, or the next.
     pub(super) fn name_chunk(&mut self, tid: Tid, named: &ChunkNamed) {
-        let (chunk, layer) = (named.chunk, self.names.operator(&named.operator));
+        let (chunk, module) = (named.chunk, self.names.operator(&named.operator));
         if let Some(ChunkHalfKind::Grant(granted)) = self.operators.take(tid, chunk) {
-            self.places.move_granted(&granted, layer);
-            self.durations.rename(tid, layer);
+            self.attribution.move_granted(&granted, module);
+            self.durations.rename(tid, module);
         } else {
-            self.operators.put(tid, ChunkHalf { chunk, what: ChunkHalfKind::Name(layer) });
+            self.operators.put(tid, ChunkHalf { chunk, what: ChunkHalfKind::Name(module) });
         }
     }
 
     /// Returns the operator of the block that this event grants, if its name has arrived. Otherwise
-    /// the name may be the thread's next event; `layer` is where the block is counted until then.
+    /// the name may be the thread's next event; `module` is where the block is counted until then.
     pub(super) fn operator_of(
         &mut self,
         event: &TensorEvent,
         block: &TensorBlock,
-        layer: LayerKey,
-    ) -> Option<LayerKey> {
+        module: ModuleKey,
+    ) -> Option<ModuleKey> {
         let chunk = key_of(event)?;
         if let Some(ChunkHalfKind::Name(operator)) = self.operators.take(event.tid, chunk) {
             return Some(operator);
         }
-        let what = ChunkHalfKind::Grant(self.places.granted(block, layer));
+        let what = ChunkHalfKind::Grant(self.attribution.granted(block, module));
         self.operators.put(event.tid, ChunkHalf { chunk, what });
         None
     }

@@ -85,17 +85,17 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     }
 
     /// Learns the blocks of a device, size in bytes by address, read while events are not traced;
-    /// see [`super::places::CodeAttribution::stand`].
+    /// see [`super::attribution::CodeAttribution::stand`].
     pub fn learn_standing(&mut self, ordinal: Ordinal, blocks: &BTreeMap<u64, u64>, is_whole: bool) {
         let Some(now) = self.allocators.reported().get(&ordinal).copied() else { return };
         let beside = self.allocators.blocks_beside(ordinal);
-        self.places.stand(ordinal, (blocks, is_whole), &beside);
-        self.places.count_allocated(ordinal, now.allocated_bytes);
+        self.attribution.stand(ordinal, (blocks, is_whole), &beside);
+        self.attribution.count_allocated(ordinal, now.allocated_bytes);
         self.name_older();
     }
 
     pub(super) fn follow_read(&mut self, ordinal: Ordinal, now: ReportedTotals) {
-        self.places.count_allocated(ordinal, now.allocated_bytes);
+        self.attribution.count_allocated(ordinal, now.allocated_bytes);
     }
 
     /// Drops state that waits for the end of something: the end will not be seen.

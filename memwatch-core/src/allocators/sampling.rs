@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::names::{LayerKey, SiteKey};
-use super::places::StageRow;
+use super::names::{ModuleKey, SiteKey};
+use super::places::PhaseRow;
 use super::threads::Attribution;
 use crate::words::Ordinal;
 
@@ -25,9 +25,9 @@ pub enum SampleKey {
     /// A call site.
     Site(SiteKey),
     /// A phase.
-    Stage(StageRow),
+    Phase(PhaseRow),
     /// A module.
-    Layer(LayerKey),
+    Module(ModuleKey),
 }
 
 /// Observations of one key over all windows.
@@ -154,7 +154,8 @@ impl Sampling {
         }
         let device = self.devices.entry(ordinal).or_default();
         device.now_bytes = device.now_bytes.saturating_add(bytes);
-        let keys = [SampleKey::Site(whose.site), SampleKey::Stage(StageRow::of(whose)), SampleKey::Layer(whose.layer)];
+        let keys =
+            [SampleKey::Site(whose.site), SampleKey::Phase(PhaseRow::of(whose)), SampleKey::Module(whose.module)];
         for key in keys {
             let own = device.now.entry(key).or_default();
             *own = own.saturating_add(bytes);

@@ -60,7 +60,7 @@ impl TensorLedger {
             if self.allocators.pytorch.learn_last(device, (numbers.time_ns, ends))
                 && let Some(now) = self.allocators.pytorch.reported_on(device.ordinal)
             {
-                self.places.count_allocated(device.ordinal, now.allocated_bytes);
+                self.attribution.count_allocated(device.ordinal, now.allocated_bytes);
             }
         }
     }

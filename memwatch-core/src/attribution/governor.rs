@@ -215,23 +215,23 @@ mod tests {
 
     use super::*;
     use crate::attribution::price::tests::default;
-    use TensorLevel::{Layers, Read, Sites};
+    use TensorLevel::{Modules, Read, Sites};
     use proptest::prelude::*;
 
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
     fn a_level_is_lowered_at_once_and_raised_once_it_was_calm_for_a_while() {
-        let mut governor = Governor::new(Layers);
+        let mut governor = Governor::new(Modules);
         let mut look =
             |second: u64, rate| governor.look(default(), (Tgid(7), second * SECOND), rate).map(|choice| choice.chosen);
         assert_eq!(look(1, 1_000), None);
         assert_eq!(look(2, 200_000), Some(Read));
         assert_eq!([look(3, 1_000), look(4, 1_000), look(5, 1_000)], [None; 3]);
-        assert_eq!(look(6, 1_000), Some(Layers));
+        assert_eq!(look(6, 1_000), Some(Modules));
         assert_eq!(look(7, 200_000), Some(Read), "it comes and goes");
         assert_eq!((8..14).find_map(|second| look(second, 1_000)), None, "so it is waited longer");
-        assert_eq!(look(14, 1_000), Some(Layers));
+        assert_eq!(look(14, 1_000), Some(Modules));
     }
 
     /// Simulates a program whose thread waits for its GPU in the seconds for which `waits` is true.
@@ -239,10 +239,10 @@ mod tests {
     /// levels, each with its second.
     fn course(seconds: u64, rate: impl Fn(u64) -> u64, waits: impl Fn(u64) -> bool) -> Vec<(u64, TensorLevel)> {
         let asked = TracingRequest { load_percent: NonZeroU64::new(300), ..default() };
-        let (mut governor, mut chosen, mut events, mut is_loaded) = (Governor::new(Layers), Vec::new(), 0.0, false);
+        let (mut governor, mut chosen, mut events, mut is_loaded) = (Governor::new(Modules), Vec::new(), 0.0, false);
         for tenth in 0..seconds * 10 {
             let (now_ns, second) = (tenth * SECOND / 10, tenth / 10);
-            let traced = if governor.present() == Layers { 5_000 } else { 0 };
+            let traced = if governor.present() == Modules { 5_000 } else { 0 };
             let event_ns = traced + if is_loaded { 3_000 } else { 0 };
             #[expect(clippy::cast_precision_loss, reason = "a test")]
             let (rate, pays) = (rate(second) as f64, f64::from(event_ns) / 1e9);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_waits_for_its_gpu_is_traced_in_full_whatever_that_takes_of_a_processor() {
+    fn governor_traces_a_program_that_waits_for_its_gpu_in_full() {
         assert_eq!(course(600, |_| 20_000, |_| true), [], "10 % of a processor, and nothing of its time");
     }
 
@@ -275,7 +275,7 @@ mod tests {
     fn a_program_that_pays_is_lowered_within_seconds_and_tried_out_seldom() {
         let levels = course(600, |_| 20_000, |_| false);
         assert!(matches!(levels[..], [(2..6, Read), ..]), "{levels:?}");
-        let raised = levels.iter().filter(|(_, level)| *level == Layers).count();
+        let raised = levels.iter().filter(|(_, level)| *level == Modules).count();
         assert!(raised <= 6, "{levels:?}");
     }
 
@@ -285,7 +285,7 @@ mod tests {
         let levels = course(300, |second| if waits(second) { 10_000 } else { 40_000 }, waits);
         let (lowered, raised) = (levels.iter().find(|(_, level)| *level == Read), levels.last());
         assert!(lowered.is_some_and(|(second, _)| (100..106).contains(second)), "{levels:?}");
-        assert!(raised.is_some_and(|(second, level)| (200..230).contains(second) && *level == Layers), "{levels:?}");
+        assert!(raised.is_some_and(|(second, level)| (200..230).contains(second) && *level == Modules), "{levels:?}");
     }
 
     #[test]
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_only_just_is_not_raised_to() {
+    fn governor_does_not_raise_to_a_level_that_barely_fits() {
         let mut governor = Governor::new(Read);
         let mut look = |second: u64| governor.look(default(), (Tgid(7), second * SECOND), 3_300).map(|one| one.chosen);
         assert_eq!((0..3).find_map(&mut look), None);
@@ -309,7 +309,7 @@ mod tests {
             rates in prop::collection::vec(0_u64..500_000, 1..60), budget in 0_u64..100_000_000
         ) {
             let asked = TracingRequest { budget: Budget::Part(budget), ..default() };
-            let mut governor = Governor::new(Layers);
+            let mut governor = Governor::new(Modules);
             for (second, rate) in (1..).zip(rates) {
                 governor.look(asked, (Tgid(7), second * SECOND), rate);
                 let price_ns = asked.price_ns(governor.present(), rate);

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn names_hold_until_the_containers_last_process_has_ended_and_not_for_a_later_one_of_its_id() {
+    fn container_name_is_kept_until_its_last_process_ends() {
         let mut names = ContainerRegistry::default();
         let first = names.enter(process_in("a1"));
         assert_eq!(name(&first), None);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_used_again_is_another_life_and_lacks_names_again() {
+    fn container_id_reused_is_a_new_life_without_names() {
         let mut names = ContainerRegistry::default();
         let first = names.enter(process_in("a1"));
         let lives = |names: &ContainerRegistry| names.nameless().map(|nameless| nameless.life).collect::<Vec<_>>();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_revision_is_another_whenever_the_nameless_are_others() {
+    fn container_revision_changes_with_the_set_of_unnamed_containers() {
         let mut names = ContainerRegistry::default();
         let mut seen = vec![names.revision()];
         let first = names.enter(process_in("a1"));

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_of_the_last_second_and_of_an_ended_process_of_its_whole_life() {
+    fn overhead_rate_covers_the_last_second_or_an_ended_process_lifetime() {
         let mut overhead = OverheadCounts::default();
         assert_eq!(overhead.cost((0, None), None), None, "nothing was seen");
         (0..1000).for_each(|_| overhead.count_call());
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_probe_costs_twice_as_much_so_does_everything() {
+    fn overhead_scales_with_the_measured_probe_cost() {
         let mut overhead = OverheadCounts::default();
         (0..1000).for_each(|_| overhead.count_call());
         overhead.tick(SECOND_NS, 0, None);

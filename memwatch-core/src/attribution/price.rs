@@ -15,13 +15,13 @@ const DEFAULT_TRAP_NS: u64 = 1_400;
 const BLOCKS_PERCENT: u64 = 265;
 const SITES_PERCENT: u64 = 310;
 const ALL_SITES_PERCENT: u64 = 340;
-const LAYERS_PERCENT: u64 = 500;
+const MODULES_PERCENT: u64 = 500;
 /// Cost per event where several probes fire per tensor event, because the code of the build does
 /// not allow a single one.
 const SEVERAL_BLOCKS_PERCENT: u64 = 305;
 const SEVERAL_SITES_PERCENT: u64 = 380;
 const SEVERAL_ALL_SITES_PERCENT: u64 = 415;
-const SEVERAL_LAYERS_PERCENT: u64 = 580;
+const SEVERAL_MODULES_PERCENT: u64 = 580;
 
 const SECOND_NS: u128 = 1_000_000_000;
 /// Cost of one probe on this machine.
@@ -45,7 +45,7 @@ impl ProbeCost {
             (TensorLevel::Blocks, _) => (BLOCKS_PERCENT, SEVERAL_BLOCKS_PERCENT),
             (TensorLevel::Sites, StackSelection::ByBytes) => (SITES_PERCENT, SEVERAL_SITES_PERCENT),
             (TensorLevel::Sites, StackSelection::All) => (ALL_SITES_PERCENT, SEVERAL_ALL_SITES_PERCENT),
-            (TensorLevel::Layers, _) => (LAYERS_PERCENT, SEVERAL_LAYERS_PERCENT),
+            (TensorLevel::Modules, _) => (MODULES_PERCENT, SEVERAL_MODULES_PERCENT),
         };
         let percent = if several_probes { several } else { one };
         self.trap_ns.get().saturating_mul(percent) / 100
@@ -252,12 +252,12 @@ pub fn per_second(events: u64, elapsed_ns: u64) -> u64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use TensorLevel::{Blocks, Layers, Off, Read, Sites};
+    use TensorLevel::{Blocks, Modules, Off, Read, Sites};
 
     pub(in crate::attribution) fn default() -> TracingRequest {
         let prices = ProbeCost { trap_ns: NonZeroU64::new(1_000).expect("a price") };
         TracingRequest {
-            level: Layers,
+            level: Modules,
             stacks: StackSelection::All,
             several_probes: false,
             by_default: true,
@@ -276,7 +276,7 @@ pub(super) mod tests {
     fn the_highest_level_is_chosen_that_fits_the_budget() {
         let rates = [0, 1_000, 4_000, 4_001, 5_882, 5_883, 7_547, 7_548, 120_000, u64::MAX];
         let levels = rates.map(|rate| chosen(default(), rate));
-        assert_eq!(levels, [Layers, Layers, Layers, Sites, Sites, Blocks, Blocks, Read, Read, Read]);
+        assert_eq!(levels, [Modules, Modules, Modules, Sites, Sites, Blocks, Blocks, Read, Read, Read]);
         assert_eq!(chosen(TracingRequest { level: Sites, ..default() }, 10), Sites);
         assert_eq!(chosen(TracingRequest { level: Off, ..default() }, 10), Off);
         let fitting = TensorLevel::ALL.map(|level| default().fits(level, 5_883));
@@ -285,12 +285,12 @@ pub(super) mod tests {
 
     #[test]
     fn without_a_limit_all_is_traced_and_with_nothing_to_spend_nothing() {
-        assert_eq!(chosen(TracingRequest { budget: Budget::None, ..default() }, u64::MAX), Layers);
+        assert_eq!(chosen(TracingRequest { budget: Budget::None, ..default() }, u64::MAX), Modules);
         assert_eq!(chosen(TracingRequest { budget: Budget::Part(0), ..default() }, 0), Read);
     }
 
     #[test]
-    fn a_level_that_was_asked_for_by_name_is_obeyed_and_its_price_is_known_all_the_same() {
+    fn level_requested_by_name_is_obeyed_and_its_overhead_is_known() {
         for level in TensorLevel::ALL {
             let choice = TracingRequest { level, by_default: false, ..default() }.choose((Tgid(7), 5), 120_000);
             assert_eq!((choice.asked, choice.chosen), (level, level));
@@ -304,10 +304,10 @@ pub(super) mod tests {
     #[test]
     fn fewer_probes_cost_less_and_a_slower_machine_more() {
         let several = TracingRequest { several_probes: true, ..default() };
-        assert_eq!((chosen(several, 4_000), chosen(default(), 4_000)), (Sites, Layers));
+        assert_eq!((chosen(several, 4_000), chosen(default(), 4_000)), (Sites, Modules));
         let slow =
             TracingRequest { prices: ProbeCost { trap_ns: NonZeroU64::new(3_000).expect("a price") }, ..default() };
-        assert_eq!((chosen(slow, 2_000), chosen(default(), 2_000)), (Blocks, Layers));
+        assert_eq!((chosen(slow, 2_000), chosen(default(), 2_000)), (Blocks, Modules));
     }
 
     #[test]

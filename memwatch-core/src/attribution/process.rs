@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::overhead::OverheadCounts;
 use crate::allocators::{TensorLedger, is_pytorch_probed};
 use crate::decode::{Call, TensorEvent};
-use crate::input::arenas::ArenaBooks;
+use crate::input::arenas::ArenaReadings;
 use crate::input::{HeldAddresses, LevelChoice, ProcessFacts, TensorLevel};
 use crate::kernel_driver::TracingStatus;
 use crate::kernel_driver::view::Explained;
@@ -267,7 +267,7 @@ impl Process {
     }
 
     /// Locates the regions of arenas in the driver's allocations, before a reading is applied.
-    pub fn place_regions(&mut self, books: &ArenaBooks) {
+    pub fn place_regions(&mut self, books: &ArenaReadings) {
         let Some(tensors) = &mut self.tensors else { return };
         let regions = books.arenas.iter().flat_map(|arena| &arena.regions);
         for segment in regions.filter_map(|(address, _)| self.ledger.segment_at(*address)) {
@@ -292,7 +292,7 @@ impl Process {
 
     /// Changes the tracing level.
     pub fn choose_level(&mut self, choice: LevelChoice) {
-        if let Some(tensors) = self.tensors.as_mut().filter(|_| choice.chosen < TensorLevel::Layers) {
+        if let Some(tensors) = self.tensors.as_mut().filter(|_| choice.chosen < TensorLevel::Modules) {
             tensors.forget_threads();
         }
         let was_read = self.level.is_some_and(|before| before.chosen == TensorLevel::Read);

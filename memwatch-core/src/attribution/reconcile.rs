@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn preexisting_is_what_was_there_at_the_first_look_and_shrinks_as_it_is_freed() {
+    fn preexisting_bytes_are_taken_at_the_first_poll_and_shrink_with_frees() {
         let (gpu, mut reconciliation) = (GpuUuid::new("GPU-a"), Reconciliation::default());
         reconciliation.observe(Tgid(1), &gpu, settled(1000, 0, false));
         reconciliation.observe(Tgid(1), &gpu, settled(1700, 500, false));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_of_a_context_beforehand_holds_until_a_smaller_one_is_seen() {
+    fn context_size_known_beforehand_holds_until_a_smaller_one_is_seen() {
         let (gpu, mut reconciliation) = (GpuUuid::new("GPU-a"), Reconciliation::default());
         reconciliation.know_contexts([(gpu.clone(), 518)].into());
         reconciliation.observe(Tgid(1), &gpu, settled(900, 300, true));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_a_growing_context_nor_a_process_with_lost_records_or_an_mps_server_teaches_its_size() {
+    fn context_size_is_not_learnt_while_growing_lossy_or_under_mps() {
         let (gpu, mut reconciliation) = (GpuUuid::new("GPU-a"), Reconciliation::default());
         reconciliation.observe(Tgid(1), &gpu, settled(40, 0, true));
         reconciliation.observe(Tgid(2), &gpu, ChargeReading { typical: false, ..settled(400, 300, true) });

@@ -48,15 +48,14 @@ impl Pipeline {
     }
 
     /// Reserves entries before a driver call that may add some. Returns false if there is no capacity:
-    /// the call must then not be applied. A call without capacity counts as lost; an unmap is applied
-    /// nevertheless.
+    /// the call must then not be applied, and counts as lost.
     pub(crate) fn make_room(&mut self, call: &Call) -> bool {
         let has_room = !self.room.full.contains(&call.tgid) && self.give_room(call.tgid);
         if !has_room {
             self.room.full.insert(call.tgid);
             self.lose(Some(call.tgid), Loss::Unlisted, 1);
         }
-        has_room || call.action.takes_away()
+        has_room
     }
 
     fn give_room(&mut self, tgid: Tgid) -> bool {

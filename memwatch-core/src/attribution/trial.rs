@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_waits_for_its_gpu_pays_nothing_and_that_is_known_within_seconds() {
+    fn trial_of_a_program_waiting_for_its_gpu_finds_no_slowdown_in_seconds() {
         let training = program(40.0, 100.0, 2_000);
         assert_eq!(training.judge().1, 5);
         let (TrialStep::Known { fits, slowdown }, _) = training.judge() else { panic!("no verdict") };
@@ -283,13 +283,13 @@ mod tests {
     }
 
     #[test]
-    fn time_that_is_spared_only_just_does_not_fit() {
+    fn trial_with_barely_enough_idle_time_does_not_fit() {
         // With tracing, the thread still waits for 0.1 ms of 100. Half of the load exceeds that.
         assert!(!program(89.9, 100.0, 2_000).fits().0);
     }
 
     #[test]
-    fn one_that_does_nothing_is_not_taken_for_fast() {
+    fn trial_of_an_idle_program_does_not_fit() {
         let mut trial = OverheadTrial::new(0, 5_000, NonZeroU64::new(3_000).expect("a price"));
         let turns: Vec<TrialStep> = (1..40).map(|second| trial.turn(second * 1_000 * MS, 0.02)).collect();
         let known = turns.iter().find(|turn| matches!(turn, TrialStep::Known { .. }));
@@ -298,7 +298,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_makes_nothing_fit_that_pays(
+        fn trial_noise_never_makes_an_expensive_program_fit(
             noise in prop::collection::vec(-60..60i32, 40..200), cpu_ms in 20.0..60.0f64, has_steps in any::<bool>()
         ) {
             // Tracing takes at least 10 % of the time, and the thread waits for nothing.

@@ -58,7 +58,7 @@ pub enum Stream {
 /// Action requested by a call. Values returned only by a successful call (addresses, handles) are 0
 /// in a failed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are the words of the dictionary")]
+#[allow(missing_docs, reason = "field names are self-explanatory")]
 pub enum Action {
     /// CUDA is initialised in this process.
     Initialise,

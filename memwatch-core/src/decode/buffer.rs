@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pool_for_temporaries_has_an_address_and_grows_on_the_device_of_the_access() {
+    fn ggml_pool_growth_has_an_address_and_the_device_of_the_access() {
         let grows = BufferTurn::Grows { bytes: 4096, ordinal: Ordinal(3) };
         let expected = BufferChange { context: 0x7f00, turn: grows };
         assert_eq!(
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_goes_is_named_by_its_context() {
+    fn ggml_buffer_free_is_decoded_by_its_context() {
         let goes = change(66, 0, [1, 0, 0, 0, 0, 0], [0x50, 4096]);
         assert_eq!(goes, Some(TensorChange::Buffer(BufferChange { context: 0x50, turn: BufferTurn::Goes })));
     }

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_no_pointer_is_a_number() {
+    fn node_word_too_small_for_a_pointer_is_a_sequence_number() {
         for first in [0, 12, 0x1_0001, 70_004] {
             assert_eq!(NodeWords([first, 3]).layout(), Some(NodeLayout::First), "{first}");
             assert_eq!(NodeWords([first, 3]).sequence(NodeLayout::First), Some(first));
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_no_number_is_a_pointer() {
+    fn node_word_too_large_for_a_sequence_number_is_a_pointer() {
         let words = NodeWords([0x7fff_1234_5678, 12]);
         assert_eq!((words.layout(), words.sequence(NodeLayout::Second)), (Some(NodeLayout::Second), Some(12)));
     }

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn each_row_is_of_its_sort_of_pool() {
+    fn pool_probe_rows_decode_to_their_pool_kind() {
         let kinds = (67..80).map(|probe| change(probe, 0, [1, 2, 3, 0, 0, 0], [9, 8]).expect("a change").kind);
         let kinds: Vec<&str> = kinds.map(PoolKind::name).collect();
         let (four, three) = (|name| [name; 4], |name| [name; 3]);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_is_no_block_and_still_a_beginning() {
+    fn unreadable_pool_block_is_skipped_but_pool_begin_and_end_are_kept() {
         assert_eq!(change(67, FLAG_EXTRA_UNREADABLE, [1, 2, 0, 0, 0, 0], [0; 2]), None);
         let begins = change(69, FLAG_EXTRA_UNREADABLE, [1, 2, 3, 0, 0, 0], [0; 2]).map(|change| change.turn);
         assert_eq!(begins, Some(PoolTurn::Begins(1)));

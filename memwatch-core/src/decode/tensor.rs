@@ -32,7 +32,7 @@ pub struct TensorEvent {
     /// Stack of the thread, if requested.
     pub stack: StackRef,
     /// Whether a small block's stack was taken by sampling, so that it represents other blocks.
-    pub is_drawn: bool,
+    pub is_sampled: bool,
     /// Change described by the event.
     pub what: TensorChange,
 }
@@ -41,7 +41,7 @@ pub struct TensorEvent {
 impl TensorEvent {
     /// Creates an event of a block that was not sampled.
     pub(crate) const fn made(whose: (Tgid, Tid), time_ns: u64, stack: StackRef, what: TensorChange) -> Self {
-        Self { tgid: whose.0, tid: whose.1, time_ns, stack, is_drawn: false, what }
+        Self { tgid: whose.0, tid: whose.1, time_ns, stack, is_sampled: false, what }
     }
 }
 
@@ -280,7 +280,7 @@ pub fn decode_tensor(record: &RingRecord) -> Option<TensorEvent> {
             tid: Tid(tensor.tid),
             time_ns: tensor.time_ns,
             stack: stack_of(tensor),
-            is_drawn: tensor.flags & FLAG_BY_DRAW != 0 && stack_of(tensor) != StackRef::NotDrawn,
+            is_sampled: tensor.flags & FLAG_BY_DRAW != 0 && stack_of(tensor) != StackRef::NotDrawn,
             what: change_of(tensor)?,
         }),
         RingRecord::Text(text) => Some(TensorEvent {
@@ -288,7 +288,7 @@ pub fn decode_tensor(record: &RingRecord) -> Option<TensorEvent> {
             tid: Tid(text.tid),
             time_ns: text.time_ns,
             stack: StackRef::NotAsked,
-            is_drawn: false,
+            is_sampled: false,
             what: named(text)?,
         }),
         RingRecord::Call(_) | RingRecord::Process(_) => None,

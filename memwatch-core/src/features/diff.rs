@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
-use crate::snapshot::{LayerView, SiteView, Snapshot, StageView, SumView};
+use crate::snapshot::{ModuleView, PhaseView, SiteView, Snapshot, SumView};
 use crate::words::json;
 
 /// Differences between two runs.
@@ -18,10 +18,10 @@ pub struct Difference {
     /// Differences by call site; entries that are in neither run are left out.
     pub sites: Vec<DiffRow<SiteView>>,
     /// Differences by phase.
-    pub stages: Vec<DiffRow<StageView>>,
+    pub phases: Vec<DiffRow<PhaseView>>,
     /// Differences by module.
     #[serde(serialize_with = "json::apart")]
-    pub layers: Vec<DiffRow<LayerView>>,
+    pub modules: Vec<DiffRow<ModuleView>>,
 }
 
 /// An entry of two runs; its sums are in `pair`.
@@ -154,26 +154,26 @@ pub fn difference(before: &Snapshot, after: &Snapshot, side: SumField, by_functi
         let SiteView { kind, file, line, function, held, .. } = site.clone();
         (kind, file, line, function, held)
     };
-    let stage_key = |stage: &StageView| (stage.stage.clone(), stage.recomputed, stage.captured);
-    let layer_key =
-        |layer: &LayerView| (layer.kind.clone(), layer.model.clone(), layer.name.clone(), layer.class.clone());
+    let phase_key = |phase: &PhaseView| (phase.phase.clone(), phase.recomputed, phase.captured);
+    let module_key =
+        |module: &ModuleView| (module.kind.clone(), module.model.clone(), module.name.clone(), module.class.clone());
     let sites = |snapshot: &Snapshot| devices(snapshot, |device| device.sites.iter().map(named).collect());
-    let stages = |snapshot: &Snapshot| devices(snapshot, |device| device.stages.clone());
-    let layers = |snapshot: &Snapshot| devices(snapshot, |device| device.layers.clone());
+    let phases = |snapshot: &Snapshot| devices(snapshot, |device| device.phases.clone());
+    let modules = |snapshot: &Snapshot| devices(snapshot, |device| device.modules.clone());
     let came_late = [before, after].map(came_late);
     let older = [before, after].map(has_older_tensors);
     let mut difference = Difference {
         driver: RunSums { before: driver(before), after: driver(after), older: came_late },
         tensors: RunSums { before: tensors(before), after: tensors(after), older: [false; 2] },
         sites: joined([sites(before), sites(after)], side, site_key, |site| site.sum),
-        stages: joined([stages(before), stages(after)], side, stage_key, |stage| stage.sum),
-        layers: joined([layers(before), layers(after)], side, layer_key, |layer| layer.sum),
+        phases: joined([phases(before), phases(after)], side, phase_key, |phase| phase.sum),
+        modules: joined([modules(before), modules(after)], side, module_key, |module| module.sum),
     };
     // The rows that pre-existing memory belongs to are unknown, so nothing is known about this row.
     let older = |kind: &str| if kind == PREEXISTING { older.map(|_| older.contains(&true)) } else { older };
     difference.sites.iter_mut().for_each(|row| row.pair.older = older(&row.place.kind));
-    difference.stages.iter_mut().for_each(|row| row.pair.older = older(&row.place.stage));
-    difference.layers.iter_mut().for_each(|row| row.pair.older = older(&row.place.kind));
+    difference.phases.iter_mut().for_each(|row| row.pair.older = older(&row.place.phase));
+    difference.modules.iter_mut().for_each(|row| row.pair.older = older(&row.place.kind));
     difference
 }
 
@@ -191,9 +191,9 @@ fn has_older_tensors(snapshot: &Snapshot) -> bool {
     !devices(snapshot, |device| device.sites.iter().filter(is_older).cloned().collect()).is_empty()
 }
 
-fn devices<T>(snapshot: &Snapshot, list: impl Fn(&crate::snapshot::DevicePlacesView) -> Vec<T>) -> Vec<T> {
+fn devices<T>(snapshot: &Snapshot, list: impl Fn(&crate::snapshot::DeviceAttributionView) -> Vec<T>) -> Vec<T> {
     let tensors = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref());
-    tensors.flat_map(|tensors| &tensors.places.devices).flat_map(list).collect()
+    tensors.flat_map(|tensors| &tensors.attribution.devices).flat_map(list).collect()
 }
 
 fn joined<T, K: Ord>(
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_gone_or_changed_is_reported_with_the_largest_change_first() {
+    fn diff_rows_are_new_gone_or_both_with_the_largest_change_first() {
         let reported = rows(vec![site(1, 10), site(2, 500), site(3, 7)], vec![site(1, 110), site(3, 7), site(4, 90)]);
         assert_eq!(
             reported,
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_run_had_before_its_watch_is_no_loss_of_another_line() {
+    fn diff_state_is_unknown_for_lines_hidden_by_memory_before_attach() {
         let sum = |peak_bytes| Some(SumView { peak_bytes, ..SumView::default() });
         let of = |before, after, older| {
             let pair = RunSums { before: sum(before), after, older };

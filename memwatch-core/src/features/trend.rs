@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_under_noise_is_found_and_what_levels_off_is_determined_by_its_later_half() {
+    fn trend_finds_noisy_growth_and_judges_levelling_off_by_its_later_half() {
         let leak = series((0..60).map(|second| 50 * second + noise(second))).trend().expect("it is long enough");
         assert!(leak.whole.p < 1e-4 && (30.0..70.0).contains(&leak.whole.bytes_per_second), "{leak:?}");
         let full = series((0..60).map(|second| 100 * second.min(25))).trend().expect("it is long enough");
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_gives_back_as_it_ends_is_no_part_of_how_it_went() {
+    fn trend_of_an_ended_program_excludes_its_final_frees() {
         let ended = series((0..30).map(|second| 100 * second).chain([0]));
         let trend = ended.trend_of_ended().expect("it is long enough");
         assert_eq!((trend.points, trend.last_bytes, trend.late_least_bytes), (30, 2_900, 1_500));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn points_apart_are_the_least_of_their_spans() {
+    fn thinned_trend_points_are_the_minimum_of_their_span() {
         let wanders = series([5, 3, 8, 9, 7, 1, 4]);
         let all: Vec<u64> = wanders.apart(3 * SECOND).points.iter().map(|point| point.bytes).collect();
         assert_eq!(all, [3, 1, 4]);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn tails_are_those_of_the_tables() {
+    fn normal_tail_probabilities_match_the_tables() {
         for (deviations, tails) in [(0.0, 1.0), (1.0, 0.317_310_5), (1.959_964, 0.05), (3.290_527, 0.001)] {
             assert!((two_tails(deviations) - tails).abs() < 1e-6, "{deviations}: {}", two_tails(deviations));
         }

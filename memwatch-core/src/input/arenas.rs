@@ -7,7 +7,7 @@ use crate::words::{Framework, Name, Tgid};
 
 /// All arenas of a process that could be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ArenaBooks {
+pub struct ArenaReadings {
     /// Process of the arenas.
     pub tgid: Tgid,
     /// Start of the reading: `CLOCK_BOOTTIME`, nanoseconds.
@@ -15,7 +15,7 @@ pub struct ArenaBooks {
     /// End of the reading: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
     /// Arenas in address order.
-    pub arenas: Vec<ArenaBook>,
+    pub arenas: Vec<ArenaReading>,
 }
 
 /// Counters of an arena: the first words of its `tsl::AllocatorStats`.
@@ -31,7 +31,7 @@ pub struct ArenaCounters {
 
 /// State of one arena.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ArenaBook {
+pub struct ArenaReading {
     /// Address of the arena: the `this` of its methods.
     pub allocator: u64,
     /// Framework of the arena; `None` in recordings made before ONNX Runtime was supported.
@@ -64,7 +64,7 @@ pub struct ArenaChunk {
     pub requested_bytes: u64,
 }
 
-impl ArenaBook {
+impl ArenaReading {
     /// Returns whether the chunks add up to the arena's own count of bytes in use.
     pub fn is_whole(&self) -> bool {
         let sum = self.chunks.iter().fold(0_u64, |sum, chunk| sum.saturating_add(chunk.bytes));

@@ -19,12 +19,12 @@ pub struct AllocatorState {
     /// End of the reading: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
     /// Devices that the process has used.
-    pub devices: Vec<DeviceBooks>,
+    pub devices: Vec<DeviceAllocatorState>,
 }
 
 /// State of one device's allocator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviceBooks {
+pub struct DeviceAllocatorState {
     /// Device of the allocator.
     pub ordinal: Ordinal,
     /// Address of the allocator: the `this` of its methods.
@@ -32,17 +32,17 @@ pub struct DeviceBooks {
     /// Words from the start of its `DeviceStats`, [`STATISTICS_WORDS`] of them.
     pub words: Vec<u64>,
     /// Segments in address order.
-    pub segments: Vec<BookSegment>,
+    pub segments: Vec<StateSegment>,
 }
 
-impl DeviceBooks {
+impl DeviceAllocatorState {
     /// Returns the words as an array; `None` if the count differs.
     pub fn words(&self) -> Option<&[u64; STATISTICS_WORDS]> {
         self.words.as_slice().try_into().ok()
     }
 
     /// Iterates over all blocks.
-    pub fn blocks(&self) -> impl Iterator<Item = &BookBlock> {
+    pub fn blocks(&self) -> impl Iterator<Item = &StateBlock> {
         self.segments.iter().flat_map(|segment| &segment.blocks)
     }
 }
@@ -52,7 +52,7 @@ impl DeviceBooks {
 ///
 /// Changes at the blocks' addresses during that time are in earlier or later records.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MovingBooks {
+pub struct MovingAllocatorState {
     /// Process of the allocators.
     pub tgid: Tgid,
     /// Start of the reading: `CLOCK_BOOTTIME`, nanoseconds.
@@ -73,7 +73,7 @@ pub struct MovingDevice {
     /// Bytes reserved from the driver at the start of the reading, by the allocator's own count.
     pub reserved_bytes: u64,
     /// Active blocks.
-    pub blocks: Vec<BookBlock>,
+    pub blocks: Vec<StateBlock>,
 }
 
 /// Counters of a process's caching allocators, read at a moment at which they were consistent with
@@ -109,7 +109,7 @@ impl DeviceNumbers {
 /// A range of driver memory: one `cudaMalloc`, or a contiguously mapped part of an expandable
 /// segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BookSegment {
+pub struct StateSegment {
     /// First address.
     pub address: u64,
     /// Size, bytes.
@@ -127,12 +127,12 @@ pub struct BookSegment {
     #[serde(default)]
     pub is_pool_idle: bool,
     /// Blocks of the segment without gaps, in address order.
-    pub blocks: Vec<BookBlock>,
+    pub blocks: Vec<StateBlock>,
 }
 
 /// A block of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BookBlock {
+pub struct StateBlock {
     /// First address.
     pub address: u64,
     /// Size, bytes.
@@ -140,13 +140,13 @@ pub struct BookBlock {
     /// Size requested by the program, bytes; for a free block, the size of the last request.
     pub requested_bytes: u64,
     /// Use of the block.
-    pub state: BookState,
+    pub state: StateBlockUse,
 }
 
 /// Use of a block, with the names of `torch.cuda.memory._snapshot()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum BookState {
+pub enum StateBlockUse {
     /// In use by the program.
     ActiveAllocated,
     /// Freed by the program, but still in use by a stream.

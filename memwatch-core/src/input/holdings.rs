@@ -157,7 +157,7 @@ impl Holding {
     }
 
     /// Returns the retainer of a tensor saved for backward, with `*` for every index, for grouping.
-    pub fn keeper_pattern(&self) -> Option<String> {
+    pub fn retainer_pattern(&self) -> Option<String> {
         self.kept_by.as_deref().map(indexed)
     }
 }
@@ -169,8 +169,8 @@ fn numbered_parts(name: &str) -> String {
     parts.collect::<Vec<_>>().join(".")
 }
 
-/// Replaces indices: `kept[3]`, `requests['req2']` → `kept[*]`, `requests[*]`; `layers.0.keys` →
-/// `layers.*.keys`.
+/// Replaces indices: `kept[3]`, `requests['req2']` → `kept[*]`, `requests[*]`; `modules.0.keys` →
+/// `modules.*.keys`.
 fn indexed(name: &str) -> String {
     let mut pattern = String::with_capacity(name.len());
     let mut rest = name;
@@ -260,10 +260,10 @@ impl HoldingClass {
             Self::Tensor => "tensors",
             Self::SavedForBackward => "saved for backward",
             Self::Unreachable => "unreachable objects",
-            Self::CppOnly => "held by C++ only",
+            Self::CppOnly => "referenced by C++ only",
             Self::CublasWorkspace => "cuBLAS workspaces",
             Self::NoPythonObject => "no Python object",
-            Self::Changed => "changed while it was read",
+            Self::Changed => "changed during the reading",
             Self::NotRead => "not read",
         }
     }

@@ -21,12 +21,12 @@ pub enum TensorLevel {
     /// Call sites in Python of the events.
     Sites,
     /// Phase of training and module of the events.
-    Layers,
+    Modules,
 }
 
 impl TensorLevel {
     /// All levels, the cheapest first.
-    pub const ALL: [Self; 5] = [Self::Off, Self::Read, Self::Blocks, Self::Sites, Self::Layers];
+    pub const ALL: [Self; 5] = [Self::Off, Self::Read, Self::Blocks, Self::Sites, Self::Modules];
 
     /// Name on the command line and in JSON.
     pub const fn name(self) -> &'static str {
@@ -35,7 +35,7 @@ impl TensorLevel {
             Self::Read => "read",
             Self::Blocks => "blocks",
             Self::Sites => "sites",
-            Self::Layers => "layers",
+            Self::Modules => "layers",
         }
     }
 }

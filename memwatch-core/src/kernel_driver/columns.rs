@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_lies_in_a_range_counts_of_a_request() {
+    fn live_requests_count_only_bytes_within_the_range() {
         let requests = LiveRequests::new(vec![(10, 10), (30, 10), (50, 100)]);
         assert_eq!(requests.within(0, 10), 0);
         assert_eq!(requests.within(15, 20), 10);

@@ -178,11 +178,11 @@ impl RmViolation {
         match self {
             Self::Layout => "an ioctl has a size that no known driver has",
             Self::Unreadable => "an ioctl could not be read",
-            Self::Client => "a client's number is none",
-            Self::Size => "a size is not what was asked for, in pages",
+            Self::Client => "a client number is invalid",
+            Self::Size => "a granted size is smaller than requested or not a whole number of pages",
             Self::TooLarge => "a size is more than any GPU has",
-            Self::Location => "memory lies at no known place",
-            Self::Parent => "memory is below no device",
+            Self::Location => "a memory object has an invalid location",
+            Self::Parent => "the parent of a memory object is not a device",
         }
     }
 }

@@ -14,7 +14,7 @@ impl KernelDriver {
     pub fn apply(&mut self, call: &RmCall, most_bytes: Option<u64>) {
         let event = match decode(call, self.branch()) {
             Ok(event) => event,
-            Err(violation) => return self.books_mut(call.tgid).refuse(violation),
+            Err(violation) => return self.ledger_of_mut(call.tgid).refuse(violation),
         };
         match event {
             RmEvent::Made { key, parent, new } => self.make(call, (key, parent), new, most_bytes),
@@ -38,7 +38,7 @@ impl KernelDriver {
         self.let_go(&end, None, gone);
     }
 
-    pub(super) fn books_mut(&mut self, tgid: Tgid) -> &mut DriverLedger {
+    pub(super) fn ledger_of_mut(&mut self, tgid: Tgid) -> &mut DriverLedger {
         self.processes.entry(tgid).or_default()
     }
 
@@ -47,7 +47,7 @@ impl KernelDriver {
     fn owner(&mut self, call: &RmCall, client: u32) -> Tgid {
         let owner = self.clients.entry(client).or_insert_with(|| RmClient::new(client, call.tgid, true));
         let (tgid, is_older) = (owner.tgid, owner.is_older);
-        self.books_mut(tgid).uses_unknown |= is_older;
+        self.ledger_of_mut(tgid).uses_unknown |= is_older;
         tgid
     }
 
@@ -74,12 +74,12 @@ impl KernelDriver {
 
     fn make_client(&mut self, call: &RmCall, number: u32) {
         if let Some(before) = self.clients.remove(&number) {
-            self.books_mut(call.tgid).reused += 1;
+            self.ledger_of_mut(call.tgid).reused += 1;
             let owner = before.tgid;
             self.let_go(call, Some(owner), before.take_all().collect());
         }
         self.clients.insert(number, RmClient::new(number, call.tgid, false));
-        self.books_mut(call.tgid);
+        self.ledger_of_mut(call.tgid);
     }
 
     fn put(&mut self, call: &RmCall, (key, parent): (ObjectKey, u32), what: RmObjectKind) {
@@ -87,7 +87,7 @@ impl KernelDriver {
         let Some(client) = self.clients.get_mut(&key.client) else { return };
         let gone = client.put(key.object, parent, what);
         if !gone.is_empty() {
-            self.books_mut(owner).reused += 1;
+            self.ledger_of_mut(owner).reused += 1;
             self.let_go(call, Some(owner), keyed(key.client, gone));
         }
     }
@@ -107,11 +107,11 @@ impl KernelDriver {
         let is_video = granted.lies == Lies::Video;
         let is_too_large = most_bytes.is_some_and(|most| granted.granted_bytes > most);
         match (is_video, is_misplaced, is_too_large) {
-            (true, true, _) => return self.books_mut(owner).refuse(RmViolation::Parent),
-            (true, _, true) => return self.books_mut(owner).refuse(RmViolation::TooLarge),
+            (true, true, _) => return self.ledger_of_mut(owner).refuse(RmViolation::Parent),
+            (true, _, true) => return self.ledger_of_mut(owner).refuse(RmViolation::TooLarge),
             // The device may be older than the attach. If the client is not older, the creation of
             // its device was missed.
-            (true, ..) => self.books_mut(owner).uses_unknown |= device == 0 || is_older,
+            (true, ..) => self.ledger_of_mut(owner).uses_unknown |= device == 0 || is_older,
             _ => {}
         }
         let named = self.evidence(call, Some((key, granted))).named();
@@ -153,25 +153,25 @@ impl KernelDriver {
         let Some(owner) = self.clients.get(&client) else { return };
         let (tgid, place) = (owner.tgid, owner.place(device));
         let key = ObjectKey { client, object: device };
-        self.books_mut(tgid).change(key, &place, call, |live| live.saturating_add(bytes));
+        self.ledger_of_mut(tgid).change(key, &place, call, |live| live.saturating_add(bytes));
     }
 
     fn free(&mut self, call: &RmCall, key: ObjectKey) {
         if key.client == key.object {
             let Some(client) = self.clients.remove(&key.client) else {
-                return self.books_mut(call.tgid).free_unknown();
+                return self.ledger_of_mut(call.tgid).free_unknown();
             };
             let owner = client.tgid;
             return self.let_go(call, Some(owner), client.take_all().collect());
         }
         let Some(client) = self.clients.get_mut(&key.client) else {
-            return self.books_mut(call.tgid).free_unknown();
+            return self.ledger_of_mut(call.tgid).free_unknown();
         };
         let (owner, gone) = (client.tgid, client.take(key.object));
         if gone.is_empty() {
-            return self.books_mut(owner).free_unknown();
+            return self.ledger_of_mut(owner).free_unknown();
         }
-        self.books_mut(call.tgid).freed_last = match gone.as_slice() {
+        self.ledger_of_mut(call.tgid).freed_last = match gone.as_slice() {
             [(_, RmObjectKind::Memory(memory))] => Some(FreedLast {
                 key,
                 tid: call.tid,
@@ -273,7 +273,7 @@ impl KernelDriver {
         let client = self.clients.get(&parent.client);
         let place = client.map(|client| client.place(client.device_of(parent.object))).unwrap_or_default();
         let (time_ns, tid, inside) = (call.returned_ns, call.tid, call.inside);
-        self.books_mut(call.tgid).note_refused(RefusedMemory { time_ns, tid, place, lies, asked_bytes, inside, named });
+        self.ledger_of_mut(call.tgid).note_refused(RefusedMemory { time_ns, tid, place, lies, asked_bytes, inside, named });
     }
 
     fn name(&mut self, key: ObjectKey, uuid: GpuUuid) {
@@ -308,7 +308,7 @@ impl KernelDriver {
         let client = self.clients.get_mut(&key.client);
         if let Some(memory) = client.and_then(|client| client.memory_mut(key.object)) {
             memory.ranges.push((base, bytes));
-            self.books_mut(tgid).mapped.insert(base, key);
+            self.ledger_of_mut(tgid).mapped.insert(base, key);
         }
     }
 

@@ -37,13 +37,13 @@ mod tests {
     const H100: Cores = Cores { count: 132 * 128, capability: (9, 0) };
 
     #[test]
-    fn what_an_h100_was_asked_for_is_a_whole_number_of_bytes_for_each_of_its_threads() {
+    fn h100_local_memory_is_a_whole_number_of_bytes_per_thread() {
         assert_eq!(bytes_per_thread(H100, 432_537_600), Some(1600));
         assert_eq!(bytes_per_thread(H100, 527_695_872), Some(1952));
     }
 
     #[test]
-    fn nothing_is_stated_of_what_does_not_divide_of_too_little_and_of_gpus_that_were_not_measured() {
+    fn local_memory_per_thread_is_none_for_odd_sizes_and_unknown_gpus() {
         assert_eq!(bytes_per_thread(H100, 414 << 20), None, "as it is granted");
         assert_eq!(bytes_per_thread(H100, 132 * 2048 * 255), None);
         assert_eq!(bytes_per_thread(Cores { capability: (8, 0), ..H100 }, 432_537_600), None);

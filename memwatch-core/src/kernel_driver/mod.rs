@@ -113,7 +113,7 @@ impl KernelDriver {
     }
 
     /// Returns the state of a process; `None` if no ioctl of it was seen.
-    pub fn books(&self, tgid: Tgid) -> Option<&DriverLedger> {
+    pub fn ledger_of(&self, tgid: Tgid) -> Option<&DriverLedger> {
         self.processes.get(&tgid)
     }
 

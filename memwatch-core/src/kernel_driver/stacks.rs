@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn who_called_is_the_first_file_below_the_driver_that_does_not_pass_on() {
+    fn caller_is_the_first_library_below_the_driver_skipping_wrappers() {
         let cublas = caller(&[
             ("/usr/lib/libcuda.so.1", None),
             ("/usr/lib/libcuda.so.1", Some("cuMemAlloc_v2")),
@@ -172,14 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_that_ends_in_the_driver_names_nobody_and_one_that_does_not_begin_there_is_none() {
+    fn caller_of_a_driver_only_stack_is_empty_and_of_a_foreign_one_none() {
         assert_eq!(caller(&[("libcuda.so.1", Some("inner"))]), Some(Caller::default()));
         assert_eq!(caller(&[("libc10_cuda.so", Some("c10::f")), ("libcuda.so.1", Some("cuLaunchHostFunc"))]), None);
         assert_eq!(caller(&[]), None);
     }
 
     #[test]
-    fn stacks_that_nobody_names_are_forgotten_in_the_order_they_came() {
+    fn caller_table_evicts_unused_stacks_in_arrival_order() {
         let mut stacks = CallerTable::default();
         (0..=WAITING as u64).for_each(|id| stacks.learn(id, Caller::default()));
         assert_eq!((stacks.get(0), stacks.callers.len()), (None, WAITING));

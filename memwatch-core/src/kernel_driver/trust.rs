@@ -121,8 +121,8 @@ impl Reason {
         match self {
             Self::Lost => "records of its requests to the kernel driver were lost",
             Self::Layout => "a request to the kernel driver has a size that no known version of it has",
-            Self::Contradictory => "what the kernel driver answered breaks its own rules",
-            Self::NeverMade => "it uses objects of the kernel driver that it was never seen to make",
+            Self::Contradictory => "results of its requests to the kernel driver are inconsistent",
+            Self::NeverMade => "it uses kernel-driver objects whose creation was not seen",
         }
     }
 }
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_at_the_first_look_is_older_until_something_unknown_goes() {
+    fn older_bytes_are_set_at_the_first_poll_until_an_unknown_free() {
         let mut standing = after(&[at(S, 900, 100), at(2 * S, 1000, 200)], false);
         assert_eq!((standing.older_bytes(), standing.last().and_then(|last| last.1)), (Some(800), Some(0)));
         assert!(standing.has_agreed());
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn less_than_the_books_have_is_never_older_memory() {
+    fn older_bytes_are_unknown_if_nvml_charges_less_than_the_ledger() {
         let standing = after(&[at(S, 100, 200)], false);
         assert_eq!((standing.older_bytes(), standing.last()), (None, Some((at(S, 100, 200), None))));
     }

@@ -179,7 +179,8 @@ impl<'de> Deserialize<'de> for LiveAddresses {
         let Stored { sorts: kept, mut tenants } = Stored::deserialize(deserializer)?;
         let mut sorts = Sorts::default();
         for small in tenants.values_mut() {
-            let sort = kept.get(small.sort.index()).ok_or_else(|| D::Error::custom("an address is of no sort"))?;
+            let sort =
+                kept.get(small.sort.index()).ok_or_else(|| D::Error::custom("an address refers to an unknown sort"))?;
             small.sort = sorts.enter(*sort);
         }
         Ok(Self { tenants, sorts })
@@ -265,7 +266,7 @@ impl Sorts {
 impl SortId {
     fn of_index(index: usize) -> Self {
         let number = u32::try_from(index).ok().and_then(|index| NonZeroU32::MIN.checked_add(index));
-        Self(number.expect("each combination in use has an address, and so many do not fit a machine's memory"))
+        Self(number.expect("fewer than 2^32 sorts are in use"))
     }
 
     fn index(self) -> usize {

@@ -38,6 +38,15 @@ pub enum SharedObject {
     },
 }
 
+impl SharedObject {
+    /// Returns when the process got the memory: `CLOCK_BOOTTIME`, nanoseconds.
+    pub const fn since_ns(self) -> u64 {
+        match self {
+            Self::Address { granted_ns: since_ns, .. } | Self::Physical { created_ns: since_ns, .. } => since_ns,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Alias {
     /// Number of opens minus closes.

@@ -62,7 +62,7 @@ impl ProcessLedger {
 }
 
 impl Action {
-    /// Returns how many entries the action may add. An unmap may split a mapping in two.
+    /// Returns how many entries the action may add. An unmap adds none: it ends mappings as a whole.
     const fn listed(&self) -> usize {
         match self {
             Self::Initialise
@@ -74,6 +74,7 @@ impl Action {
             | Self::TrimPool { .. }
             | Self::FreeAddresses { .. }
             | Self::ReleasePhysical { .. }
+            | Self::Unmap { .. }
             | Self::UnbindMulticast { .. }
             | Self::ExportAddress { .. }
             | Self::CloseAlias { .. }
@@ -113,11 +114,5 @@ impl Action {
             | Self::ContextOfGreen { .. } => 4,
             _ => 1,
         }
-    }
-
-    /// Returns whether the action removes memory, though it may add entries: it is applied even
-    /// without headroom.
-    pub const fn takes_away(&self) -> bool {
-        matches!(self, Self::Unmap { .. })
     }
 }

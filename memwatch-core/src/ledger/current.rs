@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn once_there_is_a_second_one_nothing_is_known_until_a_change_is_seen() {
+    fn context_is_unknown_after_a_second_one_until_a_switch_is_seen() {
         let mut current = Current::default();
         current.set(MAIN, Some(FIRST));
         current.see(false);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_thread_pushed_before_does_not_count_after_a_time_without_sight() {
+    fn context_stack_is_forgotten_after_a_blind_interval() {
         let mut current = Current::default();
         current.create(MAIN, FIRST);
         current.see(false);

@@ -11,7 +11,7 @@ pub(super) fn prefetch<T>(item: Option<&T>) {
 
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-#[expect(unsafe_code, reason = "the standard library has no safe name for it yet (`core::hint::prefetch_read`)")]
+#[expect(unsafe_code, reason = "`core::hint::prefetch_read` is not stable yet")]
 fn fetch(address: *const i8) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     // SAFETY: every x86-64 processor has the instruction. It loads no value and faults at no
@@ -21,7 +21,7 @@ fn fetch(address: *const i8) {
 
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
-#[expect(unsafe_code, reason = "the standard library has no safe name for it yet (`core::hint::prefetch_read`)")]
+#[expect(unsafe_code, reason = "`core::hint::prefetch_read` is not stable yet")]
 fn fetch(address: *const i8) {
     // SAFETY: the instruction loads no value and faults at no address (Arm ARM, PRFM).
     unsafe { std::arch::asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, readonly, preserves_flags)) }

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_those_between_the_change_before_and_the_change_after_a_reading() {
+    fn recent_held_bytes_are_those_between_the_surrounding_changes() {
         let mut recent = Recent::default();
         recent.note(span(10, 20), 0);
         recent.note(span(50, 60), 700);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_overlaps_a_reading_spoils_it_whichever_end_it_touches() {
+    fn recent_reading_that_overlaps_a_call_is_unknown() {
         let mut recent = Recent::default();
         recent.note(span(50, 60), 0);
         for (begin_ns, end_ns) in [(40, 50), (55, 56), (60, 70), (40, 70)] {
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_not_guessed() {
+    fn recent_reading_before_the_kept_changes_is_unknown() {
         let mut recent = Recent::default();
         for time_ns in 1..=u64::try_from(CHANGES_KEPT).expect("small") + 1 {
             recent.note(span(10 * time_ns, 10 * time_ns + 1), time_ns);

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_granted_retry_is_no_failure() {
+    fn refusal_granted_on_retry_counts_as_a_retry_not_a_failure() {
         let mut refusals = Refusals::default();
         refusals.count(2, request(7, 70, 1));
         assert!(!refusals.grant(Tid(8), 70) && !refusals.grant(Tid(7), 69) && refusals.grant(Tid(7), 70));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_framework_counts_what_no_call_shows_and_the_same_failure_is_not_counted_twice() {
+    fn framework_failure_count_adds_unseen_failures_without_double_counting() {
         let reading = |ooms, retries, time_ns| FrameworkReading { ooms, retries, time_ns, from_start: false };
         let mut refusals = Refusals::default();
         refusals.read(reading(4, 1, 1));

@@ -217,7 +217,7 @@ impl<V> SlotTable<V> {
             self.vacant = u32::try_from(left.key).ok();
             return number;
         }
-        let number = u32::try_from(self.slots.len()).expect("so many values do not fit a machine's memory");
+        let number = u32::try_from(self.slots.len()).expect("fewer than 2^32 values fit in memory");
         if self.slots.len() == self.slots.capacity() {
             self.slots.reserve_exact((self.slots.len() / 4).max(4));
         }

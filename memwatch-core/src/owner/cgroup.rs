@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn the_path_that_reports_most_is_chosen_whatever_the_order_of_lines() {
+    fn cgroup_path_with_most_owner_detail_wins_in_any_line_order() {
         let id = "17db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1a";
         let docker = format!("/docker/{id}");
         let lines =
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn of_paths_that_report_as_much_the_unified_one_is_chosen_then_systemds_then_the_memory_controllers() {
+    fn cgroup_path_ties_prefer_unified_then_systemd_then_memory() {
         assert_eq!(path("5:pids:/e\n3:cpu,cpuacct:/d\n4:memory:/c\n1:name=systemd:/b\n0::/a").as_deref(), Some("/a"));
         assert_eq!(path("5:pids:/e\n3:cpu,cpuacct:/d\n4:memory:/c\n1:name=systemd:/b\n0::/").as_deref(), Some("/b"));
         assert_eq!(path("5:pids:/e\n3:cpu,cpuacct:/d\n4:memory:/c").as_deref(), Some("/c"));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_none_and_paths_beyond_any_kernels_are_passed_over() {
+    fn cgroup_lines_that_are_invalid_or_too_long_are_skipped() {
         for text in ["", "\n\n", "0", "0:", "0::", "0::relative", "a/b"] {
             assert_eq!(CgroupPaths::of(text), CgroupPaths::default(), "{text:?}");
         }

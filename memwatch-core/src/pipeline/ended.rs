@@ -88,7 +88,7 @@ impl Pipeline {
     pub(crate) fn note_fork(&mut self, parent: Tgid, child: Tgid) {
         // An earlier process with this pid has exited.
         self.forget_fork(child);
-        let has_memory = self.kernel_driver.books(parent).is_some_and(DriverLedger::has_video_memory);
+        let has_memory = self.kernel_driver.ledger_of(parent).is_some_and(DriverLedger::has_video_memory);
         let listed = self.reading.devices.iter().any(|device| device.lists(parent));
         if let Some(process) = self.processes.get_mut(&parent).filter(|_| has_memory || listed) {
             process.forks(child);

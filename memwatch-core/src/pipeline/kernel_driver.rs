@@ -28,14 +28,14 @@ impl Pipeline {
     pub(crate) fn follow_rm(&mut self, call: &RmCall) {
         self.follow_time(call.returned_ns);
         let most_bytes = self.reading.devices.iter().map(|device| device.total_bytes).max().flatten();
-        let refused = |pipeline: &Self| pipeline.kernel_driver.books(call.tgid).map_or(0, DriverLedger::refused_count);
+        let refused = |pipeline: &Self| pipeline.kernel_driver.ledger_of(call.tgid).map_or(0, DriverLedger::refused_count);
         let before = refused(self);
         self.kernel_driver.apply(call, most_bytes);
         if refused(self) > before {
             self.note_refused_request(call.tgid);
         }
         // A process with memory on a GPU is tracked, whether or not libcuda calls of it are seen.
-        if self.kernel_driver.books(call.tgid).is_some_and(DriverLedger::has_video_memory) {
+        if self.kernel_driver.ledger_of(call.tgid).is_some_and(DriverLedger::has_video_memory) {
             self.process_mut(call.tgid, call.entered_ns).changed = true;
         }
     }
@@ -62,7 +62,7 @@ impl Pipeline {
         let listed: Vec<(&DeviceFacts, BTreeMap<Tgid, Option<u64>>)> =
             self.reading.devices.iter().filter_map(|device| Some((device, used_by(device)?))).collect();
         for process in self.processes.values().filter(|process| process.observed_since_ns <= begin_ns) {
-            let Some(books) = self.kernel_driver.books(process.tgid) else { continue };
+            let Some(books) = self.kernel_driver.ledger_of(process.tgid) else { continue };
             for (device, list) in &listed {
                 let seen = charged_during(books, process.tgid, &device.uuid, &self.reading);
                 let used = match list.get(&process.tgid) {

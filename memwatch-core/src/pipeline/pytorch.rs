@@ -11,12 +11,12 @@ use crate::allocators::pytorch::StatisticsWords;
 use crate::attribution::process::Process;
 use crate::decode::{TensorChange, TensorEvent, TraceAction, decode_tensor};
 use crate::input::LevelChoice;
-use crate::input::arenas::ArenaBooks;
-use crate::input::books::{AllocatorNumbers, AllocatorState, BookBlock, BookState, MovingBooks};
+use crate::input::arenas::ArenaReadings;
+use crate::input::books::{AllocatorNumbers, AllocatorState, StateBlock, StateBlockUse, MovingAllocatorState};
 use crate::input::holdings::Holdings;
 use crate::ledger::refusals::FrameworkReading;
 use crate::snapshot::PlaceNameView;
-use crate::snapshot::build::places::{layer_name, stage_name};
+use crate::snapshot::build::places::{module_name, phase_name};
 use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
 use crate::words::{Framework, Name, Ordinal, Tgid};
@@ -39,9 +39,9 @@ pub struct TensorLog {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorLogLine {
     /// Name of the module.
-    pub layer: PlaceNameView,
-    /// Name of the phase, as in [`crate::snapshot::StageView`].
-    pub stage: Name,
+    pub module: PlaceNameView,
+    /// Name of the phase, as in [`crate::snapshot::PhaseView`].
+    pub phase: Name,
     /// Event.
     pub line: LogLine,
 }
@@ -68,8 +68,8 @@ impl Pipeline {
             let tensors = process.tensors.as_mut()?;
             let (lines, missing) = tensors.take_log();
             let named = |line: LogLine| TensorLogLine {
-                layer: layer_name(tensors.names(), line.layer),
-                stage: stage_name(line.stage),
+                module: module_name(tensors.names(), line.module),
+                phase: phase_name(line.phase),
                 line,
             };
             let lines: Vec<TensorLogLine> = lines.into_iter().map(named).collect();
@@ -224,7 +224,7 @@ impl Pipeline {
         self.read_counters(numbers);
     }
 
-    pub(crate) fn learn_moving_books(&mut self, books: &MovingBooks) {
+    pub(crate) fn learn_moving_books(&mut self, books: &MovingAllocatorState) {
         self.follow_time(books.time_ns);
         if self.is_read_only(books.tgid) {
             let devices = books.devices.iter().map(|device| (device.ordinal, device.blocks.iter().collect::<Vec<_>>()));
@@ -238,12 +238,12 @@ impl Pipeline {
     fn learn_standing<'a>(
         &mut self,
         tgid: Tgid,
-        devices: impl Iterator<Item = (Ordinal, Vec<&'a BookBlock>)>,
+        devices: impl Iterator<Item = (Ordinal, Vec<&'a StateBlock>)>,
         is_whole: bool,
     ) {
         let Some(tensors) = self.watched_tensors(tgid) else { return };
         for (ordinal, blocks) in devices {
-            let allocated = blocks.into_iter().filter(|block| block.state == BookState::ActiveAllocated);
+            let allocated = blocks.into_iter().filter(|block| block.state == StateBlockUse::ActiveAllocated);
             let blocks = allocated.map(|block| (block.address, block.bytes)).collect();
             tensors.learn_standing(ordinal, &blocks, is_whole);
         }
@@ -272,7 +272,7 @@ impl Pipeline {
         self.process_mut(tgid, now_ns).watch_scratch(time_ns);
     }
 
-    pub(crate) fn learn_arenas(&mut self, books: &ArenaBooks) {
+    pub(crate) fn learn_arenas(&mut self, books: &ArenaReadings) {
         self.follow_time(books.time_ns);
         let Some(process) = self.processes.get_mut(&books.tgid) else { return };
         process.place_regions(books);

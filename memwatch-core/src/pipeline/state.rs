@@ -15,7 +15,7 @@ pub const STATE: u32 = 28;
 
 /// Error for bytes that are not a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("it is no state of memwatch's")]
+#[error("not a saved memwatch state")]
 pub struct NoState;
 
 impl Pipeline {

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_all_sizes_come_back() {
+    fn column_numbers_round_trip_at_all_sizes() {
         let values = [0, 1, u64::MAX, u64::MAX - 1, 1 << 63, 127, 128, 300, 0];
         assert_eq!(through(&values).1, values);
         assert_eq!(through(&[]).1, <[u64; 0]>::default());
@@ -170,14 +170,14 @@ mod tests {
     }
 
     #[test]
-    fn what_repeats_takes_the_room_of_one_and_steady_growth_a_byte_each() {
+    fn column_of_equal_values_is_one_value_and_steady_growth_one_byte_each() {
         assert_eq!(through(&[u64::MAX; 1000]).0, 11);
         let steady: Vec<u64> = (0..1000).map(|index| 1_000_000 + index * 32).collect();
         assert!(through(&steady).0 < 1010, "{}", through(&steady).0);
     }
 
     #[test]
-    fn what_is_no_column_is_none_and_asks_for_no_room() {
+    fn column_decoder_rejects_damaged_bytes_without_allocating() {
         for bytes in [&[][..], &[9, 0], &[1], &[1, 0x80], &[0, 0xff, 0xff], &[2], &[2, 0, 1], &[2, 9, 1], &[2, 1, 1]] {
             assert_eq!(read(&mut &*bytes, 2), None, "{bytes:?}");
         }

@@ -211,7 +211,7 @@ pub(super) fn checksum(front: &[u8], packed: &[u8]) -> u32 {
 /// Converts a length and checks it against the limit of a chunk.
 fn length(length: usize) -> std::io::Result<u32> {
     let length = u32::try_from(length).ok().filter(|length| *length <= LONGEST_CHUNK_BYTES);
-    length.ok_or_else(|| std::io::Error::other("one chunk of a recording would be longer than 256 MiB"))
+    length.ok_or_else(|| std::io::Error::other("a chunk of the recording exceeds 256 MiB"))
 }
 
 /// Appends a value as JSON, preceded by its length in four bytes.

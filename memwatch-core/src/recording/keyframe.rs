@@ -37,7 +37,7 @@ impl Keyframe {
     /// # Errors
     /// If the state is too long, or the compressor cannot allocate memory.
     pub fn pack(front: KeyframeFront, state: &[u8]) -> io::Result<Vec<u8>> {
-        let too_long = || io::Error::other("what is known is more than a recording can keep at once, 512 MiB");
+        let too_long = || io::Error::other("the state exceeds the 512 MiB limit of a keyframe");
         let length = |length: usize| u32::try_from(length).ok().filter(|length| *length <= LONGEST_STATE_BYTES);
         let unpacked_bytes = length(state.len()).ok_or_else(too_long)?;
         let packed = zstd::bulk::compress(state, ZSTD_LEVEL)?;

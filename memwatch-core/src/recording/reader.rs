@@ -16,18 +16,16 @@ use super::{
 #[derive(Debug, Error)]
 pub enum RecordingError {
     /// The first bytes are not those of a recording.
-    #[error("it is no recording of memwatch's")]
+    #[error("not a memwatch recording")]
     NoRecording,
     /// The recording has the format of another version.
-    #[error(
-        "it has format {0}, of another version of memwatch; this one reads formats {FORMAT} and {FORMAT_WITH_KEYFRAMES}"
-    )]
+    #[error("recording format {0} is not supported; this memwatch reads formats {FORMAT} and {FORMAT_WITH_KEYFRAMES}")]
     Format(u32),
     /// The header is invalid.
-    #[error("its front is damaged")]
+    #[error("the recording's header is damaged")]
     Front,
     /// The source cannot be read.
-    #[error("it cannot be read")]
+    #[error("the recording cannot be read")]
     Io(#[from] io::Error),
 }
 

@@ -120,7 +120,7 @@ fn every_kind_of_input_comes_back_as_it_was_and_in_order() {
 }
 
 #[test]
-fn a_chunk_takes_no_more_than_was_stated_before_and_counts_unless_it_is_left_out() {
+fn recording_chunk_stays_within_its_announced_size() {
     let mut encoder = Encoder::default();
     let noise = (0..500).map(|index: u64| tick(index.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     for inputs in [one_of_each(), vec![tick(1)], noise.collect()] {
@@ -183,7 +183,7 @@ fn a_recording_cut_off_anywhere_has_its_complete_chunks() {
 }
 
 #[test]
-fn what_is_not_as_it_was_written_is_not_believed() {
+fn recording_with_a_changed_byte_is_not_read_past_it() {
     let (one, _) = recorded(&[&one_of_each()]);
     let (two, end) = recorded(&[&one_of_each(), &[tick(200)]]);
     let whole = [&two[..], &end].concat();
@@ -244,7 +244,7 @@ fn a_keyframe_comes_back_whole_or_not_at_all() {
 }
 
 #[test]
-fn where_parts_stand_is_found_without_unpacking_them_and_one_may_be_begun_with() {
+fn recording_parts_are_located_without_unpacking_and_can_be_sought() {
     let bytes = with_keyframes();
     let mut reader = RecordingReader::open(std::io::Cursor::new(&bytes)).expect("it is a recording");
     let places = reader.places().expect("memory can be read");
@@ -269,7 +269,7 @@ fn keyframes_are_of_a_format_of_their_own() {
 }
 
 #[test]
-fn what_is_no_recording_or_another_versions_is_refused() {
+fn recording_of_another_format_or_version_is_refused() {
     let refused = |bytes: &[u8]| RecordingReader::open(bytes).err().expect("it is refused").to_string();
     for bytes in [&b""[..], b"\x89MWR", b"{\"schema\":\"memwatch.ps/1\"}"] {
         assert_eq!(refused(bytes), RecordingError::NoRecording.to_string());
@@ -281,7 +281,7 @@ fn what_is_no_recording_or_another_versions_is_refused() {
 }
 
 #[test]
-fn of_a_tensor_event_what_reports_something_is_kept() {
+fn recording_keeps_only_the_used_argument_bits_of_tensor_events() {
     let [.., tensor] = &one_of_each()[..9] else { panic!("the ninth is a tensor event") };
     let Input::Record(RingRecord::Tensor(tensor)) = tensor else { panic!("{tensor:?}") };
     let event = |args| Input::Record(RingRecord::Tensor(TensorRecord { probe: 1, args, ..*tensor }));
@@ -315,7 +315,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn numbers_of_any_size_come_back(
+    fn recording_round_trips_arbitrary_numbers(
         rows in prop::collection::vec((any::<[u64; 6]>(), any::<[u64; 2]>(), any::<[u64; 5]>(), any::<[u32; 4]>(), any::<u16>()), 1..40)
     ) {
         let inputs: Vec<Input> = rows.iter().flat_map(|(args, out, peek, small, probe)| {

@@ -85,7 +85,7 @@ pub struct HistoryLine {
     /// Index of the stack.
     pub stack: usize,
     /// Phase of the training in which a block was allocated; `None` if it is unknown.
-    pub stage: Option<Name>,
+    pub phase: Option<Name>,
 }
 
 /// A frame of a stack.

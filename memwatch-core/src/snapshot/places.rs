@@ -44,7 +44,7 @@ pub struct TensorsView {
     /// Trace windows; `None` if tracing is permanent, or off.
     pub windows: Option<WindowsView>,
     /// Attribution of the memory.
-    pub places: PlacesView,
+    pub attribution: AttributionView,
 }
 
 /// Trace windows: call sites, phases and modules contain what was observed in them.
@@ -61,7 +61,7 @@ pub struct WindowsView {
 
 /// Attribution of the memory of one process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct PlacesView {
+pub struct AttributionView {
     /// Number of steps observed, of the optimizer with most of them; `None` if none was observed:
     /// there was none, or steps are not traced.
     pub steps: Option<u64>,
@@ -72,7 +72,7 @@ pub struct PlacesView {
     pub ambiguous_nodes: u64,
     /// Attribution by device of the process.
     #[serde(serialize_with = "json::apart")]
-    pub devices: Vec<DevicePlacesView>,
+    pub devices: Vec<DeviceAttributionView>,
     /// The last allocations that PyTorch refused, oldest first.
     #[serde(serialize_with = "json::apart")]
     pub refusals: Vec<RefusalView>,
@@ -80,7 +80,7 @@ pub struct PlacesView {
 
 /// Attribution of one device of a process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct DevicePlacesView {
+pub struct DeviceAttributionView {
     /// The process's own number of the device.
     pub device: i32,
     /// GPU; `None` if it is unknown.
@@ -96,16 +96,16 @@ pub struct DevicePlacesView {
     pub total: SumView,
     /// Memory by phase.
     #[serde(serialize_with = "json::apart")]
-    pub stages: Vec<StageView>,
+    pub phases: Vec<PhaseView>,
     /// Memory by module, most live bytes first.
     #[serde(serialize_with = "json::apart")]
-    pub layers: Vec<LayerView>,
+    pub modules: Vec<ModuleView>,
     /// Memory by call site, most live bytes first.
     #[serde(serialize_with = "json::apart")]
     pub sites: Vec<SiteView>,
     /// Memory by range of the program, most live bytes first.
     #[serde(serialize_with = "json::apart")]
-    pub phases: Vec<PhaseView>,
+    pub ranges: Vec<RangeView>,
     /// The stacks with most live bytes.
     #[serde(serialize_with = "json::apart")]
     pub stacks: Vec<StackView>,
@@ -114,7 +114,7 @@ pub struct DevicePlacesView {
     pub large: Vec<LargeView>,
 }
 
-impl DevicePlacesView {
+impl DeviceAttributionView {
     /// Returns the peak of the allocated bytes: the allocator's own, if it keeps one, else the
     /// observed one.
     pub fn peak_bytes(&self) -> u64 {
@@ -172,9 +172,9 @@ impl SumView {
 
 /// Memory of a phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StageView {
+pub struct PhaseView {
     /// `forward`, `backward`, `optimizer`, `outside`, `not_known`, `preexisting` or `untraced`.
-    pub stage: Name,
+    pub phase: Name,
     /// Whether the blocks were recomputed because they were not kept for the backward pass.
     pub recomputed: bool,
     /// Whether the blocks were allocated during a CUDA graph capture.
@@ -186,7 +186,7 @@ pub struct StageView {
 
 /// Memory of a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LayerView {
+pub struct ModuleView {
     /// `module`, or `operator` for an operator of TensorFlow; `none`, `not_known`, `preexisting`,
     /// `untraced` or `rest` for rows without a module.
     pub kind: Name,
@@ -202,7 +202,7 @@ pub struct LayerView {
     #[serde(serialize_with = "json::apart")]
     pub sum: SumView,
     /// Bytes by phase; empty phases are left out.
-    pub stages: BTreeMap<Name, StageBytesView>,
+    pub phases: BTreeMap<Name, PhaseBytesView>,
     /// Time in nanoseconds of the host's clock that threads worked for the module: from its
     /// allocations to the thread's next one within a phase of a step. `None` if there is no such
     /// time.
@@ -221,7 +221,7 @@ pub struct LayerView {
 
 /// Bytes of a module in one phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StageBytesView {
+pub struct PhaseBytesView {
     /// Live bytes.
     pub live_bytes: u64,
     /// Bytes of all blocks since the attach.
@@ -276,8 +276,8 @@ pub struct LibraryLineView {
 
 /// Memory of a range that the program opened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PhaseView {
-    /// `phase`; `none` for memory outside of ranges, `rest` for names beyond the bound of the list.
+pub struct RangeView {
+    /// `range`; `none` for memory outside of ranges, `rest` for names beyond the bound of the list.
     pub kind: Name,
     /// Name of the range.
     pub name: Option<String>,
@@ -301,7 +301,7 @@ pub struct DeviceCallPaths {
     pub device: i32,
     /// GPU; `None` if it is unknown.
     pub uuid: Option<GpuUuid>,
-    /// Allocated bytes that are in no call path: see [`DevicePlacesView`].
+    /// Allocated bytes that are in no call path: see [`DeviceAttributionView`].
     pub unplaced_bytes: i64,
     /// Sum of all call paths.
     pub total: SumView,
@@ -313,7 +313,7 @@ pub struct DeviceCallPaths {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallPathView {
     /// Phase, with the memory of the call path.
-    pub stage: StageView,
+    pub phase: PhaseView,
     /// Call site, or the reason why there is none.
     pub site: SiteView,
     /// Python stack, innermost frame first; empty if there is none.
@@ -417,8 +417,8 @@ pub struct RefusalView {
 /// Attribution of one block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WhoseView {
-    /// Phase, as in [`StageView`].
-    pub stage: Name,
+    /// Phase, as in [`PhaseView`].
+    pub phase: Name,
     /// Evidence for the phase: `node`, `range`, `frames` or `none`.
     pub by: Name,
     /// Number of steps finished at that time.
@@ -429,15 +429,15 @@ pub struct WhoseView {
     /// `/…/site-packages/torch/_utils.py:12 f`; `None` if it called none.
     #[serde(default)]
     pub library: Option<String>,
-    /// Module, as in [`LayerView`].
-    pub layer: PlaceNameView,
+    /// Module, as in [`ModuleView`].
+    pub module: PlaceNameView,
 }
 
 /// Name of a call site or a module in one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlaceNameView {
-    /// Kind, as in [`SiteView`] or [`LayerView`].
+    /// Kind, as in [`SiteView`] or [`ModuleView`].
     pub kind: Name,
-    /// `train.py:12 main`, or `Net layers.0.fc1 Linear`; `None` if the kind says everything.
+    /// `train.py:12 main`, or `Net modules.0.fc1 Linear`; `None` if the kind says everything.
     pub name: Option<String>,
 }

@@ -3,7 +3,7 @@
 
 use std::cmp::Ordering;
 
-use super::{LayerView, PhaseView, SiteView, SumView};
+use super::{ModuleView, RangeView, SiteView, SumView};
 use crate::allocators::sampling::Estimate;
 use crate::words::{Name, sum_of_known};
 
@@ -67,7 +67,7 @@ impl TruncatableRow for SiteView {
     }
 }
 
-impl TruncatableRow for LayerView {
+impl TruncatableRow for ModuleView {
     fn kind(&self) -> &Name {
         &self.kind
     }
@@ -86,8 +86,8 @@ impl TruncatableRow for LayerView {
     }
 
     fn take_over(&mut self, other: &Self) {
-        for (stage, bytes) in &other.stages {
-            let own = self.stages.entry(stage.clone()).or_default();
+        for (phase, bytes) in &other.phases {
+            let own = self.phases.entry(phase.clone()).or_default();
             own.live_bytes = own.live_bytes.saturating_add(bytes.live_bytes);
             own.total_bytes = own.total_bytes.saturating_add(bytes.total_bytes);
         }
@@ -104,7 +104,7 @@ impl TruncatableRow for LayerView {
     }
 }
 
-impl TruncatableRow for PhaseView {
+impl TruncatableRow for RangeView {
     fn kind(&self) -> &Name {
         &self.kind
     }
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_with_the_same_sums_stand_in_one_order_however_they_come() {
+    fn rows_with_equal_sums_have_a_stable_order() {
         let site = |line| SiteView {
             kind: "line".into(),
             file: Some("train.py".to_owned()),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lifetime_that_is_not_known_is_no_lifetime_of_0() {
+    fn unknown_lifetime_is_left_out_of_the_mean() {
         let of = |mean_lifetime_ns, frees| SumView { frees, mean_lifetime_ns, ..SumView::default() };
         let both = |mut one: SumView, other: &SumView| {
             add(&mut one, other);

@@ -172,7 +172,7 @@ fn public(library: &LibraryCoverage) -> LibraryCoverage {
     if SYSTEM_FOLDERS.iter().any(|folder| library.path.starts_with(folder)) && !library.path.contains("/../") {
         return library.clone();
     }
-    let error = library.error.as_ref().map(|_| "the reason is for its owner".to_owned());
+    let error = library.error.as_ref().map(|_| "hidden: only the owner may see the reason".to_owned());
     let all = library.clone();
     LibraryCoverage { path: ELSEWHERE.to_owned(), build_id: None, error, kernel_calls: None, ..all }
 }

@@ -52,7 +52,7 @@ fn native_stacks_of_python_stacks_are_each_their_own() {
 }
 
 #[test]
-fn of_endless_different_stacks_the_first_are_kept_and_the_others_are_counted() {
+fn stack_table_keeps_the_first_stacks_and_counts_the_rest() {
     let mut stacks = StackTable::default();
     let each = MOST_FRAMES / 4;
     (0..6).for_each(|id| stacks.learn(id, python(each)));

@@ -13,7 +13,7 @@ fn flows(story: impl Fn(&mut TestPipeline)) -> Vec<FlowView> {
 }
 
 #[test]
-fn what_is_freed_before_two_more_come_is_temporary_and_the_rest_is_not() {
+fn block_freed_before_two_more_allocations_is_temporary() {
     let reported = flows(|watch| {
         watch.calls(
             [mem_alloc(0xa0, 100), mem_free(0xa0), mem_alloc(0xa1, 200), mem_alloc(0xa2, 300)]
@@ -47,7 +47,7 @@ fn sizes_and_lifetimes_fall_into_classes_that_have_everything() {
 }
 
 #[test]
-fn what_a_process_leaves_behind_is_not_freed_by_it() {
+fn free_by_a_later_process_with_the_same_pid_is_an_older_free() {
     let reported = flows(|watch| {
         watch
             .calls([mem_alloc(0xa0, 100).process(7)])

@@ -45,7 +45,7 @@ fn a_linear_grant_is_the_out_word_and_the_size_argument() {
 }
 
 #[test]
-fn a_pitched_grant_is_pitch_times_height_and_a_refused_one_width_times_height() {
+fn pitched_allocation_is_pitch_by_height_and_a_refused_one_is_by_width() {
     let pitched = call("cuMemAllocPitch_v2", [0x7fff_0000, 0x7fff_0008, 100, 10, 4]).out([0xd000, 512]);
     let granted = Action::Allocate { kind: LinearKind::Device, address: 0xd000, bytes: 5120 };
     assert_eq!(action(pitched), granted);
@@ -61,7 +61,7 @@ fn a_size_that_overflows_is_the_largest_number_and_no_panic() {
 }
 
 #[test]
-fn frees_name_an_address_whatever_function_made_it() {
+fn frees_decode_to_an_address_for_linear_and_host_memory() {
     assert_eq!(action(cuda::mem_free(0xd000)), Action::Free { address: 0xd000 });
     assert_eq!(action(cuda::mem_free_host(0x1000)), Action::FreeHost { address: 0x1000 });
 }
@@ -89,7 +89,7 @@ fn a_stream_ordered_grant_names_its_pool_only_where_the_program_did() {
 }
 
 #[test]
-fn stream_zero_is_the_shared_default_stream_but_for_functions_that_say_otherwise() {
+fn stream_zero_is_the_legacy_stream_except_for_ptsz_functions() {
     for (symbol, handle, stream) in [
         ("cuMemFreeAsync", 0, Stream::Legacy),
         ("cuMemFreeAsync", 1, Stream::Legacy),
@@ -113,7 +113,7 @@ fn every_row_of_the_table_has_an_action_of_its_own_family() {
 }
 
 #[test]
-fn physical_memory_lies_where_its_location_says() {
+fn physical_location_decodes_device_host_and_unknown() {
     let locations = [
         ((1, 3), Location::Device(Ordinal(3))),
         ((2, 0), Location::Host),
@@ -138,7 +138,7 @@ fn an_unreadable_location_is_unknown_and_not_device_zero() {
 }
 
 #[test]
-fn handles_and_mappings_stand_in_the_arguments_of_cuda_h() {
+fn handle_and_mapping_arguments_follow_cuda_h() {
     assert_eq!(action(cuda::mem_release(0x40)), Action::ReleasePhysical { handle: 0x40 });
     assert_eq!(action(cuda::mem_retain(0x40, 0xd000)), Action::RetainPhysical { handle: 0x40, address: 0xd000 });
     assert_eq!(action(cuda::mem_import(0x40)), Action::ImportPhysical { handle: 0x40, file: None });
@@ -182,7 +182,7 @@ fn sparse_and_deferred_arrays_come_without_memory() {
 }
 
 #[test]
-fn a_block_compressed_element_has_four_or_eight_bits_whatever_its_channels() {
+fn block_compressed_array_element_size_ignores_channels() {
     let flat =
         |format, channels| call("cuArrayCreate_v2", [0, 0]).out([0xa0, 0]).peek([64, 64, pair(format, channels)]);
     for (format, channels) in [(0x91, 4), (0x92, 4), (0x97, 1), (0x98, 1)] {
@@ -225,7 +225,7 @@ fn a_device_argument_is_32_bits_wide_and_signed() {
 }
 
 #[test]
-fn setting_the_null_context_is_no_context() {
+fn ctx_set_current_null_clears_the_context() {
     let context = ContextHandle(0xc0);
     assert_eq!(action(cuda::ctx_set_current(0xc0)), Action::SetContext { context: Some(context) });
     assert_eq!(action(cuda::ctx_set_current(0)), Action::SetContext { context: None });
@@ -254,7 +254,7 @@ fn a_record_of_no_row_is_an_error_with_its_number() {
 }
 
 #[test]
-fn a_success_whose_result_could_not_be_read_is_an_error_but_a_failure_is_not() {
+fn unreadable_result_is_an_error_only_for_a_successful_call() {
     let lost = cuda::mem_alloc(0, 4096).flagged(FLAG_OUT_UNREADABLE);
     assert!(matches!(decode(&lost.0), Err(DecodeError::ResultUnreadable(probe)) if probe.symbol == "cuMemAlloc_v2"));
     assert_eq!(action(lost.failing(OUT_OF_MEMORY)).requested_bytes(), Some(4096));

@@ -54,7 +54,7 @@ fn is_about(number: Option<f64>, wanted: u64) -> bool {
 }
 
 #[test]
-fn a_gpu_that_fills_has_its_end_and_who_fills_it_its_rate() {
+fn growth_rate_gives_a_gpu_its_seconds_to_full() {
     let mut watch = two_containers(true);
     grow(&mut watch, 0..10, &[7, 8]);
     assert_eq!((watch.gpu(GPU_A).seconds_to_full, of_container(&watch, TRAIN).growth_bytes_per_second), (None, None));
@@ -67,7 +67,7 @@ fn a_gpu_that_fills_has_its_end_and_who_fills_it_its_rate() {
 }
 
 #[test]
-fn growth_that_has_stopped_and_a_gpu_with_others_on_it_are_reported_no_longer() {
+fn growth_is_withdrawn_when_it_stops_or_the_gpu_is_shared() {
     let mut watch = two_containers(true);
     grow(&mut watch, 0..40, &[7, 8]);
     watch.reading(vec![gpu_a(510 * MIB, &[7, 8, 9])]).tick();
@@ -78,7 +78,7 @@ fn growth_that_has_stopped_and_a_gpu_with_others_on_it_are_reported_no_longer() 
 }
 
 #[test]
-fn nobody_is_reported_who_did_not_ask() {
+fn growth_is_not_reported_unless_requested() {
     let mut watch = two_containers(false);
     grow(&mut watch, 0..40, &[7, 8]);
     assert_eq!((watch.gpu(GPU_A).seconds_to_full, of_container(&watch, TRAIN).growth_bytes_per_second), (None, None));

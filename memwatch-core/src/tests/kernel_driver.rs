@@ -84,7 +84,7 @@ fn trusted() -> TestPipeline {
 }
 
 #[test]
-fn nothing_is_unexplained_once_the_books_agreed_with_nvml_twice_and_nothing_is_shown_before() {
+fn rm_sums_are_trusted_after_agreeing_with_nvml_twice() {
     let mut watch = TestPipeline::begin();
     watch.driver("580.159.04").starts(7);
     watch.requests(7, begins(CLIENT, GPU_A)).requests(7, [context(CLIENT, 0x14, 518 * MIB)]);
@@ -113,7 +113,7 @@ fn a_later_difference_is_shown_with_its_sign() {
 }
 
 #[test]
-fn a_reading_in_a_request_says_nothing_however_late_that_returns() {
+fn nvml_reading_during_an_rm_request_is_ignored() {
     let mut watch = trusted();
     let entered_ns = watch.later();
     watch.reading(vec![device(GPU_A, 600 * MIB, [(7, 582 * MIB)])]);
@@ -127,7 +127,7 @@ fn a_reading_in_a_request_says_nothing_however_late_that_returns() {
 }
 
 #[test]
-fn lost_requests_take_the_belief_and_leave_the_calls_exact() {
+fn rm_losses_withdraw_trust_but_keep_call_numbers_exact() {
     let losses =
         [(Loss::RmRecordLost, Reason::Lost), (Loss::RmUnreadable, Reason::Lost), (Loss::RmLayout, Reason::Layout)];
     for (loss, reason) in losses {
@@ -163,7 +163,7 @@ fn a_request_that_breaks_a_rule_refuses_its_process_and_no_other() {
 }
 
 #[test]
-fn what_is_older_than_the_watch_is_one_number_and_believed_where_another_process_showed_that_sums_are_right() {
+fn rm_older_bytes_are_trusted_once_another_process_proved_the_sums() {
     let mut watch = TestPipeline::begin();
     watch.driver("580.159.04").runs_already(9);
     watch.requests(9, [context(0xc1d0_0009, 0x20, 2 * MIB)]).charged(3, [(9, 900 * MIB)]);
@@ -233,7 +233,7 @@ fn memory_in_a_mig_instance_is_that_instances() {
 }
 
 #[test]
-fn what_a_program_requested_lies_in_what_was_granted_and_the_columns_add_up() {
+fn rm_columns_split_granted_bytes_into_requested_slack_and_rounding() {
     let mut watch = trusted();
     let slab = video(NEWEST, (CLIENT, DEVICE, 0x20), 2 * MIB - 4096, 2 * MIB).inside("cuMemAlloc_v2", 5);
     let physical = video(NEWEST, (CLIENT, DEVICE, 0x21), 4 * MIB, 4 * MIB).inside("cuMemCreate", 6);
@@ -258,7 +258,7 @@ fn what_a_program_requested_lies_in_what_was_granted_and_the_columns_add_up() {
 }
 
 #[test]
-fn objects_that_are_alike_are_one_row_and_of_many_rows_the_largest_are_kept() {
+fn rm_equal_objects_share_a_row_and_only_the_largest_rows_are_kept() {
     let mut watch = trusted();
     let object = |number, mib: u64| video(NEWEST, (CLIENT, DEVICE, number), mib * MIB, mib * MIB);
     let alike = (0x100..0x110).map(|number| object(number, 8));
@@ -271,7 +271,7 @@ fn objects_that_are_alike_are_one_row_and_of_many_rows_the_largest_are_kept() {
 }
 
 #[test]
-fn a_mapping_is_of_the_memory_that_one_of_the_two_layouts_names_and_of_none_where_both_do() {
+fn rm_mapping_uses_the_layout_that_matches_unless_both_do() {
     let columns = |rm: Rm| {
         let mut watch = trusted();
         let object = |object| video(NEWEST, (CLIENT, DEVICE, object), 2 * MIB, 2 * MIB).inside("cuMemAlloc_v2", 5);
@@ -289,7 +289,7 @@ fn a_mapping_is_of_the_memory_that_one_of_the_two_layouts_names_and_of_none_wher
 }
 
 #[test]
-fn memory_that_others_open_and_close_again_and_again_is_inherited_by_who_has_it_last() {
+fn rm_repeatedly_duplicated_memory_is_inherited_by_the_last_holder() {
     let mut watch = trusted();
     let other = 0xc1d0_0008;
     watch.starts(8).requests(8, begins(other, GPU_A));
@@ -311,7 +311,7 @@ fn an_object_under_the_name_of_one_that_lives_takes_its_place() {
 }
 
 #[test]
-fn what_of_a_gpu_is_charged_to_nobody_is_a_row_of_its_own() {
+fn gpu_memory_charged_to_no_process_is_the_remainder_row() {
     let mut watch = trusted();
     watch.reading(vec![device(GPU_A, 530 * MIB, [(7, 518 * MIB)])]);
     let remainder = |watch: &TestPipeline| watch.pipeline.snapshot().gpus[0].remainder;
@@ -324,7 +324,7 @@ fn what_of_a_gpu_is_charged_to_nobody_is_a_row_of_its_own() {
 }
 
 #[test]
-fn who_imports_memory_is_charged_for_it_once_its_owner_has_ended() {
+fn rm_importer_is_charged_once_the_exporter_has_ended() {
     let mut watch = trusted();
     let other = 0xc1d0_0008;
     watch.starts(8).requests(8, begins(other, GPU_A)).requests(8, [context(other, 0x14, 2 * MIB)]);
@@ -351,7 +351,7 @@ fn left_by_its_end() -> TestPipeline {
 }
 
 #[test]
-fn what_nvml_charges_a_process_that_has_ended_is_kept_by_a_child_that_it_forked() {
+fn nvml_charge_of_an_ended_process_is_attributed_to_its_forked_child() {
     let mut watch = left_by_its_end();
     watch.charged(1, [(7, 518 * MIB)]);
     assert_eq!(watch.ended(7).and_then(|ended| ended.left_behind), None, "its files may not be closed yet");
@@ -370,7 +370,7 @@ fn what_nvml_charges_a_process_that_has_ended_is_kept_by_a_child_that_it_forked(
 }
 
 #[test]
-fn a_main_thread_that_ends_while_others_go_on_is_reported() {
+fn main_thread_end_is_reported_while_other_threads_run() {
     let mut watch = trusted();
     let is_reported = |watch: &TestPipeline| watch.pipeline.process(Tgid(7)).expect("it is there").main_thread_ended;
     assert!(!is_reported(&watch));
@@ -385,7 +385,7 @@ fn a_main_thread_that_ends_while_others_go_on_is_reported() {
 }
 
 #[test]
-fn a_number_that_another_process_has_since_is_not_charged_for_the_one_before() {
+fn reused_pid_is_not_reported_as_left_behind() {
     let mut watch = left_by_its_end();
     watch.ticks(3).starts(7).charged(1, [(7, 518 * MIB)]);
     assert_eq!(watch.ended(7).and_then(|ended| ended.left_behind), None);

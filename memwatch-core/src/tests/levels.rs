@@ -8,7 +8,7 @@ use crate::allocators::names::SiteKey;
 use crate::allocators::pytorch::{Doubt, StatFamily, StatScope};
 use crate::attribution::price::TracingRequest;
 use crate::input::TensorLevel;
-use crate::input::books::{AllocatorNumbers, BookBlock, BookState, DeviceNumbers, MovingBooks, MovingDevice};
+use crate::input::books::{AllocatorNumbers, StateBlock, StateBlockUse, DeviceNumbers, MovingAllocatorState, MovingDevice};
 use crate::recording::{Encoder, Front, RecordingPart, RecordingReader};
 use crate::words::Ordinal;
 
@@ -34,7 +34,7 @@ fn report_change(watch: &mut TestPipeline, [address, bytes, allocated_bytes]: [u
 }
 
 fn lower(watch: &mut TestPipeline, events_per_second: u64) {
-    choose(watch, TensorLevel::Layers, events_per_second);
+    choose(watch, TensorLevel::Modules, events_per_second);
 }
 
 /// Chooses this level at most, depending on the cost of its events.
@@ -73,7 +73,7 @@ fn allocated(watch: &TestPipeline) -> Option<u64> {
 }
 
 #[test]
-fn tensors_that_are_switched_off_stay_as_they_were_and_no_analysis_takes_them_for_new() {
+fn tensor_level_off_freezes_the_numbers_and_hides_them_from_analyses() {
     let mut watch = traced();
     assert_eq!((allocated(&watch), watch.running(7).level), (Some(2 * MIB), None));
     choose(&mut watch, TensorLevel::Off, 120_000);
@@ -89,7 +89,7 @@ fn tensors_that_are_switched_off_stay_as_they_were_and_no_analysis_takes_them_fo
 }
 
 #[test]
-fn a_lower_level_goes_on_with_what_it_has() {
+fn lower_tensor_level_continues_with_the_known_numbers() {
     let mut watch = traced();
     lower(&mut watch, 5_000);
     report(&mut watch, 0x3000, 3 * MIB);
@@ -98,7 +98,7 @@ fn a_lower_level_goes_on_with_what_it_has() {
 }
 
 #[test]
-fn a_choice_for_a_process_that_has_ended_makes_no_ghost() {
+fn level_choice_for_an_ended_process_creates_no_process() {
     let mut watch = traced();
     watch.event(7, ProcessEvent::Exit);
     lower(&mut watch, 4_500);
@@ -123,7 +123,7 @@ fn a_choice_is_recorded_and_replayed() {
 }
 
 #[test]
-fn what_is_read_alone_has_the_allocators_own_totals_and_what_was_traced_keeps_its_line() {
+fn lower_tensor_level_reads_allocator_totals_and_keeps_traced_lines() {
     let mut watch = traced();
     lower(&mut watch, 120_000);
     report(&mut watch, 0x3000, 3 * MIB);
@@ -135,14 +135,14 @@ fn what_is_read_alone_has_the_allocators_own_totals_and_what_was_traced_keeps_it
     let number = |side| allocator.number(StatFamily::AllocatedBytes, StatScope::All, side).expect("a side");
     assert_eq!((number("current").value, number("peak").value), (43_561_472, 45_449_216));
     assert_eq!(number("peak").doubt, Some(Doubt::AsRead), "it goes on");
-    let places = &tensors.places().devices()[&Ordinal(0)];
+    let places = &tensors.attribution().devices()[&Ordinal(0)];
     let untraced = places.sites().find(|(site, _)| *site == SiteKey::UNTRACED).map(|(_, sum)| sum.live_bytes);
     assert_eq!((untraced, places.total().live_bytes), (Some(43_561_472 - 2 * MIB), 43_561_472));
-    assert_eq!((places.unplaced_bytes(), tensors.places().blocks().count()), (0, 2), "what was traced stands");
+    assert_eq!((places.unplaced_bytes(), tensors.attribution().blocks().count()), (0, 2), "what was traced stands");
 }
 
 #[test]
-fn numbers_that_cannot_be_are_not_taken_and_those_of_a_traced_process_neither() {
+fn statistics_that_are_torn_or_of_a_traced_process_are_ignored() {
     let mut watch = traced();
     read(&mut watch, words());
     assert_eq!(allocated(&watch), Some(2 * MIB), "its events are surer");
@@ -154,12 +154,12 @@ fn numbers_that_cannot_be_are_not_taken_and_those_of_a_traced_process_neither() 
 }
 
 #[test]
-fn a_level_that_is_raised_again_follows_events_and_knows_that_it_missed_some() {
+fn raised_tensor_level_follows_events_and_marks_the_gap_as_lost() {
     let mut watch = traced();
     lower(&mut watch, 120_000);
     read(&mut watch, words());
     lower(&mut watch, 100);
-    assert_eq!(watch.running(7).level.map(|choice| choice.chosen), Some(TensorLevel::Layers));
+    assert_eq!(watch.running(7).level.map(|choice| choice.chosen), Some(TensorLevel::Modules));
     report(&mut watch, 0x9000, 4 * MIB);
     assert_eq!(allocated(&watch), Some(4 * MIB), "by its own report");
     let process = watch.pipeline.processes.get(&Tgid(7)).expect("it runs");
@@ -171,7 +171,7 @@ fn a_level_that_is_raised_again_follows_events_and_knows_that_it_missed_some() {
 }
 
 #[test]
-fn what_grows_between_windows_is_a_leak_by_the_segments_that_the_allocator_takes() {
+fn growth_between_windows_is_a_leak_at_the_driver_level() {
     let leaks = |lowers: bool| {
         let mut watch = traced();
         watch.pipeline.watch_leaks();
@@ -197,7 +197,7 @@ fn what_grows_between_windows_is_a_leak_by_the_segments_that_the_allocator_takes
 }
 
 #[test]
-fn what_a_window_has_not_shown_is_known_again_once_all_is_traced() {
+fn number_missed_in_a_window_is_known_again_after_a_full_trace() {
     let mut watch = traced();
     lower(&mut watch, 120_000);
     read(&mut watch, words());
@@ -227,16 +227,16 @@ fn what_a_window_has_not_shown_is_known_again_once_all_is_traced() {
 
 /// Reads blocks of 1 MiB each at these addresses, while no event is traced.
 fn stand(watch: &mut TestPipeline, addresses: &[u64]) {
-    let block = |address: &u64| BookBlock {
+    let block = |address: &u64| StateBlock {
         address: *address,
         bytes: MIB,
         requested_bytes: MIB,
-        state: BookState::ActiveAllocated,
+        state: StateBlockUse::ActiveAllocated,
     };
     let blocks = addresses.iter().map(block).collect();
     let device = MovingDevice { ordinal: Ordinal(0), allocated_bytes: 0, reserved_bytes: 0, blocks };
     let time_ns = watch.later();
-    let books = MovingBooks { tgid: Tgid(7), began_ns: time_ns, time_ns, devices: vec![device] };
+    let books = MovingAllocatorState { tgid: Tgid(7), began_ns: time_ns, time_ns, devices: vec![device] };
     watch.pipeline.step(Input::MovingBooks(Box::new(books)));
 }
 
@@ -244,16 +244,16 @@ fn stand(watch: &mut TestPipeline, addresses: &[u64]) {
 /// to the allocator's granted bytes.
 fn rows(watch: &TestPipeline) -> (Vec<(String, u64)>, bool) {
     let tensors = watch.running(7).tensors.expect("it has PyTorch");
-    let device = tensors.places.devices.first().expect("one device");
+    let device = tensors.attribution.devices.first().expect("one device");
     let sites = device.sites.iter().filter(|site| site.sum.live_bytes > 0);
     let rows = sites.map(|site| (site.kind.to_string(), site.sum.live_bytes / MIB)).collect();
     let sum: u64 = device.sites.iter().map(|site| site.sum.live_bytes).sum();
-    let of_stages: u64 = device.stages.iter().map(|stage| stage.sum.live_bytes).sum();
-    (rows, sum == device.allocated_bytes && of_stages == device.allocated_bytes && device.unplaced_bytes == 0)
+    let of_phases: u64 = device.phases.iter().map(|phase| phase.sum.live_bytes).sum();
+    (rows, sum == device.allocated_bytes && of_phases == device.allocated_bytes && device.unplaced_bytes == 0)
 }
 
 #[test]
-fn a_line_keeps_a_block_while_it_stands_and_what_comes_meanwhile_has_a_row_with_its_reason() {
+fn windowed_line_keeps_a_block_while_it_is_live_and_rest_is_untraced() {
     let mut watch = traced();
     lower(&mut watch, 120_000);
     read(&mut watch, words());
@@ -263,7 +263,7 @@ fn a_line_keeps_a_block_while_it_stands_and_what_comes_meanwhile_has_a_row_with_
     stand(&mut watch, &[0x1000, 0x9000]);
     assert_eq!(rows(&watch), (vec![("untraced".to_owned(), 40), ("not_asked".to_owned(), 1)], true), "it has gone");
     let tensors = watch.running(7).tensors.expect("it has PyTorch");
-    let line = tensors.places.devices[0].sites.iter().find(|site| site.kind == "not_asked").expect("the line");
+    let line = tensors.attribution.devices[0].sites.iter().find(|site| site.kind == "not_asked").expect("the line");
     assert!(line.sum.at_least && line.sum.is_lower_bound(), "more may have come of it than was traced");
 }
 
@@ -333,7 +333,7 @@ fn steps_are_counted_where_ranges_are_followed_at_every_level() {
         let end = TensorRecord { kind, probe: 21, tid: 7, tgid: 7, time_ns, ..TensorRecord::default() };
         watch.pipeline.step(Input::Record(RingRecord::Tensor(end)));
     };
-    let steps = |watch: &TestPipeline| watch.running(7).tensors.and_then(|tensors| tensors.places.steps);
+    let steps = |watch: &TestPipeline| watch.running(7).tensors.and_then(|tensors| tensors.attribution.steps);
     step(&mut watch, "Optimizer.step#SGD.step", 20);
     assert_eq!(steps(&watch), Some(1));
     lower(&mut watch, 120_000);
@@ -344,7 +344,7 @@ fn steps_are_counted_where_ranges_are_followed_at_every_level() {
 }
 
 #[test]
-fn rows_add_up_in_windows_whatever_goes_that_was_never_seen_to_come() {
+fn windowed_rows_sum_to_the_total_after_frees_of_unseen_blocks() {
     let mut watch = TestPipeline::begin();
     watch.starts(7);
     watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: 0 });
@@ -372,12 +372,12 @@ fn rows_add_up_in_windows_whatever_goes_that_was_never_seen_to_come() {
         allocated_bytes = 43_561_472;
         assert!(rows(&watch).1, "{:?} after window {window}", rows(&watch));
     }
-    let device = &watch.running(7).tensors.expect("it has PyTorch").places.devices[0];
+    let device = &watch.running(7).tensors.expect("it has PyTorch").attribution.devices[0];
     assert_eq!(Some(device.peak_bytes()), device.allocator_peak_bytes, "the allocator's own");
 }
 
 #[test]
-fn what_was_there_before_the_watch_is_never_counted_as_untraced() {
+fn preexisting_bytes_are_never_counted_as_untraced() {
     let mut watch = TestPipeline::begin();
     watch.runs_already(7);
     lower(&mut watch, 120_000);
@@ -387,7 +387,7 @@ fn what_was_there_before_the_watch_is_never_counted_as_untraced() {
     read(&mut watch, words());
     let tensors = watch.running(7).tensors.expect("it has PyTorch");
     let row = |kind: &str| {
-        let site = tensors.places.devices[0].sites.iter().find(|site| site.kind == kind).expect("a row");
+        let site = tensors.attribution.devices[0].sites.iter().find(|site| site.kind == kind).expect("a row");
         (site.sum.live_bytes, site.sum.peak_bytes)
     };
     let later_bytes = 43_561_472 - 20 * MIB;

@@ -28,7 +28,7 @@ fn a_number_used_again_within_one_batch_is_another_process() {
 }
 
 #[test]
-fn a_process_comes_after_the_one_before_under_its_number_though_its_start_is_reported_too_early() {
+fn reused_pid_begins_after_the_end_of_the_previous_process() {
     let mut watch = TestPipeline::begin();
     let reported_ns = watch.later();
     watch.starts(7).calls([mem_alloc(0xd0, 100).process(7)]).event(7, ProcessEvent::Exit);
@@ -41,7 +41,7 @@ fn a_process_comes_after_the_one_before_under_its_number_though_its_start_is_rep
 }
 
 #[test]
-fn what_nvml_showed_of_a_process_is_forgotten_with_it() {
+fn nvml_reading_of_a_process_is_forgotten_when_it_ends() {
     let mut watch = TestPipeline::begin();
     watch.runs_already(7).reading(vec![device(GPU_A, 200, [(7, 200)])]).event(7, ProcessEvent::Exit);
     watch.calls([mem_alloc(0xd0, 100).process(7)]);
@@ -59,7 +59,7 @@ fn a_reading_older_than_a_process_is_of_the_one_before_under_its_number() {
 }
 
 #[test]
-fn facts_that_come_after_the_first_calls_still_report_that_nothing_was_missed() {
+fn late_process_facts_still_prove_an_observation_from_the_start() {
     let mut watch = TestPipeline::begin();
     let start_ns = watch.later();
     watch.calls([mem_alloc(0xd0, 100).process(7)]);
@@ -70,7 +70,7 @@ fn facts_that_come_after_the_first_calls_still_report_that_nothing_was_missed() 
 }
 
 #[test]
-fn a_library_probed_late_leaves_something_unseen_and_later_facts_do_not_mend_that() {
+fn late_library_probe_leaves_a_gap_that_later_facts_do_not_close() {
     let mut watch = TestPipeline::begin();
     let start_ns = watch.later();
     watch.process(7, start_ns).reading(vec![device(GPU_A, 0, [])]);
@@ -92,7 +92,7 @@ fn facts_that_come_after_a_late_probe_do_not_hide_it() {
 }
 
 #[test]
-fn a_process_that_the_shell_saw_starting_is_seen_from_its_start_whatever_the_clock_says() {
+fn process_started_under_the_watch_is_seen_from_start_despite_the_clock() {
     let mut watch = TestPipeline::begin();
     let start_ns = ATTACHED_NS - 5_000_000;
     let facts = ProcessFacts { tgid: 7, start_ns, started_under_watch: true, ..ProcessFacts::default() };
@@ -101,7 +101,7 @@ fn a_process_that_the_shell_saw_starting_is_seen_from_its_start_whatever_the_clo
 }
 
 #[test]
-fn a_process_of_another_start_ends_the_one_whose_exit_was_not_seen() {
+fn process_with_a_new_start_time_ends_the_previous_one() {
     let mut watch = TestPipeline::begin();
     watch.runs_already(7).calls([mem_alloc(0xd0, 100).process(7)]).starts(7);
     assert_eq!(watch.ended(7).map(|ended| ended.implicit_frees), Some(1));
@@ -160,14 +160,14 @@ fn a_loss_makes_its_process_inexact_and_the_whole_incomplete() {
 }
 
 #[test]
-fn a_count_of_no_losses_is_no_loss() {
+fn loss_count_of_zero_is_not_a_loss() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).lost(Some(7), Loss::RingFull, 0).lost(None, Loss::InFlightFull, 0);
     assert!(watch.snapshot().complete && watch.running(7).exact);
 }
 
 #[test]
-fn a_loss_of_nobody_knows_who_is_everybodys_but_not_of_all_that_start_later() {
+fn loss_of_an_unknown_process_marks_all_that_may_have_run_by_then() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).runs_already(8).tick().lost(None, Loss::RingFull, 1);
     assert_eq!((watch.running(7).exact, watch.running(8).exact), (false, false));
@@ -178,7 +178,7 @@ fn a_loss_of_nobody_knows_who_is_everybodys_but_not_of_all_that_start_later() {
 }
 
 #[test]
-fn a_loss_counted_after_its_process_ended_makes_no_ghost() {
+fn loss_reported_after_its_process_ended_creates_no_process() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).event(7, ProcessEvent::Exit).lost(Some(7), Loss::RingFull, 1);
     assert!(!watch.pipeline.knows(Tgid(7)));
@@ -238,7 +238,7 @@ fn of_a_targets_children_only_all_that_touched_a_gpu_are_remembered() {
 }
 
 #[test]
-fn a_move_is_no_loss_and_the_groups_it_led_to_change_the_owner() {
+fn cgroup_move_changes_the_owner_without_a_loss() {
     let job = |step: &str| format!("4:memory:/slurm/uid_0/job_7/step_{step}\n0::/\n");
     let mut watch = TestPipeline::begin();
     let (tgid, cgroups) = (Tgid(7), Some(job("0")));
@@ -255,7 +255,7 @@ fn a_move_is_no_loss_and_the_groups_it_led_to_change_the_owner() {
 }
 
 #[test]
-fn who_has_ended_is_distinguished_from_a_later_process_of_its_number() {
+fn ended_process_is_distinguished_from_a_later_one_with_its_pid() {
     let mut watch = TestPipeline::begin();
     watch.starts(7);
     let facts = |start_ns| ProcessFacts { tgid: 7, start_ns, ..ProcessFacts::default() };
@@ -267,7 +267,7 @@ fn who_has_ended_is_distinguished_from_a_later_process_of_its_number() {
 }
 
 #[test]
-fn what_was_lost_of_a_process_never_heard_of_is_not_the_next_ones_with_its_number() {
+fn loss_of_an_unknown_process_is_not_charged_to_a_later_one_of_its_pid() {
     let mut watch = TestPipeline::begin();
     watch.lost(Some(7), Loss::RingFull, 1).event(7, ProcessEvent::Exit).starts(7);
     assert!(watch.running(7).exact, "the exit came after the loss");
@@ -283,7 +283,7 @@ fn what_was_lost_of_a_process_never_heard_of_is_not_the_next_ones_with_its_numbe
 }
 
 #[test]
-fn losses_of_more_processes_than_are_kept_apart_are_everybodys() {
+fn losses_past_the_per_process_limit_count_for_all_processes() {
     let mut watch = TestPipeline::begin();
     for tgid in 100..100 + 4096 {
         watch.lost(Some(tgid), Loss::RingFull, 1);

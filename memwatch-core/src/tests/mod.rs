@@ -163,7 +163,7 @@ fn on_gpu_a(tgid: u32) -> [TestCall; 3] {
 }
 
 #[test]
-fn attached_in_the_middle_older_memory_is_reported_by_nvml_and_drawn_down_by_its_frees() {
+fn late_attach_reports_older_memory_from_nvml_and_deducts_its_frees() {
     let mut watch = TestPipeline::begin();
     watch.runs_already(7).calls([mem_alloc(0xd1, 300).process(7)]);
     watch.reading(vec![device(GPU_A, 2000, [(7, 1500)])]);
@@ -183,7 +183,7 @@ fn attached_in_the_middle_older_memory_is_reported_by_nvml_and_drawn_down_by_its
 }
 
 #[test]
-fn before_the_first_reading_what_is_older_is_unknown_and_not_zero() {
+fn preexisting_bytes_are_unknown_before_the_first_nvml_reading() {
     let mut watch = TestPipeline::begin();
     watch.runs_already(7).calls([mem_alloc(0xd1, 300).process(7)]);
     let row = watch.on(7, None).expect("it has allocated");
@@ -219,7 +219,7 @@ fn a_busy_process_has_a_baseline_if_it_only_pauses_for_the_reading() {
 }
 
 #[test]
-fn a_call_made_while_nvml_was_asked_spoils_the_comparison_and_not_the_numbers() {
+fn call_during_an_nvml_reading_voids_the_comparison_not_the_numbers() {
     let mut watch = TestPipeline::begin();
     watch.runs_already(7);
     let begin_ns = watch.later();
@@ -253,7 +253,7 @@ fn a_process_seen_from_its_start_teaches_the_size_of_a_context() {
 }
 
 #[test]
-fn a_device_is_the_gpu_whose_uuid_the_program_was_reported() {
+fn device_is_matched_to_the_gpu_uuid_the_program_queried() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).calls([device_get_uuid(0, GPU_B).process(7), primary_ctx_retain(0xc0, 0).process(7)]);
     watch.calls([ctx_set_current(0xc0).process(7), mem_alloc(0xd0, 100).process(7)]);
@@ -279,7 +279,7 @@ fn an_unknown_device_is_the_one_gpu_that_lists_the_process() {
 }
 
 #[test]
-fn a_device_that_is_not_known_has_no_uuid_and_stands_last() {
+fn device_without_a_known_uuid_is_listed_last() {
     let mut watch = TestPipeline::begin();
     watch.runs_already(7).calls([mem_alloc(0xd0, 100).process(7)]);
     watch.reading(vec![device(GPU_A, 600, [(7, 600)]), device(GPU_B, 700, [(7, 700)])]);
@@ -370,7 +370,7 @@ fn a_refused_allocation_is_shown_with_the_gpu_it_asked_on() {
 }
 
 #[test]
-fn what_a_program_asks_to_find_out_which_memory_there_is_is_no_failed_allocation() {
+fn memory_probe_statuses_are_not_failed_allocations() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([201, 800, 801].map(|status| mem_alloc(0, 1).process(7).failing(status)));
     watch.calls([mem_create(0, 2 << 20, (ON_DEVICE, 0)).process(7).failing(800)]);
@@ -380,7 +380,7 @@ fn what_a_program_asks_to_find_out_which_memory_there_is_is_no_failed_allocation
 }
 
 #[test]
-fn rates_are_calls_per_second_between_ticks_however_often_one_looks() {
+fn call_rates_are_per_second_between_ticks() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).tick();
     assert_eq!(watch.running(7).allocations_per_second, None);
@@ -396,7 +396,7 @@ fn rates_are_calls_per_second_between_ticks_however_often_one_looks() {
 }
 
 #[test]
-fn processes_that_only_nvml_knows_are_counted_and_one_that_has_ended_is_none_of_them() {
+fn unwatched_processes_on_a_gpu_are_counted_without_ended_ones() {
     let mut watch = TestPipeline::begin();
     watch.runs_already(7).starts(8).event(8, ProcessEvent::Exit).reading(vec![device(
         GPU_A,
@@ -418,7 +418,7 @@ fn processes_that_only_nvml_knows_are_counted_and_one_that_has_ended_is_none_of_
 }
 
 #[test]
-fn without_nvml_nothing_is_used_and_nothing_unattributed_but_the_ledger_stands() {
+fn missing_nvml_leaves_used_bytes_unknown_and_the_ledger_intact() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 100).process(7)]);
     let state = NvmlState::Unavailable("no driver is loaded".to_owned());

@@ -39,7 +39,7 @@ fn after_a_reset_the_peak_is_the_most_since_then_and_says_since_when() {
 }
 
 #[test]
-fn without_a_name_the_peaks_of_all_begin_again_and_nobody_unknown_is_made_up() {
+fn peaks_reset_without_a_pid_resets_all_and_creates_no_process() {
     let mut watch = two_processes();
     watch.peaks_reset(Some(9));
     assert_eq!(watch.snapshot().processes.len(), 2);

@@ -36,7 +36,7 @@ fn story(interval_ns: u64) -> TestPipeline {
 }
 
 #[test]
-fn a_peak_between_two_looks_is_exact_and_no_look_has_seen_it() {
+fn profile_peak_between_polls_is_exact() {
     let watch = story(SECOND_NS);
     let live = watch.on_gpu(7).live.expect("it has allocated");
     assert_eq!((live.current_bytes, live.peak_bytes, live.maximum_bytes, live.p99_bytes), (100, Some(1000), 100, 100));
@@ -85,7 +85,7 @@ fn two_processes_peak_together_on_their_gpu_and_apart_in_their_rows() {
 }
 
 #[test]
-fn who_has_ended_keeps_what_it_held_and_gives_back_what_its_gpu_had() {
+fn profile_of_an_ended_process_keeps_its_numbers_and_frees_its_gpu() {
     let mut watch = story(SECOND_NS);
     watch.event(7, ProcessEvent::Exit).ticks(30);
     let process = watch.of_process(7);
@@ -111,6 +111,6 @@ fn memory_on_a_gpu_that_is_known_later_was_there_all_the_time() {
 }
 
 #[test]
-fn nothing_is_followed_that_nobody_asked_for() {
+fn profile_is_none_unless_requested() {
     assert_eq!(TestPipeline::begin().pipeline.profile(), None);
 }

@@ -63,7 +63,7 @@ fn asked(failure: &OomView) -> Vec<Option<u64>> {
 }
 
 #[test]
-fn behind_a_call_that_failed_are_the_requests_that_the_kernel_driver_refused_it() {
+fn failure_lists_the_rm_requests_refused_during_its_call() {
     let mut watch = watched();
     let call_ns = watch.refuses(ALLOCATE, 900 * MIB);
     watch.refuses_again(ALLOCATE, call_ns, 902 * MIB);
@@ -89,7 +89,7 @@ fn a_failure_without_a_refused_request_has_none_behind_it() {
 }
 
 #[test]
-fn what_was_asked_for_again_and_granted_is_listed_as_survived() {
+fn refused_request_granted_on_retry_is_listed_as_survived() {
     let mut watch = watched();
     let call_ns = watch.refuses(ALLOCATE, 128 * MIB);
     watch.returns(mem_alloc(0xd0, 128 * MIB), call_ns);
@@ -100,7 +100,7 @@ fn what_was_asked_for_again_and_granted_is_listed_as_survived() {
 }
 
 #[test]
-fn outside_of_all_calls_that_are_watched_nothing_is_known_of_what_came_of_it() {
+fn refused_request_outside_a_watched_call_has_an_unknown_outcome() {
     let mut watch = watched();
     watch.refuses("cuLaunchKernel", 128 * MIB);
     assert_eq!((watch.failures(), watch.survived().len()), (Vec::new(), 1));
@@ -108,7 +108,7 @@ fn outside_of_all_calls_that_are_watched_nothing_is_known_of_what_came_of_it() {
 }
 
 #[test]
-fn a_context_that_could_not_be_made_is_a_failure_of_the_size_that_was_refused() {
+fn failed_context_creation_has_the_size_of_the_refused_request() {
     let mut watch = watched();
     let call_ns = watch.refuses("cuDevicePrimaryCtxRetain", 414 * MIB);
     watch.returns(primary_ctx_retain(0, 0).failing(OUT_OF_MEMORY), call_ns);
@@ -118,7 +118,7 @@ fn a_context_that_could_not_be_made_is_a_failure_of_the_size_that_was_refused() 
 }
 
 #[test]
-fn behind_pytorchs_own_failure_are_its_threads_requests_and_what_it_recovers_from_is_survived() {
+fn pytorch_failure_lists_its_refused_requests_and_recovery_is_survived() {
     let mut watch = watched();
     watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: ATTACHED_NS });
     let call_ns = watch.refuses(ALLOCATE, 512 * MIB);
@@ -143,7 +143,7 @@ fn behind_pytorchs_own_failure_are_its_threads_requests_and_what_it_recovers_fro
 }
 
 #[test]
-fn a_refused_call_that_is_granted_on_retry_is_no_failure() {
+fn refused_call_granted_on_retry_is_not_a_failure() {
     let mut watch = watched();
     let call_ns = watch.refuses(ALLOCATE, 700 * MIB);
     watch.returns(mem_alloc(0, 700 * MIB).failing(OUT_OF_MEMORY), call_ns);
@@ -159,7 +159,7 @@ fn a_refused_call_that_is_granted_on_retry_is_no_failure() {
 }
 
 #[test]
-fn a_process_that_dies_of_a_refused_call_has_failed_whether_its_allocator_reports_or_not() {
+fn process_that_ends_after_a_refused_call_has_failed() {
     for is_watched in [false, true] {
         let mut watch = watched();
         if is_watched {
@@ -200,7 +200,7 @@ fn of_many_survived_ones_the_last_are_kept_and_all_are_counted() {
 }
 
 #[test]
-fn a_failure_after_a_second_is_its_own_whatever_was_refused_in_between() {
+fn failure_after_a_second_is_separate_from_earlier_refusals() {
     let mut watch = watched();
     watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: ATTACHED_NS });
     let fails = |watch: &mut TestPipeline, bytes: u64| {

@@ -41,7 +41,7 @@ impl TestPipeline {
 }
 
 #[test]
-fn a_user_lists_as_much_as_she_leaves_free_and_nobody_else_loses_anything() {
+fn user_with_many_allocations_does_not_displace_other_users() {
     let mut watch = TestPipeline::bounded();
     for tgid in 1..=4 {
         watch.starts_as(tgid, ALICE);
@@ -62,7 +62,7 @@ fn a_user_lists_as_much_as_she_leaves_free_and_nobody_else_loses_anything() {
 }
 
 #[test]
-fn room_that_is_not_needed_any_more_is_there_for_others() {
+fn listing_capacity_that_is_released_is_available_to_others() {
     let mut watch = TestPipeline::bounded();
     watch.starts_as(1, ALICE).calls((0..9000).map(|at| mem_alloc(0x1000 + at, 1).process(1)));
     let most = watch.listed(1);
@@ -82,7 +82,7 @@ fn a_program_with_few_allocations_makes_as_many_calls_as_it_likes() {
 }
 
 #[test]
-fn nothing_that_a_program_can_make_is_listed_without_end() {
+fn listed_objects_of_every_kind_are_bounded() {
     type Makes = fn(u64) -> TestCall;
     let many: [(&str, Makes); 20] = [
         ("managed", |at| mem_alloc_managed(at, 1)),
@@ -115,19 +115,19 @@ fn nothing_that_a_program_can_make_is_listed_without_end() {
 }
 
 #[test]
-fn an_unmap_is_applied_where_there_is_no_room() {
+fn unmap_is_applied_without_listing_capacity_and_is_not_a_loss() {
     let mut watch = TestPipeline::bounded();
     watch
         .starts_as(1, ALICE)
         .calls([mem_create(1, 2 << 20, (ON_DEVICE, 0)), mem_map(2 << 30, 2 << 20, 0, 1)].map(|call| call.process(1)));
     watch.calls((1..20_000).map(|at| mem_alloc(at, 1).process(1))).calls([mem_release(1).process(1)]);
-    let before = watch.live(1);
+    let (before, unlisted) = (watch.live(1), watch.unlisted(1));
     watch.calls([mem_unmap(2 << 30, 2 << 20).process(1)]);
-    assert_eq!(before - watch.live(1), 2 << 20);
+    assert_eq!((before - watch.live(1), watch.unlisted(1) - unlisted), (2 << 20, 0));
 }
 
 #[test]
-fn processes_that_come_and_go_in_number_are_remembered_as_far_as_a_user_may_have_many() {
+fn ended_processes_are_remembered_up_to_a_limit_per_user() {
     let mut watch = TestPipeline::bounded();
     watch.starts_as(5000, BOB).calls([mem_alloc(1, 7).process(5000)]).event(5000, ProcessEvent::Exit);
     for tgid in 1..4900 {
@@ -156,7 +156,7 @@ fn bytes_that_nvml_does_not_charge_are_in_no_gpus_sum() {
 }
 
 #[test]
-fn a_process_whose_calls_may_not_be_seen_is_not_exact_until_they_are() {
+fn unproven_process_is_inexact_until_its_calls_are_seen() {
     let mut watch = TestPipeline::begin();
     watch.process(7, super::ATTACHED_NS + 1).pipeline.step(Input::Unproven([Tgid(7)].into()));
     watch.reading(vec![device(GPU_A, 700, [(7, 600)])]);

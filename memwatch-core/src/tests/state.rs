@@ -262,7 +262,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_watch_kept_at_any_moment_goes_on_as_if_it_had_not_been(
+    fn watch_resumes_from_serialized_state_at_any_record(
         first in steps(),
         second in steps(),
         turns in vec(any::<bool>(), 0..200),
@@ -273,7 +273,7 @@ proptest! {
     }
 
     #[test]
-    fn a_training_kept_at_any_moment_goes_on_as_if_it_had_not_been(
+    fn tensor_tracing_resumes_from_serialized_state_at_any_event(
         steps in tensor_steps(),
         besides in vec(any::<(u8, u8, u32)>(), 120),
         from_start: bool,
@@ -310,7 +310,7 @@ fn some_of_everything() -> Pipeline {
     asked.for_each(|input| watch.pipeline.step(input));
     watch.reading(vec![device(GPU_A, 90_000, [(7, 50_000)])]).tick();
     let mut pipeline = watch.pipeline;
-    let asked = TracingRequest { level: TensorLevel::Layers, ..TracingRequest::default() };
+    let asked = TracingRequest { level: TensorLevel::Modules, ..TracingRequest::default() };
     pipeline.step(Input::TensorLevel(asked.choose((Tgid(7), ATTACHED_NS), 1_000)));
     let mut history = TensorEventHistory::new(false, 0);
     for step in 0..200_u32 {
@@ -362,7 +362,7 @@ fn the_layout_of_a_state_is_the_one_that_its_number_says() {
 }
 
 #[test]
-fn more_bytes_than_a_state_are_none_and_so_are_fewer() {
+fn serialized_state_of_another_length_is_rejected() {
     let state = some_of_everything().state();
     assert!(Pipeline::load(&state[..state.len() - 1]).is_err());
     assert!(Pipeline::load(&[&state[..], &[0]].concat()).is_err());

@@ -26,7 +26,7 @@ fn both_gpus(processes: [(u32, u64); 1]) -> Vec<DeviceFacts> {
 }
 
 #[test]
-fn with_one_context_all_memory_is_on_its_gpu_whoever_has_set_it_unseen() {
+fn single_context_process_has_all_memory_on_its_gpu_without_switches() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).reading(both_gpus([(1, 100)])).calls(on_gpu_a(7)).sees(7, false);
     watch.calls([mem_alloc(0xd1, 300).process(7).thread(8), mem_alloc(0xd2, 20).process(7)]);
@@ -35,7 +35,7 @@ fn with_one_context_all_memory_is_on_its_gpu_whoever_has_set_it_unseen() {
 }
 
 #[test]
-fn a_second_context_takes_what_comes_then_from_the_first_ones_gpu_until_a_change_is_seen() {
+fn second_context_makes_unseen_allocations_unplaced_until_a_switch() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).reading(both_gpus([(1, 100)])).calls(on_gpu_a(7)).sees(7, false);
     watch.calls([device_get_uuid(1, GPU_B), primary_ctx_retain(PRIMARY_B, 1)].map(|call| call.process(7)));
@@ -48,7 +48,7 @@ fn a_second_context_takes_what_comes_then_from_the_first_ones_gpu_until_a_change
 }
 
 #[test]
-fn of_a_process_that_is_older_than_the_watch_nvml_shows_whether_it_may_have_others() {
+fn late_process_may_have_several_contexts_if_nvml_lists_two_gpus() {
     let mut watch = TestPipeline::begin();
     watch.runs_already(7).calls([ctx_set_current(PRIMARY_A).process(7)]);
     assert!(watch.may_be_several(7), "nobody has looked");
@@ -59,7 +59,7 @@ fn of_a_process_that_is_older_than_the_watch_nvml_shows_whether_it_may_have_othe
 }
 
 #[test]
-fn how_often_contexts_change_is_counted_and_another_image_is_seen_from_its_start() {
+fn context_changes_are_counted_and_exec_resumes_tracing_them() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([ctx_push(PRIMARY_A), ctx_pop(PRIMARY_A)].map(|call| call.process(7)));
     assert_eq!(watch.pipeline.context_changes().collect::<Vec<_>>(), [(Tgid(7), 3)]);

@@ -29,17 +29,17 @@ fn counted_from(probes_are_late: bool, finds_another_framework: bool) -> String 
 }
 
 #[test]
-fn an_allocator_counts_from_the_start_where_its_probes_came_before_the_first_allocation() {
+fn allocator_counts_from_start_if_probed_before_its_first_allocation() {
     assert_eq!(counted_from(false, false), "start");
 }
 
 #[test]
-fn an_allocation_whose_record_comes_after_the_word_on_the_probes_is_older_than_they_are() {
+fn allocation_record_that_arrives_after_the_probes_is_older() {
     assert_ne!(counted_from(true, false), "start");
 }
 
 #[test]
-fn another_framework_that_is_found_later_makes_no_allocator_of_pytorch_younger() {
+fn later_framework_does_not_change_the_start_of_the_pytorch_allocator() {
     assert_eq!(counted_from(false, true), "start");
 }
 
@@ -74,7 +74,7 @@ fn with_buffer(probes_are_late: bool) -> BuffersView {
 }
 
 #[test]
-fn buffers_are_all_known_where_their_probes_came_before_the_first_allocation() {
+fn ggml_buffers_are_exact_if_probed_before_the_first_allocation() {
     let view = with_buffer(false);
     let [device] = &view.devices[..] else { panic!("{view:?}") };
     assert!(view.exact && !view.older_unknown);
@@ -84,7 +84,7 @@ fn buffers_are_all_known_where_their_probes_came_before_the_first_allocation() {
 }
 
 #[test]
-fn buffers_from_before_their_probes_are_absent_and_no_number_says_that_there_are_none() {
+fn ggml_buffers_older_than_their_probes_have_unknown_totals() {
     let view = with_buffer(true);
     let [device] = &view.devices[..] else { panic!("{view:?}") };
     assert!(!view.exact && view.older_unknown);
@@ -116,7 +116,7 @@ fn knows_all_of_scratch(maps_first: bool, is_late: bool) -> bool {
 }
 
 #[test]
-fn memory_that_was_mapped_before_the_pool_for_temporaries_is_probed_may_be_of_that() {
+fn ggml_scratch_pool_is_unknown_for_memory_mapped_before_its_probes() {
     assert!(knows_all_of_scratch(false, false));
     assert!(!knows_all_of_scratch(true, false));
     assert!(!knows_all_of_scratch(true, true));

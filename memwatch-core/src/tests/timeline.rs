@@ -16,7 +16,7 @@ fn timeline(large_bytes: u64) -> TimelineView {
 }
 
 #[test]
-fn between_two_looks_the_most_is_kept_and_times_go_on() {
+fn timeline_keeps_the_maximum_between_polls_and_increasing_times() {
     let reported = timeline(1 << 30);
     let of_process = |measure: &str| {
         let own = reported.tracks.iter().find(|track| track.tgid == Some(Tgid(7)) && track.measure == *measure);
@@ -29,7 +29,7 @@ fn between_two_looks_the_most_is_kept_and_times_go_on() {
 }
 
 #[test]
-fn failures_starts_ends_peaks_and_large_allocations_are_reported_in_their_order() {
+fn timeline_events_are_reported_in_order() {
     let reported = timeline(500);
     let events: Vec<_> =
         reported.events.iter().map(|event| (&*event.kind, event.tgid.is_some(), event.bytes)).collect();

@@ -33,7 +33,7 @@ fn tgids(snapshot: &Snapshot) -> Vec<u32> {
 }
 
 #[test]
-fn who_may_see_everything_sees_the_same() {
+fn viewer_of_everything_sees_the_whole_snapshot() {
     let all = shared_gpu();
     assert_eq!(all.observed_by(Viewer::Everything), all);
     assert_eq!(all.hidden, None);
@@ -55,7 +55,7 @@ fn a_user_sees_only_own_processes_and_the_hidden_ones_add_up() {
 }
 
 #[test]
-fn what_nvml_does_not_say_of_the_hidden_is_not_zero_and_the_ended_are_not_counted() {
+fn hidden_processes_have_unknown_used_bytes_and_exclude_ended_ones() {
     let mut all = shared_gpu();
     for process in &mut all.processes[1..] {
         process.gpus[0].used_bytes = None;
@@ -126,7 +126,7 @@ fn promises_control_groups_imports_and_paths_of_others_are_not_seen() {
 }
 
 #[test]
-fn memory_that_others_left_is_shown_without_whose_it_was() {
+fn inherited_memory_is_shown_without_its_former_owner() {
     let part = |label, left_by: Option<u32>| PartView {
         label,
         owner: Some(format!("program of {left_by:?}")),
@@ -184,7 +184,7 @@ fn memory_that_others_left_is_shown_without_whose_it_was() {
 }
 
 #[test]
-fn a_process_belongs_to_the_user_who_has_it_now() {
+fn process_belongs_to_its_current_user() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd1, 300).process(7)]);
     for uid in [ANN, BOB] {

@@ -50,7 +50,7 @@ fn window(looks_before: bool) -> TestPipeline {
 }
 
 #[test]
-fn what_was_found_before_is_forgotten() {
+fn window_excludes_findings_from_before_it() {
     let (mut one, mut other) = (window(true), window(false));
     assert_eq!(found(&mut one.pipeline), found(&mut other.pipeline));
     assert_eq!(one.pipeline.ooms().0.count(), 1, "that of the second half");
@@ -63,7 +63,7 @@ fn what_was_found_before_is_forgotten() {
 }
 
 #[test]
-fn who_does_nothing_in_the_window_holds_what_it_has_all_the_same() {
+fn window_includes_memory_of_idle_processes() {
     let watch = window(true);
     let profile = watch.pipeline.profile().expect("it was asked for");
     let idle = profile.processes.iter().find(|process| process.tgid == Tgid(8)).expect("it holds memory");

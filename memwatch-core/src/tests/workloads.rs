@@ -33,7 +33,7 @@ impl TestPipeline {
 }
 
 #[test]
-fn a_workloads_counters_go_on_when_its_processes_end() {
+fn workload_counters_survive_the_end_of_its_processes() {
     let mut watch = TestPipeline::begin();
     watch.reading(vec![device(GPU_A, 0, [])]);
     watch.starts_in(TRAIN, 7).starts_in(TRAIN, 8);
@@ -48,7 +48,7 @@ fn a_workloads_counters_go_on_when_its_processes_end() {
 }
 
 #[test]
-fn a_workloads_peak_is_what_was_live_together_and_at_least_each_processs_own() {
+fn workload_peak_is_the_live_sum_and_at_least_each_process_peak() {
     let mut watch = TestPipeline::begin();
     watch.reading(vec![device(GPU_A, 0, [])]);
     watch.starts_in(TRAIN, 7).starts_in(TRAIN, 8);
@@ -84,7 +84,7 @@ fn a_workload_is_forgotten_five_minutes_after_its_last_process() {
 }
 
 #[test]
-fn a_name_that_comes_late_is_the_same_workloads_and_a_later_container_of_its_id_has_none_of_it() {
+fn workload_takes_a_late_name_that_a_later_container_does_not_inherit() {
     let mut watch = TestPipeline::begin();
     watch.reading(vec![device(GPU_A, 0, [])]);
     watch.starts_in(TRAIN, 7).starts_in(SERVE, 9).calls([mem_alloc(0xd1, 100).process(7)]);
@@ -100,7 +100,7 @@ fn a_name_that_comes_late_is_the_same_workloads_and_a_later_container_of_its_id_
 }
 
 #[test]
-fn a_process_that_is_moved_takes_its_live_memory_along_and_leaves_its_counters() {
+fn moved_process_takes_its_live_bytes_and_leaves_its_counters() {
     let mut watch = TestPipeline::begin();
     watch.reading(vec![device(GPU_A, 0, [])]);
     watch.starts_in(TRAIN, 7).calls([mem_alloc(0xd1, 100).process(7)]).tick();

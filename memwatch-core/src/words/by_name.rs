@@ -13,7 +13,7 @@ type LossCounts = BTreeMap<Loss, u64>;
 
 fn loss<E: serde::de::Error>(name: &str) -> Result<Loss, E> {
     let found = Loss::ALL.into_iter().find(|loss| loss.name() == name);
-    found.ok_or_else(|| E::custom(format_args!("{name:?} is no loss that is known here")))
+    found.ok_or_else(|| E::custom(format_args!("unknown kind of loss {name:?}")))
 }
 
 fn counts<E: serde::de::Error>(named: BTreeMap<String, u64>) -> Result<LossCounts, E> {
@@ -79,6 +79,6 @@ pub(crate) mod symbol {
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<&'static str, D::Error> {
         let name = String::deserialize(deserializer)?;
         let found = PROBES.iter().find(|probe| probe.symbol == name).map(|probe| probe.symbol);
-        found.ok_or_else(|| D::Error::custom(format_args!("{name:?} is no function that is known here")))
+        found.ok_or_else(|| D::Error::custom(format_args!("unknown driver function {name:?}")))
     }
 }

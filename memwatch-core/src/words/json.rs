@@ -52,7 +52,7 @@ pub fn name_of(field: &str, form: ReportForm) -> String {
 
 macro_rules! forms {
     ($($field:ident = $form:literal $name:literal;)*) => {$(
-        #[doc = concat!("A field that reports have as `", $form, "`, under the name `", $name, "` if there is one here.\n\n# Errors\nWhat `serializer` answers.")]
+        #[doc = concat!("Serialises a field that reports write as `", $form, "`, under the name `", $name, "` if one is given.\n\n# Errors\nThose of `serializer`.")]
         pub fn $field<S: Serializer>(value: &impl Serialize, serializer: S) -> Result<S::Ok, S::Error> {
             serializer.serialize_newtype_struct(concat!("report ", $form, " ", $name), value)
         }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn all_but_reports_have_a_field_as_it_is() {
+    fn fields_outside_reports_serialize_unchanged() {
         let view = View { tgid: 7, first_ns: Some(5) };
         assert_eq!(serde_json::to_string(&view).expect("plain values"), r#"{"tgid":7,"first_ns":5}"#);
         let bytes = postcard::to_allocvec(&view).expect("a vector takes any bytes");

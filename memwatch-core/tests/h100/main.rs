@@ -14,7 +14,7 @@ use watched::{Peaks, bytes_by_line, out_of_memory, peaks, played, simulated};
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn all_that_a_program_took_is_its_frameworks_and_other_libraries_to_the_byte() {
+fn h100_run_memory_is_attributed_to_framework_and_libraries_exactly() {
     for [name, inputs, reported, outside, failed, _] in rows("runs.tsv") {
         let watched = played(&name);
         assert_eq!(watched.inputs, number::<u64>(&inputs), "{name}");
@@ -61,7 +61,7 @@ fn every_line_of_python_has_the_bytes_that_pytorchs_own_history_gives_it() {
 }
 
 #[test]
-fn what_pytorch_has_reserved_is_known_beside_what_nccl_took() {
+fn pytorch_reserved_bytes_are_separate_from_nccl_memory() {
     let watched = played("nccl");
     let allocator = watched.allocator().expect("it uses PyTorch");
     assert_eq!(allocator.reserved_bytes, Some(20 * MIB));

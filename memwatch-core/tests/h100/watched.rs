@@ -100,15 +100,15 @@ impl PlayedRecording {
 
     /// Returns the totals of attribution by code. Each list adds up to what the allocator reported.
     pub(crate) fn sums(&self) -> BTreeMap<&'static str, (u64, u64)> {
-        let devices = &self.process().tensors.as_ref().expect("it uses PyTorch").places.devices;
+        let devices = &self.process().tensors.as_ref().expect("it uses PyTorch").attribution.devices;
         let [device] = &devices[..] else { panic!("there is one GPU") };
         assert_eq!(device.unplaced_bytes, 0);
         let add = |rows: Vec<(u64, u64)>| rows.into_iter().fold((0, 0), |sum, row| (sum.0 + row.0, sum.1 + row.1));
         BTreeMap::from([
             ("all", (device.total.allocations, device.total.total_bytes)),
             ("lines", add(device.sites.iter().map(|row| (row.sum.allocations, row.sum.total_bytes)).collect())),
-            ("modules", add(device.layers.iter().map(|row| (row.sum.allocations, row.sum.total_bytes)).collect())),
-            ("phases", add(device.stages.iter().map(|row| (row.sum.allocations, row.sum.total_bytes)).collect())),
+            ("modules", add(device.modules.iter().map(|row| (row.sum.allocations, row.sum.total_bytes)).collect())),
+            ("phases", add(device.phases.iter().map(|row| (row.sum.allocations, row.sum.total_bytes)).collect())),
         ])
     }
 }

@@ -42,7 +42,7 @@ fn no_report_contradicts_itself() {
 }
 
 #[test]
-fn nobody_is_warned_whose_memory_does_not_run_out_and_everybody_else_is() {
+fn forecast_warns_exactly_the_runs_that_run_out_of_memory() {
     let is_wrong = |played: &&Played| {
         let was_warned = played.warned_seconds.is_some();
         let ran_out = !played.failures_ns.is_empty();
@@ -66,7 +66,7 @@ fn nobody_is_warned_whose_memory_does_not_run_out_and_everybody_else_is() {
 }
 
 #[test]
-fn who_grows_is_named_and_nobody_beside_it() {
+fn growth_names_only_the_growing_program() {
     for Played { run, growing_commands, .. } in all() {
         let own = format!("courses.py {} ", run.course);
         let is_own = |command: &String| command.contains(&own);

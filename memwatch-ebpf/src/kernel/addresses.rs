@@ -5,7 +5,7 @@ use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::HashMap;
 use memwatch_common::allocation_map::{AllocationKey, AllocationMap};
-use memwatch_common::capture::{Booked, CaptureKernel as _, NOT_MAPPED_YET};
+use memwatch_common::capture::{MappedAllocation, CaptureKernel as _, NOT_MAPPED_YET};
 use memwatch_common::shares::{NOBODY, SharedTable};
 
 use super::Bpf;
@@ -15,7 +15,7 @@ use crate::shares;
 /// Live allocations by process and address, correct even if records are lost. Memory is allocated
 /// per entry, in addition to 16 MiB of buckets.
 #[map]
-static ADDRESSES: HashMap<AllocationKey, Booked> =
+static ADDRESSES: HashMap<AllocationKey, MappedAllocation> =
     HashMap::with_max_entries(SharedTable::Addresses.entries(), BPF_F_NO_PREALLOC);
 
 /// Sums of [`ADDRESSES`] by process.
@@ -24,7 +24,7 @@ static ALLOCATION_MAP: HashMap<u32, AllocationMap> =
     HashMap::with_max_entries(SharedTable::AllocationMaps.entries(), BPF_F_NO_PREALLOC);
 
 #[inline(always)]
-pub(super) fn credit(tgid: u32, address: u64, booked: &Booked) {
+pub(super) fn credit(tgid: u32, address: u64, booked: &MappedAllocation) {
     let Some(allocation_map) = open_allocation_map(tgid) else { return };
     // SAFETY: map values live as long as the program runs; life and owner are written once, by the insert.
     let (life, owner) = unsafe { ((*allocation_map).life, (*allocation_map).owner) };
@@ -39,10 +39,10 @@ pub(super) fn credit(tgid: u32, address: u64, booked: &Booked) {
             None => true,
             Some(previous) => {
                 // SAFETY: as in `debit`.
-                let Booked { bytes, owner, .. } = unsafe { *previous };
+                let MappedAllocation { bytes, owner, .. } = unsafe { *previous };
                 // SAFETY: as below.
                 unsafe { add(&raw mut (*allocation_map).live_bytes, bytes.wrapping_neg()) };
-                ADDRESSES.insert(&place, &Booked { owner, ..*booked }, BPF_ANY.into()).is_err()
+                ADDRESSES.insert(&place, &MappedAllocation { owner, ..*booked }, BPF_ANY.into()).is_err()
             }
         };
     }
@@ -57,7 +57,7 @@ pub(super) fn credit(tgid: u32, address: u64, booked: &Booked) {
 }
 
 #[inline(always)]
-pub(super) fn debit(tgid: u32, address: u64) -> Booked {
+pub(super) fn debit(tgid: u32, address: u64) -> MappedAllocation {
     let Some(allocation_map) = ALLOCATION_MAP.get_ptr_mut(&tgid) else { return NOT_MAPPED_YET };
     // SAFETY: as in `credit`.
     let place = AllocationKey { address, tgid, life: unsafe { (*allocation_map).life } };
@@ -99,11 +99,11 @@ pub(super) fn close(tgid: u32) -> u32 {
 
 /// Adds a new address if the share of its owner has space.
 #[inline(always)]
-fn book(place: &AllocationKey, booked: &Booked, owner: u32) -> bool {
+fn book(place: &AllocationKey, booked: &MappedAllocation, owner: u32) -> bool {
     if !shares::take_for(SharedTable::Addresses, owner) {
         return false;
     }
-    let is_new = ADDRESSES.insert(place, &Booked { owner, ..*booked }, BPF_NOEXIST.into()).is_ok();
+    let is_new = ADDRESSES.insert(place, &MappedAllocation { owner, ..*booked }, BPF_NOEXIST.into()).is_ok();
     if !is_new {
         shares::give(SharedTable::Addresses, owner);
     }

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_holds_until_a_word_of_it_changes() {
+    fn pointer_chain_is_valid_until_one_of_its_words_changes() {
         let memory = Changing(Cell::new(1));
         let pass = Pass::new(&memory, u64::MAX);
         let read = || [0x1_0000, 0x2_0000, 0x3_0000].map(|address| pass.u64(address));

@@ -21,7 +21,7 @@ mod workspaces;
 
 use std::ops::Range;
 
-use memwatch_core::input::books::{AllocatorState, BookBlock, BookState, MovingBooks};
+use memwatch_core::input::books::{AllocatorState, StateBlock, StateBlockUse, MovingAllocatorState};
 use memwatch_core::input::holdings::{Cut, Holding, HoldingClass, Holdings};
 use memwatch_core::words::Ordinal;
 
@@ -62,14 +62,14 @@ impl Blocks {
     }
 
     /// Returns the allocated blocks of a reading made while the allocators were running.
-    pub fn of_moving(books: &MovingBooks) -> Self {
+    pub fn of_moving(books: &MovingAllocatorState) -> Self {
         let blocks = books.devices.iter().flat_map(|device| device.blocks.iter().map(|block| (device.ordinal, block)));
         Self::allocated(blocks)
     }
 
-    fn allocated<'b>(blocks: impl Iterator<Item = (Ordinal, &'b BookBlock)>) -> Self {
-        let allocated = blocks.filter(|(_, block)| block.state == BookState::ActiveAllocated);
-        let block = |(ordinal, block): (Ordinal, &BookBlock)| AllocatedBlock {
+    fn allocated<'b>(blocks: impl Iterator<Item = (Ordinal, &'b StateBlock)>) -> Self {
+        let allocated = blocks.filter(|(_, block)| block.state == StateBlockUse::ActiveAllocated);
+        let block = |(ordinal, block): (Ordinal, &StateBlock)| AllocatedBlock {
             ordinal,
             address: block.address,
             bytes: block.bytes,
@@ -159,8 +159,9 @@ pub fn read_again<M: MemoryAccess>(
     let rows = blocks.iter().map(|block| Holding::unknown(block.ordinal, block.address, block.bytes)).collect();
     let mut holdings = Holdings { rows, ..Holdings::default() };
     let earlier = layout.map(|layout| RunningFrames::read(memory, layout)).unwrap_or_default();
-    let heap = layout.ok_or("the process runs no Python that can be read").and_then(|layout| {
-        read_heap(&pass, layout, options.most_objects).ok_or("the lists of Python's garbage collector were not found")
+    let heap = layout.ok_or("the process has no readable Python").and_then(|layout| {
+        read_heap(&pass, layout, options.most_objects)
+            .ok_or("the object lists of Python's garbage collector were not found")
     });
     let mut is_cut = false;
     match heap {

@@ -53,8 +53,8 @@ impl<M: MemoryAccess> Survey<'_, M> {
             let owner = |place: u32| {
                 let number = self.numbers.get(&self.heap.address(place)?)?;
                 let meta = self.tensors[self.objects[*number].tensor].meta;
-                let keeper = paths.graph_of(place).filter(|_| meta != 0)?;
-                Some(GraphOwner { object: self.heap.address(keeper)?, meta, root: paths.rank(keeper)?.root })
+                let retainer = paths.graph_of(place).filter(|_| meta != 0)?;
+                Some(GraphOwner { object: self.heap.address(retainer)?, meta, root: paths.rank(retainer)?.root })
             };
             owners = places.into_iter().filter_map(owner).collect();
         }

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_for_no_tensor_is_none() {
+    fn rtti_class_without_a_tensor_is_its_own_kind() {
         let kind = |mangled: &str| kind_of(mangled, &last_name(mangled).expect("a name"));
         assert_eq!(kind("N3c1019UndefinedTensorImplE"), CppKind::NoTensor);
         assert_eq!(kind("N3c1010TensorImplE"), CppKind::Tensor);

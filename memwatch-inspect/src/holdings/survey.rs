@@ -33,7 +33,7 @@ const SECOND_LOOKS: [Breadth; 3] = [
 ];
 
 /// Reason for missing names if all objects were read and none is a tensor.
-pub(super) const NO_TENSOR: &str = "no Python object is a tensor";
+pub(super) const NO_TENSOR: &str = "there are no Python tensors";
 
 /// A Python tensor, or a storage without one.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +87,7 @@ impl<'a, M: MemoryAccess> Survey<'a, M> {
             return Err(NO_TENSOR);
         }
         let layout = TensorLayout::find(pass, &classes, (&objects, &storages), blocks)
-            .ok_or("no tensor lies in a block, or PyTorch's objects are laid out in another way")?;
+            .ok_or("no tensor is in a known block, or the layout of PyTorch's objects is not supported")?;
         let mut survey = Self {
             pass,
             heap,

@@ -171,12 +171,12 @@ mod tests {
     }
 
     #[test]
-    fn generations_are_found_by_what_a_list_is() {
+    fn gc_generations_are_found_by_their_list_shape() {
         assert_eq!(generations(&interpreter(), INTERPRETER), Some(heads()));
     }
 
     #[test]
-    fn generations_are_found_while_the_program_adds_an_object_to_the_young_ones() {
+    fn gc_generations_are_found_while_an_object_is_being_added() {
         let mut moving = interpreter();
         // The object that the head considers last already has a successor.
         moving.0.insert(0x20_1000, 0x20_2000);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn generations_are_found_while_the_collector_counts_references_in_the_links() {
+    fn gc_generations_are_found_while_the_collector_counts_references() {
         let mut counting = interpreter();
         for number in 0..2 {
             counting.0.insert(0x20_0000 * (number + 1) + 8, 4);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_nowhere_is_no_generation() {
+    fn gc_generations_with_broken_links_are_rejected() {
         let mut broken = interpreter();
         broken.0.insert(0x20_1000, 0x20_2000);
         broken.0.insert(0x20_0008, 4);

@@ -300,7 +300,7 @@ pub fn of_debug_offsets(version: PythonVersion, words: &[u64; DEBUG_WORDS]) -> R
     };
     let stated = u64::from(version.major) << 8 | u64::from(version.minor);
     if words[0] != COOKIE || words[1] >> 16 != stated {
-        return Err(PythonError::UnexpectedLayout("_Py_DebugOffsets is not there"));
+        return Err(PythonError::UnexpectedLayout("_Py_DebugOffsets is missing"));
     }
     if words[2] != 0 {
         return Err(PythonError::FreeThreaded);

@@ -25,17 +25,17 @@ pub enum PythonError {
     #[error("the process cannot be read: {0}")]
     Unreadable(io::ErrorKind),
     /// The file of the interpreter is inconsistent.
-    #[error("the interpreter's file is damaged")]
+    #[error("the interpreter's file is inconsistent")]
     Damaged,
     /// The version is older than 3.9, or newer than those supported.
-    #[error("Python {0} is not known: 3.9 to 3.14 are")]
+    #[error("Python {0} is not supported (3.9 to 3.14 are)")]
     UnknownVersion(PythonVersion),
     /// The build has no global interpreter lock, and its objects have another layout.
-    #[error("free-threaded Python is not read")]
+    #[error("free-threaded Python is not supported")]
     FreeThreaded,
     /// The process does not match the layout of its version, because of a distribution's patch or
     /// other build options.
-    #[error("this build of Python is not laid out as its version: {0}")]
+    #[error("the memory layout of this Python build does not match its version: {0}")]
     UnexpectedLayout(&'static str),
     /// No thread runs Python code, so nothing can be checked. A later attempt may succeed.
     #[error("no thread runs Python code")]

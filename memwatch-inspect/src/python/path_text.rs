@@ -79,12 +79,12 @@ pub(super) fn text(
                 }
                 let name = variable_name(heap, code, index).unwrap_or_else(|| "?".to_owned());
                 // For the frame of a generator or a traceback, its retainer comes first.
-                let keeper = if text.is_empty() { String::new() } else { format!("{text} → ") };
-                text = format!("{keeper}{}: {name}", place_text(heap, code));
+                let retainer = if text.is_empty() { String::new() } else { format!("{text} → ") };
+                text = format!("{retainer}{}: {name}", place_text(heap, code));
             }
             EdgeLabel::Global { module, name } => text = global_text(heap, module, name),
             EdgeLabel::Handled => text = String::from("exception being handled"),
-            EdgeLabel::Thread => text = String::from("state of a thread"),
+            EdgeLabel::Thread => text = String::from("thread state"),
         }
         if text.len() > 4 * MOST_PATH_LETTERS {
             break;

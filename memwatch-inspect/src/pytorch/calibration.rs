@@ -73,16 +73,17 @@ impl CalibrationInput<'_> {
         let words = words.unwrap_or(UNSAID_WORDS);
         let rows = blocks.iter().map(|block| Some((*block, pass.words(at(*block, 0)?, words)?)));
         let rows: BlockRows = rows.collect::<Option<_>>().ok_or(unreadable)?;
-        let pool = self.pool(&rows, words).ok_or(ReadRefusal::NotRecognized("the pool of a block is not found"))?;
+        let pool =
+            self.pool(&rows, words).ok_or(ReadRefusal::NotRecognized("the pool field of a block was not found"))?;
         let layout = linked(&rows, words, pool).or_else(|| declared(&rows, words, pool));
-        let mut layout =
-            layout.ok_or(ReadRefusal::NotRecognized("address, size and neighbours of a block are not found"))?;
+        let mut layout = layout
+            .ok_or(ReadRefusal::NotRecognized("the address, size and neighbour fields of a block were not found"))?;
         if let Some(requested) = self.requested(&rows, &layout) {
             layout.requested = requested;
         }
         let flags = (0..words).filter(|word| *word > 1 && !layout.names(*word));
         let flags = flags.into_iter().find(|word| self.is_flags(&rows, &layout, *word));
-        layout.flags = flags.ok_or(ReadRefusal::NotRecognized("whether a block is allocated is not found"))?;
+        layout.flags = flags.ok_or(ReadRefusal::NotRecognized("the flags of a block were not found"))?;
         Ok(Some(Calibration { block: layout }))
     }
 

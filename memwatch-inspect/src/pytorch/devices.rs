@@ -43,7 +43,7 @@ pub(super) fn find<M: MemoryAccess>(pass: &Pass<'_, M>, object: u64) -> Result<V
     found.ok_or_else(|| match (are_at_work, has_granted_nothing(&words)) {
         (true, _) => ReadRefusal::Busy,
         (false, true) => ReadRefusal::NotInitialized,
-        (false, false) => ReadRefusal::NotRecognized("the vector of devices is not found"),
+        (false, false) => ReadRefusal::NotRecognized("the vector of devices was not found"),
     })
 }
 

@@ -15,7 +15,7 @@ mod standing;
 #[cfg(test)]
 mod tests;
 
-use memwatch_core::input::books::{DeviceBooks, DeviceNumbers, MovingDevice};
+use memwatch_core::input::books::{DeviceAllocatorState, DeviceNumbers, MovingDevice};
 use memwatch_core::words::Ordinal;
 
 use crate::memory::MemoryAccess;
@@ -42,7 +42,7 @@ pub const MOST_BYTES: u64 = 1 << 30;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocatorReading {
     /// State of the devices that the process has used, with the process's device numbers.
-    pub devices: Vec<DeviceBooks>,
+    pub devices: Vec<DeviceAllocatorState>,
     /// Layout of this build, proven by this reading; `None` if no allocator had a block to learn it
     /// from.
     pub calibration: Option<Calibration>,

@@ -5,7 +5,7 @@
 //! by a majority of the words, since some have changed meanwhile.
 
 use memwatch_core::allocators::pytorch::totals;
-use memwatch_core::input::books::{BookBlock, BookState, MovingDevice};
+use memwatch_core::input::books::{StateBlock, StateBlockUse, MovingDevice};
 use memwatch_core::words::Ordinal;
 
 use super::calibration::{BELIEVABLE, BlockLayout, Calibration, ROUNDING};
@@ -37,11 +37,11 @@ fn blocks<M: MemoryAccess>(
     pass: &Pass<'_, M>,
     table: &HashTable,
     known: Option<Calibration>,
-) -> Option<Vec<BookBlock>> {
+) -> Option<Vec<StateBlock>> {
     let addresses = table.addresses(pass)?;
     let read = |layout: BlockLayout| {
         let blocks = addresses.iter().filter_map(|address| block(pass, *address, &layout));
-        let found: Vec<BookBlock> = blocks.collect();
+        let found: Vec<StateBlock> = blocks.collect();
         is_most(found.len(), addresses.len()).then_some(found)
     };
     // The known layout may be of another build.
@@ -63,14 +63,14 @@ fn layout<M: MemoryAccess>(pass: &Pass<'_, M>, addresses: &[u64]) -> Option<Bloc
     Some(BlockLayout::declared_around(pool))
 }
 
-fn block<M: MemoryAccess>(pass: &Pass<'_, M>, address: u64, layout: &BlockLayout) -> Option<BookBlock> {
+fn block<M: MemoryAccess>(pass: &Pass<'_, M>, address: u64, layout: &BlockLayout) -> Option<StateBlock> {
     let words = pass.words(address, layout.words)?;
     let [is_allocated, is_mapped, ..] = words[layout.flags].to_le_bytes();
-    let block = BookBlock {
+    let block = StateBlock {
         address: words[layout.address],
         bytes: words[layout.size],
         requested_bytes: words[layout.requested],
-        state: if is_allocated == 1 { BookState::ActiveAllocated } else { BookState::ActivePendingFree },
+        state: if is_allocated == 1 { StateBlockUse::ActiveAllocated } else { StateBlockUse::ActivePendingFree },
     };
     let is_block = is_allocated <= is_mapped
         && is_mapped <= 1

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_taken_where_they_agree_and_only_there() {
+    fn device_numbers_are_taken_only_if_two_readings_agree() {
         let read = |readings| device(&Busy::new(readings), Ordinal(1), 0x1000);
         let whole = DeviceNumbers { ordinal: Ordinal(1), allocator: 0x1000, words: Busy::new(0).words };
         assert_eq!((read(0), read(5)), (Ok(whole.clone()), Ok(whole)));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_core::allocators::pytorch::{AllocatorStatistics, StatFamily, StatScope};
-use memwatch_core::input::books::{BookBlock, BookSegment, BookState, DeviceBooks};
+use memwatch_core::input::books::{StateBlock, StateSegment, StateBlockUse, DeviceAllocatorState};
 use memwatch_core::words::Ordinal;
 
 use super::calibration::{BlockLayout, Calibration, CalibrationInput, heap_words};
@@ -43,7 +43,7 @@ pub(super) struct KnownLayout {
 /// A block with its links, decoded.
 #[derive(Clone, Copy, Debug)]
 struct DecodedBlock {
-    block: BookBlock,
+    block: StateBlock,
     stream: u64,
     pool: u64,
     is_mapped: bool,
@@ -59,7 +59,7 @@ pub(super) fn device<M: MemoryAccess>(
     (ordinal, address, all): (Ordinal, u64, &[u64]),
     moment: &AllocatorMoment,
     calibration: &mut KnownLayout,
-) -> Result<Option<DeviceBooks>, ReadRefusal> {
+) -> Result<Option<DeviceAllocatorState>, ReadRefusal> {
     if moment.statistics == AllocatorStatistics::default() {
         return Ok(None);
     }
@@ -68,7 +68,7 @@ pub(super) fn device<M: MemoryAccess>(
         Some(known) => device.segments(&known.block).or_else(|_stale| device.calibrated(calibration)),
         None => device.calibrated(calibration),
     };
-    Ok(Some(DeviceBooks { ordinal, allocator: address, words: moment.words.to_vec(), segments: segments? }))
+    Ok(Some(DeviceAllocatorState { ordinal, allocator: address, words: moment.words.to_vec(), segments: segments? }))
 }
 
 /// Containers of a device's allocator.
@@ -114,7 +114,7 @@ impl<'p, 'm, M: MemoryAccess> DeviceContainers<'p, 'm, M> {
     }
 
     /// Returns the segments by a newly determined layout, and stores it if the result is valid.
-    fn calibrated(&self, calibration: &mut KnownLayout) -> Result<Vec<BookSegment>, ReadRefusal> {
+    fn calibrated(&self, calibration: &mut KnownLayout) -> Result<Vec<StateSegment>, ReadRefusal> {
         calibration.searches += 1;
         let Self { statistics, active, free, headers, .. } = self;
         let found = CalibrationInput { statistics, active, free, headers }.calibrate(self.pass)?;
@@ -124,7 +124,7 @@ impl<'p, 'm, M: MemoryAccess> DeviceContainers<'p, 'm, M> {
         Ok(segments)
     }
 
-    fn segments(&self, layout: &BlockLayout) -> Result<Vec<BookSegment>, ReadRefusal> {
+    fn segments(&self, layout: &BlockLayout) -> Result<Vec<StateSegment>, ReadRefusal> {
         let chains = chains(&self.rows(layout)?).map_err(ReadRefusal::Contradiction)?;
         let mut pools = BTreeMap::new();
         let mut segments = Vec::new();
@@ -136,7 +136,7 @@ impl<'p, 'm, M: MemoryAccess> DeviceContainers<'p, 'm, M> {
                     None => self.pool(first.pool).ok_or(ReadRefusal::Contradiction(ReadContradiction::Pool))?,
                 };
                 pools.insert(first.pool, pool);
-                segments.push(BookSegment {
+                segments.push(StateSegment {
                     address: first.block.address,
                     bytes: part.iter().map(|row| row.block.bytes).fold(0, u64::saturating_add),
                     stream: first.stream,
@@ -178,9 +178,9 @@ impl<'p, 'm, M: MemoryAccess> DeviceContainers<'p, 'm, M> {
             return None;
         }
         let state = match (is_allocated == 1, self.active.contains(&block)) {
-            (true, _) => BookState::ActiveAllocated,
-            (false, true) => BookState::ActivePendingFree,
-            (false, false) => BookState::Inactive,
+            (true, _) => StateBlockUse::ActiveAllocated,
+            (false, true) => StateBlockUse::ActivePendingFree,
+            (false, false) => StateBlockUse::Inactive,
         };
         let address = word(layout.address)?;
         let previous = word(layout.previous)?;
@@ -194,7 +194,7 @@ impl<'p, 'm, M: MemoryAccess> DeviceContainers<'p, 'm, M> {
         let behind = words.get(layout.next + 1..).unwrap_or_default();
         let mut pointers = behind.iter().filter(|pointer| pointer.is_multiple_of(8));
         Some(DecodedBlock {
-            block: BookBlock { address, bytes: word(layout.size)?, requested_bytes: word(layout.requested)?, state },
+            block: StateBlock { address, bytes: word(layout.size)?, requested_bytes: word(layout.requested)?, state },
             stream: word(1)?,
             pool: word(layout.pool)?,
             is_mapped: is_mapped == 1,
@@ -212,14 +212,14 @@ impl<'p, 'm, M: MemoryAccess> DeviceContainers<'p, 'm, M> {
     }
 
     /// Checks the segments and blocks against the allocator's totals.
-    fn check(&self, rows: &[DecodedBlock], segments: &[BookSegment]) -> Result<(), ReadRefusal> {
-        let overlaps = |[before, after]: &[BookSegment; 2]| before.address.saturating_add(before.bytes) > after.address;
+    fn check(&self, rows: &[DecodedBlock], segments: &[StateSegment]) -> Result<(), ReadRefusal> {
+        let overlaps = |[before, after]: &[StateSegment; 2]| before.address.saturating_add(before.bytes) > after.address;
         if segments.array_windows::<2>().any(overlaps) {
             return Err(ReadRefusal::Contradiction(ReadContradiction::Overlap));
         }
         let sum = |of: &dyn Fn(&DecodedBlock) -> u64| rows.iter().map(of).fold(0, u64::saturating_add);
-        let is_allocated = |row: &DecodedBlock| u64::from(row.block.state == BookState::ActiveAllocated);
-        let is_active = |row: &DecodedBlock| u64::from(row.block.state != BookState::Inactive);
+        let is_allocated = |row: &DecodedBlock| u64::from(row.block.state == StateBlockUse::ActiveAllocated);
+        let is_active = |row: &DecodedBlock| u64::from(row.block.state != StateBlockUse::Inactive);
         let sums = [
             ("allocated blocks", StatFamily::Allocation, sum(&is_allocated)),
             ("active blocks", StatFamily::Active, sum(&is_active)),

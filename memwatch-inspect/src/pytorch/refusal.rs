@@ -4,28 +4,28 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadRefusal {
     /// The process has PyTorch but no allocator yet.
-    #[error("CUDA is not initialized in it: it holds nothing")]
+    #[error("the process has not initialized CUDA and holds no device memory")]
     NotInitialized,
     /// The process uses `cudaMallocAsync`, a pluggable allocator, or an unknown one.
-    #[error("its allocator is {0}, which keeps other books")]
+    #[error("its allocator is {0}, which is not supported")]
     Other(Box<str>),
     /// This part of the memory cannot be read.
-    #[error("{0} cannot be read: the process has gone, or may not be read")]
+    #[error("cannot read {0}: the process exited, or reading it is not permitted")]
     Unreadable(&'static str),
     /// This part does not have a known layout.
     #[error("this build of PyTorch is not recognized: {0}")]
     NotRecognized(&'static str),
     /// The allocator was running during the reading.
-    #[error("the allocator worked while it was read")]
+    #[error("the allocator was running during the reading")]
     Busy,
     /// The data is contradictory.
-    #[error("what was read contradicts itself: {0}")]
+    #[error("the allocator state is inconsistent: {0}")]
     Contradiction(ReadContradiction),
     /// The time budget was spent.
-    #[error("its books were not read in the time that a reading may take")]
+    #[error("reading the allocator state took too long")]
     TooSlow,
     /// There is more data than the limit per process.
-    #[error("it has more blocks than are read of one process")]
+    #[error("the allocator state exceeds the size limit of a reading")]
     TooLarge,
 }
 
@@ -40,34 +40,45 @@ impl ReadRefusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadContradiction {
     /// The set of active blocks has another size than it counts.
-    #[error("the set of active blocks has not as many as it counts")]
+    #[error("the size of the set of active blocks differs from its own count")]
     ActiveSet,
     /// A tree of free blocks has another size than it counts.
-    #[error("a tree of free blocks has not as many as it counts")]
+    #[error("the size of a tree of free blocks differs from its own count")]
     Tree,
     /// A block's neighbour does not link back to it.
-    #[error("a block is not linked back by its neighbour")]
+    #[error("a block's neighbour does not link back to it")]
     Links,
     /// A block does not begin at the end of the previous one.
-    #[error("blocks leave gaps")]
+    #[error("there are gaps between blocks")]
     Gaps,
     /// A flag is neither 0 nor 1.
     #[error("a flag of a block is neither 0 nor 1")]
     Flags,
     /// A block's pool does not belong to the allocator.
-    #[error("a block's pool is none of the allocator's")]
+    #[error("a block's pool does not belong to the allocator")]
     Pool,
     /// Two segments share addresses.
     #[error("segments overlap")]
     Overlap,
     /// A sum over the blocks differs from the allocator's total.
-    #[error("blocks of {read} bytes in all are read, and the allocator counts {counted}: {what}")]
+    #[error("{what}: the blocks add up to {read}, but the allocator counts {counted}")]
     Sum {
-        /// Name of the sum.
+        /// Name of the sum, with its unit: bytes or blocks.
         what: &'static str,
         /// Sum over the blocks, in bytes or blocks.
         read: u64,
         /// Total of the allocator, in bytes or blocks.
         counted: u64,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contradiction_of_block_counts_is_not_printed_as_bytes() {
+        let text = ReadContradiction::Sum { what: "active blocks", read: 7, counted: 8 }.to_string();
+        assert!(text.contains("active blocks") && !text.contains("bytes"), "{text}");
+    }
 }

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
-use memwatch_core::input::books::{BookBlock, MovingBooks, MovingDevice};
+use memwatch_core::input::books::{StateBlock, MovingAllocatorState, MovingDevice};
 use memwatch_core::words::Ordinal;
 
 /// Number of readings that may miss a persistent block.
@@ -14,27 +14,27 @@ const MISSED: usize = 1;
 
 /// Returns the blocks that are equal in all readings except at most one, and present in one of the
 /// last two. The totals are those of the last reading; `None` if there are no readings.
-pub fn standing(readings: &[MovingBooks]) -> Option<MovingBooks> {
+pub fn standing(readings: &[MovingAllocatorState]) -> Option<MovingAllocatorState> {
     let (first, last) = (readings.first()?, readings.last()?);
     let mut ordinals: Vec<Ordinal> =
         readings.iter().flat_map(|books| books.devices.iter().map(|device| device.ordinal)).collect();
     ordinals.sort_unstable();
     ordinals.dedup();
     let devices = ordinals.into_iter().filter_map(|ordinal| device(readings, ordinal)).collect();
-    Some(MovingBooks { tgid: last.tgid, began_ns: first.began_ns, time_ns: last.time_ns, devices })
+    Some(MovingAllocatorState { tgid: last.tgid, began_ns: first.began_ns, time_ns: last.time_ns, devices })
 }
 
 /// Observations of a block: its state, the number of readings that contain it, the last of them,
 /// and whether it was equal in all.
 struct SeenBlock<'b> {
-    block: &'b BookBlock,
+    block: &'b StateBlock,
     times: usize,
     last: usize,
     is_same: bool,
 }
 
 /// Returns the persistent blocks of a device. Readings without the device's allocator are ignored.
-fn device(readings: &[MovingBooks], ordinal: Ordinal) -> Option<MovingDevice> {
+fn device(readings: &[MovingAllocatorState], ordinal: Ordinal) -> Option<MovingDevice> {
     let found: Vec<&MovingDevice> =
         readings.iter().filter_map(|books| books.devices.iter().find(|device| device.ordinal == ordinal)).collect();
     let newest = found.last()?;
@@ -51,22 +51,22 @@ fn device(readings: &[MovingBooks], ordinal: Ordinal) -> Option<MovingDevice> {
     let stands = |known: &SeenBlock<'_>| {
         known.is_same && known.times + MISSED >= found.len().max(MISSED + 1) && known.last + 1 + MISSED >= found.len()
     };
-    let mut blocks: Vec<BookBlock> = seen.values().filter(|known| stands(known)).map(|known| *known.block).collect();
+    let mut blocks: Vec<StateBlock> = seen.values().filter(|known| stands(known)).map(|known| *known.block).collect();
     blocks.sort_unstable_by_key(|block| block.address);
     Some(MovingDevice { blocks, ..(*newest).clone() })
 }
 
 #[cfg(test)]
 mod tests {
-    use memwatch_core::input::books::BookState;
+    use memwatch_core::input::books::StateBlockUse;
 
     use super::*;
 
-    fn block(address: u64, bytes: u64) -> BookBlock {
-        BookBlock { address, bytes, requested_bytes: bytes, state: BookState::ActiveAllocated }
+    fn block(address: u64, bytes: u64) -> StateBlock {
+        StateBlock { address, bytes, requested_bytes: bytes, state: StateBlockUse::ActiveAllocated }
     }
 
-    fn reading(blocks: &[BookBlock]) -> MovingBooks {
+    fn reading(blocks: &[StateBlock]) -> MovingAllocatorState {
         let bytes = blocks.iter().map(|block| block.bytes).sum();
         let device = MovingDevice {
             ordinal: Ordinal(0),
@@ -74,16 +74,16 @@ mod tests {
             reserved_bytes: bytes,
             blocks: blocks.to_vec(),
         };
-        MovingBooks { devices: vec![device], ..MovingBooks::default() }
+        MovingAllocatorState { devices: vec![device], ..MovingAllocatorState::default() }
     }
 
-    fn addresses(readings: &[MovingBooks]) -> Vec<u64> {
+    fn addresses(readings: &[MovingAllocatorState]) -> Vec<u64> {
         let books = standing(readings).expect("there are readings");
         books.devices.iter().flat_map(|device| device.blocks.iter().map(|block| block.address)).collect()
     }
 
     #[test]
-    fn a_block_that_one_reading_missed_stands_still() {
+    fn standing_blocks_tolerate_one_reading_that_missed_them() {
         let (kept, other) = (block(512, 512), block(2048, 1024));
         for missed in 0..5 {
             let readings: Vec<_> = (0..5)
@@ -94,9 +94,9 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_comes_or_goes_meanwhile_does_not() {
+    fn standing_blocks_exclude_those_allocated_or_freed_meanwhile() {
         let (old, new) = (block(512, 512), block(2048, 1024));
-        let with = |blocks: &[&[BookBlock]]| -> Vec<_> { blocks.iter().map(|blocks| reading(blocks)).collect() };
+        let with = |blocks: &[&[StateBlock]]| -> Vec<_> { blocks.iter().map(|blocks| reading(blocks)).collect() };
         assert_eq!(addresses(&with(&[&[old], &[old], &[old], &[], &[]])), [0_u64; 0]);
         assert_eq!(addresses(&with(&[&[], &[], &[old, new], &[old, new], &[old, new]])), [0_u64; 0]);
         assert_eq!(addresses(&with(&[&[old], &[], &[old], &[], &[old]])), [0_u64; 0]);
@@ -109,9 +109,9 @@ mod tests {
     }
 
     #[test]
-    fn a_reading_without_the_device_takes_nothing_from_it() {
+    fn standing_blocks_ignore_readings_without_the_device() {
         let kept = block(512, 512);
-        let nothing = MovingBooks::default();
+        let nothing = MovingAllocatorState::default();
         assert_eq!(addresses(&[nothing.clone(), reading(&[kept]), nothing.clone(), reading(&[kept]), nothing]), [512]);
         assert_eq!(standing(&[]), None);
     }

@@ -85,13 +85,13 @@ fn an_allocator_of_another_class_is_refused_by_its_name() {
 }
 
 #[test]
-fn before_cuda_is_initialized_there_is_no_allocator() {
+fn allocator_read_before_cuda_init_is_not_initialized() {
     assert_eq!(read(&zeros(), BASE, None), Err(ReadRefusal::NotInitialized));
     assert_eq!(read(&zeros(), BASE - 8, None), Err(ReadRefusal::Unreadable("the allocator's address")));
 }
 
 #[test]
-fn an_allocator_whose_tables_are_all_empty_has_no_device_yet() {
+fn allocator_with_empty_tables_is_not_initialized() {
     let mut image = zeros();
     let object = put_object(&mut image, 64, super::NATIVE);
     put_word(&mut image, 0, object);

@@ -47,7 +47,7 @@ pub(crate) struct Transport {
     /// The key of that certificate, in PEM
     #[arg(long, value_name = "FILE", env = "MEMWATCH_TLS_KEY", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Serve without TLS on other addresses than loopback, where it can be read on the way: =metrics all but the page, =page that, too
+    /// Serve without TLS on addresses other than loopback, where others can read the traffic: =metrics all but the page, =page everything
     #[arg(long, value_name = "WHAT", env = "MEMWATCH_INSECURE", requires = "listen", hide_possible_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "page")]
     pub(crate) insecure: Option<Insecure>,
@@ -72,8 +72,8 @@ impl Transport {
         let reached = listen.filter(|address| !address.ip().to_canonical().is_loopback());
         match reached {
             Some(address) if self.files().is_none() && self.insecure.is_none() => Err(format!(
-                "--listen {address}: what is served there can be read on the way, which takes a decision. Encrypt it with --tls-cert FILE --tls-key FILE, \
-                 or serve it in the clear: --insecure=metrics all but the page, --insecure=page that, too (or MEMWATCH_INSECURE)"
+                "--listen {address}: others can read the traffic on this address. Encrypt it with --tls-cert FILE --tls-key FILE, or allow plain HTTP: \
+                 --insecure=metrics for all but the page, --insecure=page for everything (or MEMWATCH_INSECURE)"
             )),
             _ => Ok(()),
         }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_read_on_the_way_takes_a_decision() {
+    fn plain_http_beyond_loopback_needs_an_explicit_option() {
         let address = |text: &str| Some(text.parse().expect("an address"));
         let plain = Transport::default();
         for loopback in ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {

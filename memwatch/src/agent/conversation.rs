@@ -87,7 +87,7 @@ impl Reception {
                     tokio::spawn(self.clone().receive(stream));
                 }
                 Err(error) => {
-                    log::warn!("a client could not be taken in: {error}");
+                    log::warn!("cannot accept a client: {error}");
                     sleep(BREATH).await;
                 }
             }
@@ -97,7 +97,7 @@ impl Reception {
     async fn receive(self, stream: UnixStream) {
         let end = match Peer::of(&stream) {
             Ok(peer) => self.admit(&stream, &peer).await,
-            Err(error) => Err(ConnectionEnd::Refusal(format!("the kernel does not say who you are: {error}"))),
+            Err(error) => Err(ConnectionEnd::Refusal(format!("cannot identify the client: {error}"))),
         };
         match end {
             Ok(()) | Err(ConnectionEnd::Disconnected) => {}
@@ -164,7 +164,7 @@ impl Reception {
     async fn reset_peaks(&self, stream: &UnixStream, tgid: Tgid, viewer: Viewer) -> Result<(), ConnectionEnd> {
         let earliest = Instant::now() + CLOSEST;
         if !self.source.reset_peaks(tgid, viewer).await.ok_or(ConnectionEnd::Disconnected)? {
-            return Err(ConnectionEnd::Refusal(format!("process {} is none that you get to see", tgid.0)));
+            return Err(ConnectionEnd::Refusal(format!("process {} is not visible to you", tgid.0)));
         }
         self.send(stream, &protocol::frame(&AgentAnswer::PeaksReset)?).await?;
         sleep_until(earliest).await;
@@ -173,7 +173,7 @@ impl Reception {
 
     async fn history(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), ConnectionEnd> {
         if viewer != Viewer::Everything {
-            return Err(ConnectionEnd::Refusal("its history has everybody's processes".to_owned()));
+            return Err(ConnectionEnd::Refusal("its history contains the processes of all users".to_owned()));
         }
         let earliest = Instant::now() + CLOSEST;
         let kept = self.source.history().await.ok_or(ConnectionEnd::Disconnected)?;

@@ -89,7 +89,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn the_other_end_of_a_pair_is_this_very_process() {
+    fn peer_credentials_of_a_socket_pair_are_those_of_this_process() {
         let (near, _far) = UnixStream::pair().expect("a pair");
         let peer = Peer::of(&near).expect("the kernel says");
         // SAFETY: these have no preconditions.
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn root_and_members_of_the_group_see_all_and_nobody_else_does() {
+    fn agent_shows_everything_to_root_and_group_members_only() {
         let peer = |uid, groups: &[u32]| Peer { uid, groups: groups.to_vec() };
         assert_eq!(peer(0, &[0]).viewer(None), Viewer::Everything);
         assert_eq!(peer(1000, &[27, 990, 1000]).viewer(Some(990)), Viewer::Everything);

@@ -28,7 +28,7 @@ fn raise() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_limit_is_as_high_as_it_may_be() {
+    fn open_file_limit_is_raised_to_its_hard_limit() {
         super::raise().expect("everybody may");
         let limits = std::fs::read_to_string("/proc/self/limits").expect("proc(5)");
         let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("proc(5)");

@@ -42,7 +42,7 @@ impl OwnDirectory {
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(libc::O_DIRECTORY | libc::O_CLOEXEC | nofollow);
         let file = match options.open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotADirectory => bail!("{name} is no directory"),
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => bail!("{name} is not a directory"),
             opened => opened.with_context(|| format!("the directory {name} cannot be opened"))?,
         };
         let found = file.metadata()?;
@@ -100,7 +100,7 @@ impl OwnDirectory {
         let found = file.metadata()?;
         let is_ours = found.mode() & libc::S_IFMT == libc::S_IFSOCK && found.uid() == own_uid();
         if !is_ours {
-            bail!("somebody has put something else in the place of the socket");
+            bail!("another user or program has replaced the socket");
         }
         Ok(OwnSocket(file))
     }
@@ -154,7 +154,7 @@ fn check_above(path: &Path) -> anyhow::Result<()> {
 }
 
 /// Advice for a directory that other users can change.
-const ADVICE: &str = "the agent takes a directory of root's, or of its own user, that others cannot write into";
+const ADVICE: &str = "use a directory that belongs to root or to the agent's user and that others cannot write to";
 
 #[cfg(test)]
 mod tests {
@@ -194,7 +194,7 @@ mod tests {
         OwnDirectory::open(&open, 0o755).expect("in a directory like /tmp nobody can replace what is another's");
         let file = parent.path().join("file");
         fs::write(&file, "").expect("it is ours");
-        assert!(refusal(&file).contains("is no directory"), "{}", refusal(&file));
+        assert!(refusal(&file).contains("is not a directory"), "{}", refusal(&file));
         if own_uid() != 0 {
             eprintln!("SKIPPED: only root can make a directory of another user");
             return;
@@ -202,11 +202,15 @@ mod tests {
         let (anns, link) = (parent.path().join("anns"), parent.path().join("link"));
         fs::create_dir(&anns).expect("it is ours");
         chown(&anns, Some(64_001), None).expect("root may");
-        assert!(refusal(&anns).contains("is user 64001's"), "{}", refusal(&anns));
+        assert!(refusal(&anns).contains("is owned by user 64001"), "{}", refusal(&anns));
         symlink(parent.path(), &link).expect("it is ours");
         std::os::unix::fs::lchown(&link, Some(64_001), None).expect("root may");
-        assert!(refusal(&link).contains("is a link that is user 64001's"), "{}", refusal(&link));
-        assert!(refusal(&anns.join("history")).contains("anns is user 64001's"), "{}", refusal(&anns.join("history")));
+        assert!(refusal(&link).contains("is a symlink owned by user 64001"), "{}", refusal(&link));
+        assert!(
+            refusal(&anns.join("history")).contains("anns is owned by user 64001"),
+            "{}",
+            refusal(&anns.join("history"))
+        );
         assert!(!anns.join("history").exists(), "nothing is made there");
         let shared = parent.path().join("shared");
         fs::create_dir(&shared).expect("it is ours");
@@ -225,7 +229,7 @@ mod tests {
         fs::set_permissions(&victim, Permissions::from_mode(0o600)).expect("it is ours");
         symlink(&victim, &socket).expect("it is ours");
         let refusal = directory.socket(&socket).expect_err("it is a link").to_string();
-        assert!(refusal.contains("something else"), "{refusal}");
+        assert!(refusal.contains("has replaced the socket"), "{refusal}");
         fs::remove_file(&socket).expect("it is ours");
         let _listener = UnixListener::bind(&socket).expect("a socket");
         let own = directory.socket(&socket).expect("it is ours");

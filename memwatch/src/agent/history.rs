@@ -20,7 +20,7 @@ use crate::client::protocol::HistoryFiles;
 use crate::own_folder::unless_absent;
 use crate::sources::clock;
 use crate::watch::recorded::front;
-use crate::watch::recording::{Tape, TapeOptions, copy_of};
+use crate::watch::recording::{Recorder, RecorderOptions, copy_of};
 use crate::watch::session::Session;
 
 /// File names of the current recording and of the previous session's recording.
@@ -48,12 +48,12 @@ pub(crate) struct HistoryState {
 /// History of the current session.
 pub(crate) struct AgentHistory {
     directory: PathBuf,
-    options: TapeOptions,
+    options: RecorderOptions,
     state: HistoryState,
     /// Reason why the history is not written, and time of the next attempt.
     failing: Option<(String, Instant)>,
     /// A failed recording, until its thread has closed the file.
-    failed: Option<Tape>,
+    failed: Option<Recorder>,
 }
 
 impl AgentHistory {
@@ -66,7 +66,7 @@ impl AgentHistory {
         let Some(directory) = &agent.history else { return Ok(None) };
         let name = directory.display();
         if directory.exists() && !directory.is_dir() {
-            bail!("{name} is no directory: --history names one");
+            bail!("{name} is not a directory: --history needs one");
         }
         let own = OwnDirectory::open(directory, DIRECTORY_MODE & 0o777)?;
         // In a user namespace or without privileges, the directory stays private to its creator.
@@ -74,10 +74,12 @@ impl AgentHistory {
             own.set_mode(DIRECTORY_MODE)?;
         }
         if own.is_open_to_all()? {
-            bail!("others may write into {name}: --history takes a directory of root's (or of the agent's user) alone");
+            bail!(
+                "other users can write to {name}: --history needs a directory that only root or the agent's user can write to"
+            );
         }
         let directory = directory.canonicalize()?;
-        let options = TapeOptions {
+        let options = RecorderOptions {
             path: directory.join(FILE),
             force: false,
             limit_bytes: Some(agent.history_size),
@@ -125,7 +127,7 @@ impl AgentHistory {
             self.failed = Some(tape);
             self.fail(String::new());
         }
-        if self.failed.as_ref().is_some_and(Tape::has_let_go)
+        if self.failed.as_ref().is_some_and(Recorder::has_let_go)
             && let Some(Err(why)) = self.failed.take().map(|tape| tape.end(Stopped::Limit, 0).end)
         {
             self.report(why);
@@ -142,7 +144,7 @@ impl AgentHistory {
             && let (_, _, Some(recorded)) = session.end_recording(Stopped::Asked)
             && let Err(why) = recorded.end
         {
-            eprintln!("memwatch: the history in {} has no end: {why}", self.directory.display());
+            eprintln!("memwatch: the history in {} is incomplete: {why}", self.directory.display());
         }
     }
 
@@ -160,7 +162,7 @@ impl AgentHistory {
             previous: previous.exists().then_some(previous),
             older: older.take_while(|file| file.exists()).collect(),
             failing: self.failing.as_ref().map(|(why, _)| match why.as_str() {
-                "" => "why is not known yet".to_owned(),
+                "" => "unknown reason".to_owned(),
                 why => why.to_owned(),
             }),
         }
@@ -227,10 +229,7 @@ impl AgentHistory {
             return;
         };
         let place = self.directory.display();
-        eprintln!(
-            "memwatch: no history is written in {place}, which is tried again every {} s: {why}",
-            PAUSE.as_secs()
-        );
+        eprintln!("memwatch: cannot write the history in {place}; retrying every {} s: {why}", PAUSE.as_secs());
         *known = why;
     }
 }
@@ -342,12 +341,12 @@ mod tests {
         let refusal = |path: &Path| prepared(path).err().expect("it is refused").to_string();
         assert!(refusal(&made).contains("can be changed by others"), "{}", refusal(&made));
         fs::set_permissions(&made, Permissions::from_mode(0o1777)).expect("it is ours");
-        assert!(refusal(&made).contains("others may write into"), "{}", refusal(&made));
+        assert!(refusal(&made).contains("other users can write to"), "{}", refusal(&made));
         let file = parent.path().join("file");
         fs::write(&file, "").expect("it is ours");
-        assert!(refusal(&file).contains("is no directory"), "{}", refusal(&file));
+        assert!(refusal(&file).contains("is not a directory"), "{}", refusal(&file));
         assert!(refusal(&parent.path().join("a/b")).contains("cannot be made"));
         symlink(&file, parent.path().join("link")).expect("it is ours");
-        assert!(refusal(&parent.path().join("link")).contains("is no directory"));
+        assert!(refusal(&parent.path().join("link")).contains("is not a directory"));
     }
 }

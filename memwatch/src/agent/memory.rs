@@ -21,7 +21,7 @@ pub(super) fn give_back() {
     for (setting, value) in SETTINGS {
         // SAFETY: mallopt has no preconditions.
         if unsafe { libc::mallopt(setting, value) } == 0 {
-            log::info!("the allocator knows no setting {setting}: it keeps more memory than it needs");
+            log::info!("the allocator does not support setting {setting}: it keeps more memory than needed");
         }
     }
 }

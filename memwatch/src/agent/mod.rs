@@ -218,7 +218,7 @@ fn confine(agent: &AgentArgs) {
     let writable: Vec<_> = folders.into_iter().flatten().filter_map(|folder| folder.canonicalize().ok()).collect();
     match read_only::confine(&writable) {
         Ok(is_confined) => log::debug!("file systems are read-only: {is_confined}"),
-        Err(error) => eprintln!("memwatch: root's files stay as they are to this agent, and not read-only: {error}"),
+        Err(error) => eprintln!("memwatch: cannot make the file systems read-only for this agent: {error}"),
     }
 }
 

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lacking_is_named_with_what_it_costs() {
+    fn missing_capabilities_are_named_with_their_consequence() {
         assert_eq!(cost_of(Capabilities(0)), None);
         assert_eq!(cost_of(Capabilities(1 << BPF)), None, "the kernel says that itself");
         let text = cost_of(Capabilities::needed(true)).expect("a sentence");
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_keeps_nothing_has_nothing_left_and_cannot_regain_it() {
+    fn dropped_capabilities_leave_none_and_cannot_be_regained() {
         // Capabilities are per thread, so other tests keep theirs.
         let status = std::thread::spawn(|| {
             keep_only(Capabilities(0)).expect("taking away is always permitted");

@@ -123,7 +123,7 @@ impl Pusher {
             Err(Trouble { what, fix }) => {
                 let fix = fix.map(|fix| format!(" {fix}")).unwrap_or_default();
                 eprintln!(
-                    "memwatch: metrics cannot be pushed to {receiver}: {what}. They are pushed again every {seconds} s.{fix}"
+                    "memwatch: metrics cannot be pushed to {receiver}: {what}. The next attempt follows in {seconds} s.{fix}"
                 );
             }
         }

@@ -102,7 +102,7 @@ fn lock(path: &Path) -> anyhow::Result<File> {
 fn remove_stale(path: &Path) -> anyhow::Result<()> {
     let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
     if !metadata.file_type().is_socket() {
-        bail!("{} is there already, and is no socket", path.display());
+        bail!("{} already exists and is not a socket", path.display());
     }
     match UnixStream::connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -160,10 +160,10 @@ impl AccessPolicy {
         let of_users = inside.iter().filter(|((is_user, _), _)| *is_user).map(|(_, count)| *count).sum::<usize>();
         let of_this = inside.get(&(is_user, owner)).copied().unwrap_or(0);
         if of_all >= self.limit.clients || (is_user && of_users >= self.limit.users) {
-            return Err("the agent has as many clients as it takes");
+            return Err("the agent has reached its limit of clients");
         }
         if is_user && of_this >= self.limit.per_user {
-            return Err("the agent has as many clients of this user as it takes");
+            return Err("this user has reached the agent's limit of clients");
         }
         inside.insert((is_user, owner), of_this + 1);
         self.total.fetch_add(1, Ordering::Relaxed);
@@ -235,12 +235,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_agents_socket_is_left_alone() {
+    fn agent_socket_path_of_another_kind_is_left_untouched() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("file");
         fs::write(&file, "precious").expect("a file");
         let refusal = OpenSocket::open(&file, None).expect_err("a file").to_string();
-        assert!(refusal.contains("is no socket"), "{refusal}");
+        assert!(refusal.contains("is not a socket"), "{refusal}");
         assert_eq!(fs::read_to_string(&file).expect("it is there"), "precious");
         let other = directory.path().join("other");
         let _listener = UnixListener::bind(&other).expect("a socket");
@@ -271,10 +271,10 @@ mod tests {
     }
 
     #[test]
-    fn no_user_takes_the_room_of_others_and_no_users_that_of_root() {
+    fn agent_connection_limits_protect_other_users_and_root() {
         let access = AccessPolicy::new(ConnectionLimit { clients: 5, users: 3, per_user: 2 });
         let mut inside = vec![access.enter(1, true).expect("room"), access.enter(1, true).expect("room")];
-        assert!(access.enter(1, true).expect_err("two are enough").contains("of this user"));
+        assert!(access.enter(1, true).expect_err("two are enough").contains("this user has reached"));
         inside.push(access.enter(2, true).expect("room"));
         assert!(access.enter(3, true).is_err(), "the users' part is full");
         inside.extend([access.enter(0, false).expect("room"), access.enter(0, false).expect("room")]);

@@ -27,7 +27,7 @@ pub(super) fn prepare(agent: &AgentArgs, classic_uprobes: bool) -> Option<Surviv
             Err(error) => chain(&error),
         }
     };
-    eprintln!("memwatch: this watch ends with the agent, however that ends: {why}");
+    eprintln!("memwatch: the next agent will not resume this session: {why}");
     None
 }
 
@@ -36,7 +36,7 @@ pub(super) fn report(session: &Session) {
     if session.goes_on() {
         let (processes, _) = session.extent();
         let what = if processes == 1 { "process is" } else { "processes are" };
-        eprintln!("memwatch: going on with the watch of the agent before, {processes} {what} known");
+        eprintln!("memwatch: resumed the previous agent's session, {processes} {what} known");
     }
 }
 
@@ -44,9 +44,9 @@ pub(super) fn report(session: &Session) {
 pub(super) fn end(session: &mut Session, keeps: bool) {
     if let Err(error) = session.end_survival(keeps) {
         let (what, advice) = if keeps {
-            ("what is known cannot be left for the next agent", "it begins a new watch")
+            ("cannot leave the state for the next agent", "it will start a new session")
         } else {
-            ("something of the kernel half stays", "take it out with: memwatch agent --uninstall")
+            ("cannot remove the kernel half completely", "remove it with: memwatch agent --uninstall")
         };
         eprintln!("memwatch: {what}: {error}; {advice}");
     }
@@ -59,15 +59,15 @@ pub(super) fn uninstall(agent: &AgentArgs) -> Result<Exit, ExitFailure> {
     let is_one = socket != Path::new(DEFAULT_SOCKET);
     let taken_out = if is_one { pins::remove_of(bpffs, &socket) } else { pins::remove_all(bpffs) };
     let (removed, running) =
-        taken_out.with_context(|| format!("what is pinned in {} cannot be taken out", bpffs.display()))?;
+        taken_out.with_context(|| format!("cannot remove the pinned BPF objects in {}", bpffs.display()))?;
     if running == 0 {
         let journal = journal(&socket);
         Journal::remove(&journal).with_context(|| format!("{} cannot be removed", journal.display()))?;
     }
     let plural = |count: usize| if count == 1 { "1 agent".to_owned() } else { format!("{count} agents") };
-    println!("taken out: what {} had left", plural(removed));
+    println!("removed the pinned BPF objects of {}", plural(removed));
     if running > 0 {
-        println!("left alone: {}, which is running", plural(running));
+        println!("kept those of {}: still running", plural(running));
     }
     Ok(Exit::Ok)
 }

@@ -134,7 +134,7 @@ mod tests {
     use crate::render::fixture::busy_node;
 
     #[test]
-    fn a_course_of_any_length_is_kept_in_bounded_room_from_its_beginning_to_its_end() {
+    fn history_is_kept_in_bounded_memory_from_start_to_end() {
         let (mut trail, mut snapshot) = (Trail::default(), busy_node());
         let begun_ns = snapshot.time_ns;
         for _ in 0..10 * LOOKS {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn while_nobody_asks_there_is_a_look_every_ten_seconds_of_what_nvml_counts() {
+    fn history_without_viewers_polls_nvml_used_bytes_every_ten_seconds() {
         let (mut trail, snapshot) = (Trail::default(), busy_node());
         let gpus = || snapshot.gpus.iter().map(|gpu| (&gpu.uuid, gpu.used_bytes));
         for second in 0..=30 {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_comes_later_was_not_there_before_and_one_without_a_reading_has_none() {
+    fn history_of_a_late_gpu_or_a_missing_reading_is_null() {
         let (mut trail, mut snapshot) = (Trail::default(), busy_node());
         let late = snapshot.gpus.pop().expect("it has GPUs");
         trail.note(&snapshot);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_agent_before_noted_comes_first_and_a_gap_after_it() {
+    fn history_of_the_previous_agent_precedes_a_gap() {
         let gpus = busy_node().gpus;
         let (one, other) = (&gpus[0].uuid, &gpus[1].uuid);
         let (mut trail, mut earlier) = (Trail::default(), Trail::default());

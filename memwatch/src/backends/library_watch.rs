@@ -62,7 +62,7 @@ pub(crate) enum LibrarySource {
 
 /// A process that mapped a library before its probes were attached. Its earlier calls are unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Latecomer {
+pub(crate) struct LateAttach {
     /// Process id.
     pub(crate) tgid: u32,
     /// When its calls became visible: `CLOCK_BOOTTIME`, nanoseconds.
@@ -267,7 +267,7 @@ impl LibraryWatch {
         let new = records.take();
         let is_of_interest = !new.libraries.is_empty() || !new.heralds.is_empty() || !new.requesters.is_empty();
         if new.incomplete {
-            log::info!("mapping records were lost: looking through the processes");
+            log::info!("mapping records were lost; scanning all processes");
             self.sweeper.hurry();
         }
         self.mapped.extend(new.libraries);
@@ -285,7 +285,7 @@ impl LibraryWatch {
 
     /// Queues scans of the `wanted` processes that have mapped unknown files. Returns the processes
     /// that mapped a known file before its probes were attached.
-    pub(crate) fn look_at_mapped(&mut self, wanted: impl Fn(u32) -> bool) -> Vec<Latecomer> {
+    pub(crate) fn look_at_mapped(&mut self, wanted: impl Fn(u32) -> bool) -> Vec<LateAttach> {
         let mut late = Vec::new();
         for mapping in std::mem::take(&mut self.mapped).into_iter().filter(|mapping| wanted(mapping.tgid)) {
             let Some(met) = self.files.behind(&mapping.inode) else {
@@ -294,7 +294,7 @@ impl LibraryWatch {
             };
             self.expected.remove(&mapping.tgid);
             if mapping.time_ns < met.attached_ns {
-                late.push(Latecomer { tgid: mapping.tgid, since_ns: met.attached_ns });
+                late.push(LateAttach { tgid: mapping.tgid, since_ns: met.attached_ns });
             }
             let identity = met.identity.clone();
             self.files.note_user(&identity, mapping.tgid, mapping.time_ns);
@@ -397,7 +397,7 @@ impl LibraryWatch {
 
     /// Probes the new files of the completed scans. Returns the processes that had mapped one
     /// before.
-    pub(crate) fn attach_looked(&mut self, kernel: &mut KernelHalf) -> Vec<Latecomer> {
+    pub(crate) fn attach_looked(&mut self, kernel: &mut KernelHalf) -> Vec<LateAttach> {
         let mut late = Vec::new();
         while let Some(looked) = self.lookers.take() {
             late.extend(self.take_in_look(kernel, looked));
@@ -485,7 +485,7 @@ pub(crate) fn library_source(polls: bool) -> LibrarySource {
     match MappingRecords::open() {
         Ok(records) => LibrarySource::Records(records),
         Err(error) => {
-            log::warn!("the kernel gives no mapping records ({}): looking for libraries every 2 s", chain(&error));
+            log::warn!("no mapping records from the kernel ({}); scanning for libraries every 2 s", chain(&error));
             LibrarySource::Polling
         }
     }

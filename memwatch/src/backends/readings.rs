@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_rests_is_waited_for_until_he_no_longer_does() {
+    fn reading_pace_waits_while_the_watch_is_idle() {
         let pace = Arc::<ReadingPace>::default();
         let (_sender, receiver) = mpsc::channel(1);
         let readings = Readings::new(receiver, Arc::clone(&pace));

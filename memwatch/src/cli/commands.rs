@@ -81,10 +81,10 @@ commands! {
         Sites(places::args::Sites) => awaited places::lines;
         /// The former name of `where --by phase`
         #[command(hide = true)]
-        Stages(places::args::PlacesArgs) => awaited places::phases;
+        Phases(places::args::AttributionArgs) => awaited places::ranges;
         /// The former name of `where --by module`
         #[command(hide = true)]
-        Layers(places::args::Layers) => awaited places::modules;
+        Modules(places::args::Modules) => awaited places::modules;
         /// The former name of `stats --reset-peaks`
         #[command(hide = true)]
         ResetPeaks(reset_peaks::args::ResetPeaks) => awaited reset_peaks::run;

@@ -83,7 +83,7 @@ fn parse(path: &Path, text: &str) -> Result<Vec<ConfigSetting>, String> {
         let known = KEYS.iter().find(|(known, _)| *known == key);
         let Some((key, _)) = known else {
             let names = KEYS.map(|(name, _)| name).join(", ");
-            return Err(refused(&format!("unknown key '{key}'; there is {names}")));
+            return Err(refused(&format!("unknown key '{key}'; valid keys are {names}")));
         };
         let values = values(value.trim())
             .ok_or_else(|| refused(&format!("{key}: a value is \"text\", true, false or [\"a\", \"b\"]")))?;
@@ -96,15 +96,16 @@ fn parse(path: &Path, text: &str) -> Result<Vec<ConfigSetting>, String> {
 
 /// Strips a comment. A `#` outside of quotes begins it.
 fn without_comment(line: &str) -> &str {
+    split_unquoted(line, '#').next().unwrap_or(line)
+}
+
+/// Splits a text at each such character outside of quotes.
+fn split_unquoted(text: &str, separator: char) -> impl Iterator<Item = &str> {
     let mut is_quoted = false;
-    for (at, letter) in line.char_indices() {
-        match letter {
-            '"' => is_quoted = !is_quoted,
-            '#' if !is_quoted => return &line[..at],
-            _ => {}
-        }
-    }
-    line
+    text.split(move |letter| {
+        is_quoted ^= letter == '"';
+        letter == separator && !is_quoted
+    })
 }
 
 fn values(text: &str) -> Option<Vec<String>> {
@@ -116,7 +117,7 @@ fn values(text: &str) -> Option<Vec<String>> {
         (!inner.contains(['"', '\\'])).then(|| inner.to_owned())
     };
     match text.strip_prefix('[').and_then(|list| list.strip_suffix(']')) {
-        Some(list) => list.split(',').filter(|word| !word.trim().is_empty()).map(quoted).collect(),
+        Some(list) => split_unquoted(list, ',').filter(|word| !word.trim().is_empty()).map(quoted).collect(),
         None => quoted(text).map(|text| vec![text]),
     }
 }
@@ -160,9 +161,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_names_file_line_and_key() {
+    fn config_errors_name_file_line_and_key() {
         for (text, sentence) in [
-            ("\nsizes = 3", "/etc/memwatch.toml:2: unknown key 'sizes'; there is ascii, color, columns, sort, units"),
+            (
+                "\nsizes = 3",
+                "/etc/memwatch.toml:2: unknown key 'sizes'; valid keys are ascii, color, columns, sort, units",
+            ),
             ("color", "/etc/memwatch.toml:1: a line is key"),
             ("color = never", "/etc/memwatch.toml:1: color: a value is"),
             ("color = \"pink\"", "/etc/memwatch.toml:1: color: invalid value 'pink'"),
@@ -175,12 +179,21 @@ mod tests {
     }
 
     #[test]
-    fn the_users_file_lies_where_their_configurations_do() {
+    fn user_config_file_is_in_the_xdg_or_home_config_directory() {
         let of = |set: &'static [(&str, &str)]| {
             of_user(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
         };
         assert_eq!(of(&[("HOME", "/home/a")]), Some(PathBuf::from("/home/a/.config/memwatch.toml")));
         assert_eq!(of(&[("HOME", "/home/a"), ("XDG_CONFIG_HOME", "/c")]), Some(PathBuf::from("/c/memwatch.toml")));
         assert_eq!(of(&[]), None);
+    }
+
+    #[test]
+    fn commas_and_number_signs_in_quotes_are_part_of_a_value() {
+        let parts = |line| values(without_comment(line).trim());
+        let list = |parts: &[&str]| Some(parts.iter().map(|part| (*part).to_owned()).collect::<Vec<_>>());
+        assert_eq!(parts(r#"["a,b", "c" , "d#e",]  # two, or three"#), list(&["a,b", "c", "d#e"]));
+        assert_eq!((parts(r#""a,b""#), parts("[]")), (list(&["a,b"]), list(&[])));
+        assert_eq!((parts(r#"["a"#), parts(r#"["a" "b"]"#)), (None, None));
     }
 }

@@ -32,8 +32,8 @@ pub(crate) fn run(args: &MemwatchArgs) -> Result<Exit, ExitFailure> {
 /// Rejects libraries named on the command line that cannot be loaded. Without them, a report would
 /// silently lack their data.
 fn check_libraries(common: &CommonArgs) -> Result<(), ExitFailure> {
-    let nvml = "Leave it out, and memwatch takes the driver's own libnvidia-ml.so.1.";
-    let cuda = "Leave it out, and memwatch finds the driver's own and the ones that programs have loaded.";
+    let nvml = "Without --nvml-lib, memwatch uses the driver's own libnvidia-ml.so.1.";
+    let cuda = "Without --libcuda, memwatch finds the driver's own library and those that programs have loaded.";
     let named = common.nvml_lib.iter().map(|path| ("--nvml-lib", path, nvml));
     let named = named.chain(common.libcuda.iter().map(|path| ("--libcuda", path, cuda)));
     for (option, path, advice) in named {

@@ -32,7 +32,7 @@ Examples:
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0 fine, 1 error, 2 wrong usage, 3 found what --fail-on names, 4 not permitted, 5 not supported here,
+  0 success, 1 error, 2 wrong usage, 3 --fail-on matched, 4 permission denied, 5 not supported,
   6 process gone or not found
   run: the program's own code, or 128+N if signal N ended it;
        125 memwatch failed, 126 program not executable, 127 program not found";

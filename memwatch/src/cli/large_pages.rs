@@ -71,13 +71,13 @@ unsafe impl GlobalAlloc for LargePages {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn what_is_small_stays_with_the_system() {
+    fn large_page_allocator_leaves_small_allocations_to_the_system() {
         let small = super::Layout::new::<[u64; 4]>();
         assert_eq!(super::asked(small), small);
     }
 
     #[test]
-    fn a_list_keeps_what_is_in_it_as_it_grows_into_large_pages_and_out_of_them() {
+    fn large_page_list_keeps_its_elements_as_it_grows_and_shrinks() {
         let words = super::LEAST_BYTES / 8;
         let mut list: Vec<usize> = (0..words - 1).collect();
         list.shrink_to_fit();

@@ -28,7 +28,7 @@ pub(crate) const fn direct(ended: Result<Exit, ExitFailure>) -> Result<Exit, Exi
 /// its help line above it.
 macro_rules! commands {
     ($($group:ident { $( $(#[$attribute:meta])* $name:ident($args:ty) => $kind:ident $run:path; )* })*) => {
-        /// What to do; without one it is the live view.
+        /// Command to run; without one, the live view is shown.
         #[derive(Debug, clap::Subcommand)]
         pub(crate) enum Command { $($( $(#[$attribute])* $name($args), )*)* }
 

@@ -22,7 +22,7 @@ fn refused(line: &str) -> String {
 }
 
 #[test]
-fn the_definition_is_consistent() {
+fn cli_definition_is_consistent() {
     MemwatchArgs::definition().debug_assert();
 }
 
@@ -66,7 +66,7 @@ fn each_option_that_the_short_help_names_exists() {
 }
 
 #[test]
-fn options_that_few_need_are_in_no_help_of_a_command() {
+fn cli_rare_options_are_hidden_from_command_help() {
     for command in ["ps", "where", "oom", "run", "agent"] {
         let help = refused(&format!("memwatch {command} --help"));
         for option in ["--docker-socket", "--cri-socket", "--kubelet-socket", "--no-agent", "--libcuda", "--cgroup"] {
@@ -192,14 +192,14 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch leak --since 10m -d 5s", "cannot be used with"),
         ("memwatch timeline --until 10m -d 5s", "cannot be used with"),
         ("memwatch ps --since sometimes", "a time is 14:05"),
-        ("memwatch agent --history /h --history-size 100K", "1M or more"),
+        ("memwatch agent --history /h --history-size 100K", "the minimum is 1M"),
         ("memwatch ps --in f --until soon", "a time is 14:05"),
         ("memwatch sites", "--pid <PID>"),
         ("memwatch sites --in f -d 5s", "cannot be used with"),
         ("memwatch stats --in f -i 1s", "cannot be used with"),
         ("memwatch report", "<FILE>"),
         ("memwatch leak -p 1 --fail-on all", "possible values"),
-        ("memwatch simulate --in f -s max_split_size_mb:8", "a number from 20 on"),
+        ("memwatch simulate --in f -s max_split_size_mb:8", "an integer of at least 20"),
         ("memwatch stats -p 1 --reset-peaks -d 5s", "--reset-peaks goes with --interval"),
         ("memwatch stats --in f --reset-peaks", "cannot be used with"),
         ("memwatch where -p 1 --by phase --native", "--native goes with --by line"),
@@ -208,7 +208,7 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch leak --read-only --since 10m", "cannot be used with"),
         ("memwatch leak --read-only", "name a process"),
         ("memwatch leak 7 -i 1s", "--read-only"),
-        ("memwatch leak 7 --no-children", "--no-children goes with --in"),
+        ("memwatch leak 7 --no-children", "--no-children needs --in"),
         ("memwatch snapshot 7 8", "one process"),
         ("memwatch ps --by user --sort pid", "cannot be used with"),
         ("memwatch ps --by user --format csv", "cannot be used with"),
@@ -220,7 +220,7 @@ fn bad_values_are_refused_with_a_sentence() {
 }
 
 #[test]
-fn a_budget_that_is_none_is_refused_and_one_for_the_doctor_needs_a_process() {
+fn budget_arguments_are_validated_and_doctor_budget_needs_a_pid() {
     for (line, sentence) in [
         ("memwatch doctor -p x", "a process id is a number from 1 on"),
         ("memwatch doctor --budget 1%", "--pid <PID>"),
@@ -256,7 +256,7 @@ fn an_option_of_the_live_view_is_not_silently_ignored_before_a_command() {
 }
 
 #[test]
-fn common_options_stand_before_or_after_the_command() {
+fn common_options_are_accepted_before_or_after_the_command() {
     for line in ["memwatch --json --nvml-lib /a -v ps", "memwatch ps --json --nvml-lib /a -v"] {
         let args = args(line);
         assert!(matches!(args.command, Some(Command::Ps(_))), "{line}");
@@ -287,7 +287,7 @@ fn an_agent_asks_an_nvml_or_none() {
 }
 
 #[test]
-fn words_of_the_program_to_run_are_its_own() {
+fn cli_run_passes_words_after_the_dashes_to_the_program() {
     let args = args("memwatch run --json -- python3 train.py --pid 5 -h");
     let Some(Command::Run(run)) = args.command else { panic!("not a run") };
     assert_eq!(run.program, ["python3", "train.py", "--pid", "5", "-h"]);
@@ -295,7 +295,7 @@ fn words_of_the_program_to_run_are_its_own() {
 }
 
 #[test]
-fn what_a_watch_is_asked_a_recording_is_asked() {
+fn analysis_commands_accept_recordings_and_time_windows() {
     for command in
         ["ps", "stats", "where", "snapshot", "leak", "oom", "simulate", "fragment", "profile", "timeline", "monitor"]
     {
@@ -341,7 +341,7 @@ fn tensors_that_are_asked_for_need_an_own_watch_and_the_default_does_not() {
     for not_asked in ["memwatch -p 1", "memwatch -p 1 --tensors=off"] {
         assert!(!args(not_asked).tensors.is_asked_for(), "{not_asked}");
     }
-    assert_eq!(args("memwatch -p 1").tensors.request(true).level, crate::frameworks::pytorch::TensorLevel::Layers);
+    assert_eq!(args("memwatch -p 1").tensors.request(true).level, crate::frameworks::pytorch::TensorLevel::Modules);
     assert_eq!(args("memwatch").tensors.request(false).level, crate::frameworks::pytorch::TensorLevel::Off);
     assert!(refusal("memwatch stages -p 1 --fragmentation").contains("unexpected argument"));
     assert!(refusal("memwatch --tensors=all").contains("off, blocks, sites or layers"));

@@ -52,9 +52,9 @@ impl From<io::Error> for NoAgent {
         match error.kind() {
             io::ErrorKind::NotFound => Self::Absent,
             io::ErrorKind::ConnectionRefused => Self::Unusable("nothing is listening on it (stale socket)".to_owned()),
-            io::ErrorKind::WouldBlock => Self::Unusable("it does not take clients in".to_owned()),
+            io::ErrorKind::WouldBlock => Self::Unusable("it does not accept clients".to_owned()),
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                Self::Unusable("it has hung up".to_owned())
+                Self::Unusable("it closed the connection".to_owned())
             }
             _ => Self::Unusable(error.to_string()),
         }
@@ -141,7 +141,7 @@ impl AgentClient {
         welcome.check(PEAKS_SINCE_MINOR, "resets no peaks")?;
         match connection.ask(&AgentRequest::ResetPeaks { tgid: tgid.0 }).await? {
             AgentAnswer::PeaksReset => Ok(()),
-            _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
+            _ => Err(NoAgent::Unusable("it sent an unexpected answer".to_owned())),
         }
     }
 
@@ -158,7 +158,7 @@ impl AgentClient {
         }
         match connection.ask(&AgentRequest::History).await? {
             AgentAnswer::History(kept) => Ok((kept, welcome.viewer)),
-            _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
+            _ => Err(NoAgent::Unusable("it sent an unexpected answer".to_owned())),
         }
     }
 
@@ -172,7 +172,7 @@ impl AgentClient {
         welcome.check(PAGE_SINCE_MINOR, "has no page")?;
         match connection.ask(&AgentRequest::Page).await? {
             AgentAnswer::Page(link) => Ok((link, welcome.viewer)),
-            _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
+            _ => Err(NoAgent::Unusable("it sent an unexpected answer".to_owned())),
         }
     }
 
@@ -254,7 +254,7 @@ impl AgentConnection {
                 env!("CARGO_PKG_VERSION"),
                 PROTOCOL.major
             ))),
-            _ => Err(NoAgent::Unusable("it gives no welcome".to_owned())),
+            _ => Err(NoAgent::Unusable("it sent an unexpected answer instead of a welcome".to_owned())),
         }
     }
 
@@ -279,7 +279,7 @@ impl AgentConnection {
                     self.asked = None;
                     return Ok(TimedSnapshot { snapshot: snapshot.into_owned(), boottime_to_unix_ns, contradictions });
                 }
-                _ => return Err(NoAgent::Unusable("it answers something else".to_owned())),
+                _ => return Err(NoAgent::Unusable("it sent an unexpected answer".to_owned())),
             }
         }
     }
@@ -318,7 +318,7 @@ impl AgentConnection {
             NoAgent::Unusable(format!("its answer is not understood ({error}): use the same version of both"))
         })?;
         match answer {
-            AgentAnswer::Refused { why } => Err(NoAgent::Unusable(format!("it says: {}", why.escape_debug()))),
+            AgentAnswer::Refused { why } => Err(NoAgent::Unusable(format!("it refused: {}", why.escape_debug()))),
             answer => Ok(answer),
         }
     }

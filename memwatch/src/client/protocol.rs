@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_words_are_the_same_in_every_version() {
+    fn protocol_hello_and_refusal_are_the_same_in_every_version() {
         let hello = AgentRequest::Hello { protocol: PROTOCOL, program: "0.1.0".to_owned() };
         let text = r#"{"hello":{"protocol":{"major":2,"minor":4},"program":"0.1.0"}}"#;
         assert_eq!(taken(&frame(&hello).expect("it can be written")), text.as_bytes());

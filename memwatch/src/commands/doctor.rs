@@ -25,7 +25,7 @@ use library::Libraries;
 use memwatch_core::attribution::price::Budget;
 use memwatch_core::words::Tgid;
 use nvml::{NvmlReport, Traces};
-use prices::PriceReport;
+use prices::PredictedOverheadReport;
 use privilege::Privilege;
 
 use crate::exit::{Exit, ExitFailure};
@@ -65,7 +65,7 @@ struct Diagnosis {
     libraries: Libraries,
     nvml: Result<NvmlReport, String>,
     /// `None` if no process is given.
-    prices: Option<PriceReport>,
+    prices: Option<PredictedOverheadReport>,
 }
 
 /// What `memwatch doctor` takes.

@@ -16,7 +16,7 @@ pub(crate) mod tensorboard;
 
 use memwatch_core::features::leak::view::{LeakView, LeaksView};
 use memwatch_core::snapshot::{
-    CallPathView, DeviceCallPaths, DevicePlacesView, FrameView, ProcessView, SiteView, Snapshot, SumView,
+    CallPathView, DeviceCallPaths, DeviceAttributionView, FrameView, ProcessView, SiteView, Snapshot, SumView,
 };
 
 use super::render::format::{bytes, count, printable};
@@ -145,7 +145,7 @@ pub(crate) struct Sample {
     /// reason.
     frames: Vec<ProfileFrame>,
     /// Phase: `forward`, `backward (recomputed)`.
-    stage: String,
+    phase: String,
     sum: SumView,
 }
 
@@ -170,7 +170,7 @@ impl CallPathProfile {
         for process in &snapshot.processes {
             let Some(tensors) = &process.tensors else { continue };
             let call_paths = call_paths(process);
-            for device in &tensors.places.devices {
+            for device in &tensors.attribution.devices {
                 if let Some(call_paths) = call_paths.iter().find(|call_paths| call_paths.device == device.device) {
                     parts.push(part(snapshot, process, device, call_paths));
                 }
@@ -261,7 +261,7 @@ pub(crate) fn leaking(
 fn part(
     snapshot: &Snapshot,
     process: &ProcessView,
-    device: &DevicePlacesView,
+    device: &DeviceAttributionView,
     call_paths: &DeviceCallPaths,
 ) -> ProfilePart {
     ProfilePart {
@@ -283,7 +283,7 @@ fn sample(call_path: &CallPathView) -> Sample {
     } else if call_path.truncated {
         frames.insert(0, ProfileFrame::pseudo("(outer frames are missing)"));
     }
-    Sample { frames, stage: places::stage(&call_path.stage), sum: call_path.site.sum }
+    Sample { frames, phase: places::phase(&call_path.phase), sum: call_path.site.sum }
 }
 
 fn frame(view: &FrameView) -> ProfileFrame {

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::io::Read as _;
 
-use memwatch_core::snapshot::StageView;
+use memwatch_core::snapshot::PhaseView;
 use memwatch_core::words::GpuUuid;
 use prost::Message as _;
 use serde_json::Value;
@@ -36,7 +36,7 @@ fn sum(mebibytes: [u64; 3], allocations: u64, frees: u64) -> SumView {
 
 /// Returns a call path of these frames, outermost first. Without frames its call site has this
 /// kind.
-fn call_path(stage: &'static str, kind: &'static str, frames: &[(&str, &str, u32)], sum: SumView) -> CallPathView {
+fn call_path(phase: &'static str, kind: &'static str, frames: &[(&str, &str, u32)], sum: SumView) -> CallPathView {
     let view = |(function, file, line): &(&str, &str, u32)| FrameView {
         file: Some((*file).to_owned()),
         line: Some(*line),
@@ -55,7 +55,7 @@ fn call_path(stage: &'static str, kind: &'static str, frames: &[(&str, &str, u32
         sum,
     };
     CallPathView {
-        stage: StageView { stage: stage.into(), recomputed: false, captured: false, sum },
+        phase: PhaseView { phase: phase.into(), recomputed: false, captured: false, sum },
         site,
         frames: frames.iter().rev().map(view).collect(),
         truncated: false,
@@ -91,7 +91,7 @@ fn profile_of(call_paths: &[CallPathView]) -> CallPathProfile {
         ..SumView::default()
     };
     let tensors = snapshot.processes[0].tensors.as_mut().expect("it trains");
-    tensors.places.devices[0].sites = call_paths.iter().map(|call_path| call_path.site.clone()).collect();
+    tensors.attribution.devices[0].sites = call_paths.iter().map(|call_path| call_path.site.clone()).collect();
     let device = DeviceCallPaths {
         device: 0,
         uuid: Some(GpuUuid::new(fixture::UUID_0)),
@@ -211,7 +211,7 @@ fn a_heap_profile_of_the_peak_is_refused() {
 }
 
 #[test]
-fn names_of_strangers_do_no_harm_in_any_format() {
+fn export_escapes_hostile_names_in_every_format() {
     for format in
         [ProfileFormat::Folded, ProfileFormat::Speedscope, ProfileFormat::Csv, ProfileFormat::Svg, ProfileFormat::Html]
     {
@@ -231,7 +231,7 @@ fn names_of_strangers_do_no_harm_in_any_format() {
 }
 
 #[test]
-fn a_frame_that_ends_in_a_number_is_no_second_weight() {
+fn folded_frame_that_ends_in_a_number_is_not_a_second_weight() {
     let mut call_paths = call_paths();
     let code = call_paths[1].frames[0].clone();
     call_paths.truncate(2);

@@ -121,7 +121,7 @@ fn tsl(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Content
     let arenas = ArenaLayout::of(file).inspect_err(|error| log::warn!("{}: {}", library_name(library), chain(error)));
     let arenas = arenas.unwrap_or_default();
     if arenas.is_inlined {
-        let why = "the compiler of this build has put the function that reports chunks (AddTraceMe) into its callers";
+        let why = "AddTraceMe, which reports chunks, is inlined into its callers in this build";
         return Contents { points: Err(why.to_owned()), arenas: Some(arenas) };
     }
     if let (Some(CounterLayout { offset_bytes, .. }), Ok(points)) = (arenas.counters, &mut points) {
@@ -139,7 +139,7 @@ fn tensorflow(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> 
     match reported.map(|point| operators::beside(file, point)) {
         Some(Ok(Some(point))) => points.push(point),
         Some(Err(error)) => log::warn!("{}: {}", library_name(library), chain(&error)),
-        Some(Ok(None)) | None => log::info!("where this build of TensorFlow keeps the names of operators is not known"),
+        Some(Ok(None)) | None => log::info!("cannot find the operator names in this build of TensorFlow"),
     }
     contents
 }
@@ -148,7 +148,7 @@ fn tensorflow(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> 
 fn classes(file: &File, _library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
     match OnnxRuntime::of(file, kernel) {
         Some(build) => Contents { points: Ok(build.points), arenas: Some(build.layout) },
-        None => Contents { points: Err("the arena of this build is not as expected".to_owned()), arenas: None },
+        None => Contents { points: Err("unknown arena layout in this build".to_owned()), arenas: None },
     }
 }
 

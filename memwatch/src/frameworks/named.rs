@@ -161,7 +161,7 @@ mod tests {
     use memwatch_core::words::Framework;
 
     #[test]
-    fn a_process_is_looked_at_less_and_less_until_it_maps_what_frameworks_bring() {
+    fn framework_scan_backs_off_until_a_process_maps_a_library() {
         let own = std::process::id();
         let mut names = FrameworkNames::new();
         let mut look = |hurried: bool| {
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_any_has_none() {
+    fn process_without_frameworks_has_none() {
         assert!(frameworks_of(std::process::id()).is_empty());
         assert!(frameworks_of(0).is_empty(), "there is none of this number");
     }

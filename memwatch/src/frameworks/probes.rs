@@ -161,7 +161,7 @@ fn attach_to(
         match attach_program(kernel, program, (path, scope), &points) {
             Ok(link) => probes.0.push((program, link)),
             // Chunks are still traced without operator names.
-            Err(error) if program == operator => log::warn!("process {tgid}: operators have no names: {error}"),
+            Err(error) if program == operator => log::warn!("process {tgid}: operator names are not recorded: {error}"),
             Err(error) => {
                 let _ = detach(kernel, probes);
                 return Err(error);
@@ -210,8 +210,8 @@ pub(crate) fn detach_beside(kernel: &mut KernelHalf, probes: Vec<TensorProbes>) 
     for (program, link) in probes.into_iter().flat_map(|probes| probes.0) {
         match uprobe(&mut kernel.ebpf, program).map(|loaded| loaded.take_link(link)) {
             Ok(Ok(link)) => links.push(link),
-            Ok(Err(error)) => log::warn!("a probe stays in place: {}", chain(&error)),
-            Err(error) => log::warn!("a probe stays in place: {}", chain(&error)),
+            Ok(Err(error)) => log::warn!("cannot detach a probe: {}", chain(&error)),
+            Err(error) => log::warn!("cannot detach a probe: {}", chain(&error)),
         }
     }
     std::thread::Builder::new().name("detach".to_owned()).spawn(move || {

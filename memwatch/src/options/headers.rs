@@ -38,7 +38,7 @@ pub(crate) fn of_file(file: &Path, option: &str) -> Result<Vec<(HeaderName, Head
     let read = File::open(file).and_then(|file| file.take(LONGEST_FILE_BYTES + 1).read_to_string(&mut text));
     if read.map_err(fails)? as u64 > LONGEST_FILE_BYTES {
         return Err(format!(
-            "{option} {name}: it is longer than {} KiB, so it is no list of headers",
+            "{option} {name}: the file is larger than {} KiB, too large for a list of headers",
             LONGEST_FILE_BYTES >> 10
         ));
     }

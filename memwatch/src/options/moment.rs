@@ -12,7 +12,7 @@ use super::values;
 /// Ids of the options that select past data instead of a live session.
 pub(crate) const PAST: [&str; 3] = ["recording", "since", "until"];
 
-/// What is looked at instead of a watch, if anything is.
+/// Recording or history to read instead of a live session.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Past {
     /// Read this recording instead of watching; all its processes unless some are named
@@ -29,7 +29,7 @@ impl Past {
     }
 }
 
-/// How much of a recording is looked at; of the agent's history, where no recording is named.
+/// Time window of a recording, or of the agent's history if no recording is named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct TimeWindow {
     /// From this time on: 14:05:30, 2026-11-22T14:05, or 10m before the end; without --in of the agent's history

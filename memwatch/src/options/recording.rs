@@ -7,7 +7,7 @@ use super::{Checked, Past, Selected, values};
 /// How a recording is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "Recording")]
-pub(crate) struct TapeArgs {
+pub(crate) struct RecorderArgs {
     /// Replace an existing file
     #[arg(long)]
     pub(crate) force: bool,
@@ -20,17 +20,17 @@ pub(crate) struct TapeArgs {
     pub(crate) keep: Keep,
 }
 
-/// What of a recording stays when it is as large as it may be.
+/// Events to keep when a recording reaches its maximum size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Keep {
-    /// The recording ends
+    /// End the recording
     #[default]
     Oldest,
-    /// It goes on, and its oldest events go; sums go on counting them
+    /// Continue, and drop the oldest events; sums still include them
     Newest,
 }
 
-impl TapeArgs {
+impl RecorderArgs {
     /// Returns whether the recording drops its oldest events at the size limit and continues.
     ///
     /// # Errors
@@ -38,7 +38,7 @@ impl TapeArgs {
     pub(crate) fn keeps_newest(&self) -> Result<bool, String> {
         match (self.keep, self.max_size) {
             (Keep::Newest, Some(bytes)) if bytes < values::LEAST_RING_BYTES => {
-                Err("--keep newest needs a --max-size of 1M or more: all that is known has to fit several times"
+                Err("--keep newest needs a --max-size of 1M or more: the complete state has to fit several times"
                     .to_owned())
             }
             (keep, _) => Ok(keep == Keep::Newest),
@@ -61,7 +61,7 @@ impl Checked for ReportSubject {
             return Ok(());
         }
         if self.selected.choice.no_children {
-            return Err("a watched process is reported with its children: --no-children goes with --in".to_owned());
+            return Err("a live report includes child processes: --no-children needs --in".to_owned());
         }
         if self.selected.is_everybody() { Err(WHICH.to_owned()) } else { Ok(()) }
     }

@@ -29,7 +29,7 @@ pub(crate) struct TensorArgs {
     pub(crate) log: Option<PathBuf>,
 }
 
-/// What tracing may cost, of a command that says itself what it traces.
+/// Tracing budget of commands with a fixed tracing level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct BudgetArgs {
     /// What tracing may cost a process: percent of one processor, such as 2%, or none for no limit. Where all does not fit
@@ -78,7 +78,7 @@ impl TensorArgs {
     /// Returns the request for a session. By default, named processes are traced at the full level
     /// and all others not at all.
     pub(crate) fn request(&self, named: bool) -> TensorRequest {
-        let level = self.level.unwrap_or(if named { TensorLevel::Layers } else { TensorLevel::Off });
+        let level = self.level.unwrap_or(if named { TensorLevel::Modules } else { TensorLevel::Off });
         // With an explicit level or a log, only a budget of 0 or `none` applies.
         let is_meant = self.is_default() || self.budget.is_nothing() || self.budget == Budget::None;
         let budget = is_meant.then_some(self.budget);
@@ -91,7 +91,7 @@ pub(crate) fn level(text: &str) -> Result<TensorLevel, String> {
         "off" => Ok(TensorLevel::Off),
         "blocks" => Ok(TensorLevel::Blocks),
         "sites" => Ok(TensorLevel::Sites),
-        "layers" => Ok(TensorLevel::Layers),
+        "layers" => Ok(TensorLevel::Modules),
         _ => Err("off, blocks, sites or layers".to_owned()),
     }
 }
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_can_be_traced_for_nothing() {
+    fn tensor_level_with_a_budget_of_zero_is_refused() {
         let none = TensorArgs { budget: Budget::Part(0), ..TensorArgs::default() };
         assert_eq!(none.check(), Ok(()));
         let traced = TensorArgs { level: Some(TensorLevel::Sites), ..none.clone() };
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_that_was_asked_for_by_name_has_no_budget_but_nothing_and_no_limit() {
+    fn level_requested_by_name_has_no_budget_unless_one_is_given() {
         let of = |budget| {
             TensorArgs { level: Some(TensorLevel::Blocks), budget, ..TensorArgs::default() }.request(true).budget
         };

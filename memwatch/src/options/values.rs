@@ -94,9 +94,7 @@ pub(crate) fn percent(text: &str) -> Result<f64, String> {
 /// If the text is not a plain HTTP URL.
 pub(crate) fn webhook(text: &str) -> Result<String, String> {
     if text.starts_with("https://") {
-        return Err(format!(
-            "https is not spoken here; the same by curl: --exec \"curl --fail --data-binary @- '{text}'\""
-        ));
+        return Err(format!("https is not supported; use curl: --exec \"curl --fail --data-binary @- '{text}'\""));
     }
     let authority = text.strip_prefix("http://").and_then(|rest| rest.split('/').next());
     match authority {
@@ -120,7 +118,7 @@ pub(crate) fn size_bytes(text: &str) -> Result<u64, String> {
 pub(crate) fn history_bytes(text: &str) -> Result<u64, String> {
     let bytes = size_bytes(text)?;
     if bytes < LEAST_RING_BYTES {
-        return Err("a history takes 1M or more: all that is known has to fit several times".to_owned());
+        return Err("the minimum is 1M: the complete state has to fit several times".to_owned());
     }
     Ok(bytes)
 }

@@ -51,7 +51,7 @@ fn nothing_is_removed_where_a_link_leads() {
 }
 
 #[test]
-fn a_link_is_no_folder_and_others_folders_are_refused() {
+fn own_folder_rejects_links_and_directories_of_other_users() {
     let parent = tempfile::tempdir().expect("a folder");
     let folder = OwnFolder::open_unchecked(parent.path()).expect("it is there");
     folder_with(parent.path(), "open", 0o777);
@@ -69,14 +69,14 @@ fn a_link_is_no_folder_and_others_folders_are_refused() {
     let group = folder_with(parent.path(), "group", 0o775);
     chown(&group, None, Some(ALICE)).expect("root may");
     fs::set_permissions(&group, Permissions::from_mode(0o775)).expect("root may");
-    assert_eq!(refusal(&folder, "alices"), "is user 64001's");
+    assert_eq!(refusal(&folder, "alices"), "is owned by user 64001");
     assert_eq!(refusal(&folder, "group"), "can be changed by group 64001");
     fs::write(alices.join("file"), "").expect("root may");
     assert!(folder.remove(OsStr::new("alices")).is_err() && alices.join("file").exists());
 }
 
 #[test]
-fn a_way_over_what_others_can_change_is_refused() {
+fn own_folder_rejects_a_path_that_others_can_change() {
     let parent = tempfile::tempdir().expect("a folder");
     let below = |name: &str| parent.path().join(name);
     fs::create_dir_all(below("a/b")).expect("it is ours");
@@ -93,12 +93,12 @@ fn a_way_over_what_others_can_change_is_refused() {
         format!("{} {error}", path.strip_prefix(parent.path()).expect("it is below").display())
     };
     lchown(below("link"), Some(ALICE), None).expect("root may");
-    assert_eq!(refused("link/b"), "link is a link that is user 64001's");
+    assert_eq!(refused("link/b"), "link is a symlink owned by user 64001");
     chown(below("a"), Some(ALICE), None).expect("root may");
-    assert_eq!(refused("a/b"), "a is user 64001's");
+    assert_eq!(refused("a/b"), "a is owned by user 64001");
     // Through a link of root's to one of Alice's.
     symlink("link", below("second")).expect("it is ours");
-    assert_eq!(refused("second/b"), "link is a link that is user 64001's");
+    assert_eq!(refused("second/b"), "link is a symlink owned by user 64001");
     chown(below("a"), Some(0), Some(USERS)).expect("root may");
     fs::set_permissions(below("a"), Permissions::from_mode(0o775)).expect("root may");
     assert_eq!(refused("a/b"), "a can be changed by group 100");

@@ -98,14 +98,14 @@ pub(crate) fn words(cause: &Cause) -> [String; 3] {
         | CauseKind::OldOptimizers
         | CauseKind::LongerTensor
         | CauseKind::LineKeeps => of_what_is_held(cause.kind, &parts),
-        _ => of_keeper(cause.kind, &parts),
+        _ => of_retainer(cause.kind, &parts),
     };
     let what = if cause.confidence == Confidence::Likely { format!("probably: {what}") } else { what };
     [what, evidence, fix]
 }
 
 /// Texts for causes in which an object retains tensors that should be free.
-fn of_keeper(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
+fn of_retainer(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
     let subject = &parts.subject;
     match kind {
         CauseKind::GraphsKept => [
@@ -129,7 +129,7 @@ fn of_keeper(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
             "cache by a key that is no tensor and no module, bound it (maxsize=N), or call cache_clear()".to_owned(),
         ],
         CauseKind::ExceptionKept => [
-            format!("an exception that is kept keeps the frames it passed: {subject}"),
+            format!("a stored exception keeps the frames of its traceback: {subject}"),
             parts.counted("block", "blocks"),
             "leave the except block before trying again; del the exception, or traceback.clear_frames(error.__traceback__)".to_owned(),
         ],
@@ -157,7 +157,7 @@ fn of_what_is_held(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
         CauseKind::Instances => [
             format!("many models of one kind: {subject}"),
             parts.counted("block or instance", "blocks or instances"),
-            "drop the ones that are no more used; where no variable leads to them, a cycle keeps them: gc.collect() frees them".to_owned(),
+            "drop the unused ones; if no variable refers to them, a cycle keeps them: gc.collect() frees them".to_owned(),
         ],
         CauseKind::StateCopies => [
             format!("{subject} has copies of the parameters on the GPU"),
@@ -203,19 +203,19 @@ fn of_place(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
             "join on the CPU: .cpu() before torch.cat, or write results out batch by batch".to_owned(),
         ],
         _ if subject.is_empty() => [
-            "tensors without a line stay".to_owned(),
+            "tensors without a known line are not freed".to_owned(),
             format!("{size}{rate}"),
             "memwatch holdings names what keeps them".to_owned(),
         ],
         _ if !parts.line.is_empty() => [
-            format!("{subject} keeps more and more"),
+            format!("{subject} keeps growing"),
             parts.counted("block", "blocks"),
-            "let go what is not needed any more, or move it to the CPU: .cpu()".to_owned(),
+            "release what is no longer needed, or move it to the CPU: .cpu()".to_owned(),
         ],
         _ => [
-            format!("what {subject} allocates stays"),
+            format!("allocations of {subject} are not freed"),
             parts.counted("block", "blocks"),
-            "memwatch holdings names what keeps it".to_owned(),
+            "memwatch holdings names what keeps them".to_owned(),
         ],
     }
 }
@@ -224,17 +224,17 @@ fn of_no_tensor(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
     let CauseParts { size, rate, number, .. } = parts;
     match kind {
         CauseKind::StreamCache => [
-            "free memory lies with streams that cannot share it".to_owned(),
+            "free memory belongs to streams that cannot share it".to_owned(),
             format!("{} have {size} free{rate}, while tensors need no more than before", plural(*number, "stream", "streams")),
             "make one torch.cuda.Stream and use it again; torch.cuda.empty_cache() gives back what whole segments are free".to_owned(),
         ],
         CauseKind::PrivatePools => [
-            "free memory lies in private pools, of CUDA graphs or of torch.cuda.MemPool".to_owned(),
+            "free memory is in private pools of CUDA graphs or torch.cuda.MemPool".to_owned(),
             format!("{size} free{rate}, while tensors need no more than before"),
-            "drop graphs that are no more replayed, capture fewer shapes; empty_cache() does not release it".to_owned(),
+            "drop graphs that are no longer replayed, capture fewer shapes; empty_cache() does not release this memory".to_owned(),
         ],
         CauseKind::CacheGrows => [
-            "PyTorch takes more of the driver while tensors need no more".to_owned(),
+            "PyTorch reserves more memory although tensors need no more".to_owned(),
             format!("{size} free in its cache{rate}"),
             "fewer different sizes; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (memwatch simulate says what it saves)".to_owned(),
         ],
@@ -249,7 +249,7 @@ fn of_no_tensor(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
             "pin buffers of few sizes and use them again; PyTorch keeps each size that it has pinned".to_owned(),
         ],
         CauseKind::OutsideGrows => [
-            "memory grows that the driver gave and no tensor has".to_owned(),
+            "driver memory outside of tensors grows".to_owned(),
             format!("{size}{rate}; not PyTorch's"),
             "memwatch where --native PID names the libraries that take it".to_owned(),
         ],
@@ -270,7 +270,7 @@ fn of_failure(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
             "an 8-bit or fused optimizer, sharding (FSDP, ZeRO) or offload; a smaller batch does not make the state smaller".to_owned(),
         ],
         CauseKind::WeightsAlone => [
-            "what is loaded before the first step does not fit alone".to_owned(),
+            "the model alone does not fit".to_owned(),
             format!("{size} of parameters, {wanted} more wanted, and no forward pass has begun"),
             "fewer bits (bfloat16, quantisation), several GPUs (tensor parallel, FSDP), or a larger one".to_owned(),
         ],
@@ -280,7 +280,7 @@ fn of_failure(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
             "a smaller batch, or checkpointing (torch.utils.checkpoint)".to_owned(),
         ],
         CauseKind::Fragmentation => [
-            "enough was free, and not in one piece".to_owned(),
+            "enough memory was free, but not in one piece".to_owned(),
             format!("{size} free between blocks, no piece of it as large as the {wanted} wanted"),
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; fewer sizes that change from step to step".to_owned(),
         ],
@@ -292,7 +292,7 @@ fn of_failure(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
         CauseKind::NoBackward => [
             "forward passes keep graphs, and no backward pass follows".to_owned(),
             format!("{size} saved for backward in {}{line}; {wanted} more wanted", plural(*number, "block", "blocks")),
-            "with torch.inference_mode(): (or torch.no_grad()) around the forward pass; it holds for one thread".to_owned(),
+            "with torch.inference_mode(): (or torch.no_grad()) around the forward pass; the setting applies per thread".to_owned(),
         ],
         _ => [
             "the request alone is larger than the GPU".to_owned(),
@@ -308,7 +308,7 @@ fn of_others(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
     let tgid = (*number > 0).then(|| count(*number).replace(',', ""));
     match kind {
         CauseKind::ForkedKeep => [
-            "a process has ended, and ones that it forked keep its memory".to_owned(),
+            "a process has ended, but processes that it forked keep its memory".to_owned(),
             format!("{size} are charged to {subject}, which has ended; {wanted} were wanted"),
             match tgid {
                 Some(tgid) => format!("end PID {tgid}, which it forked; start workers by spawn (multiprocessing.set_start_method(\"spawn\")) or before CUDA is used"),
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_has_its_own_words_with_a_number_and_none_of_a_strangers_escapes() {
+    fn cause_texts_are_distinct_have_a_number_and_no_escapes() {
         let mut seen = std::collections::BTreeSet::new();
         for kind in KINDS {
             let [what, evidence, fix] = words(&cause(kind));
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_notebook_keeps_is_let_go_by_what_is_typed_there() {
+    fn notebook_cause_fix_names_the_notebook_command() {
         let fix = |subject: &str| {
             let of = Cause { subject: Some(subject.to_owned()), ..cause(CauseKind::Notebook) };
             words(&of)[2].clone()

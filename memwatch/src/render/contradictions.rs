@@ -15,12 +15,12 @@ fn text(found: &ReportContradiction) -> String {
     let what = match kind {
         ContradictionKind::PartsAndTotal => format!("rows add up to {one} bytes, and the total is {other}"),
         ContradictionKind::GrowthWithoutPart => {
-            format!("all blocks grow from {one} to {other} bytes, and no part of them does")
+            format!("all blocks grow from {one} to {other} bytes, but no part of them grows")
         }
-        ContradictionKind::OlderGrows => format!("memory older than the watch grows from {one} to {other} bytes"),
-        ContradictionKind::CompleteAndLost => format!("complete, and {other} records were lost"),
+        ContradictionKind::OlderGrows => format!("memory from before the attach grows from {one} to {other} bytes"),
+        ContradictionKind::CompleteAndLost => format!("marked complete although {other} records were lost"),
         ContradictionKind::FreeAndRefused => {
-            format!("{one} bytes were free, {other} were refused, and no reason is known")
+            format!("{one} bytes were free, but an allocation of {other} bytes failed for no known reason")
         }
         ContradictionKind::FailureInOne => format!("{other} failures in the allocator's report, and {one} here"),
         ContradictionKind::SmallerBatchBesideLeak => {

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_parts_are_one_and_all_of_them_are_what_is_used() {
+    fn explained_parts_merge_small_ones_and_sum_to_used() {
         let part = |label, bytes| PartView {
             label,
             owner: None,

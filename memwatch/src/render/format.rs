@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_line_is_broken_between_words_and_goes_on_under_its_text() {
+    fn wrapped_line_breaks_between_words_and_indents_below_its_text() {
         assert_eq!(wrap("so  a request fits", 40), ["so  a request fits"]);
         assert_eq!(wrap("so  a request fits into no block", 16), ["so  a request", "    fits into no", "    block"]);
         let facts = wrap("  for         backward, step 71, Linear", 27);

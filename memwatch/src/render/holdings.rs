@@ -32,8 +32,8 @@ pub(crate) fn name_of(by: HoldingGrouping, group: &HoldingGroupView) -> String {
         Some(name) => name,
         None => UNKNOWN,
     };
-    let kept_by = group.kept_by.as_ref().filter(|_| by != HoldingGrouping::Keeper);
-    let kept_by = kept_by.map(|keeper| format!(", kept by {keeper}")).unwrap_or_default();
+    let kept_by = group.kept_by.as_ref().filter(|_| by != HoldingGrouping::Retainer);
+    let kept_by = kept_by.map(|retainer| format!(", kept by {retainer}")).unwrap_or_default();
     let age = group.name_age_ns.map(|age| format!(" (name read {} before)", duration(age))).unwrap_or_default();
     let others = match group.other_names {
         0 => String::new(),

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_strongest_owner_is_named_and_an_id_stands_for_what_has_no_name() {
+    fn workload_name_prefers_slurm_then_pod_then_container() {
         assert_eq!(workload(&Owner::default()), None);
         assert_eq!(workload(&docker(None)).as_deref(), Some("17db96a24ae1"));
         assert_eq!(workload(&docker(Some("train"))).as_deref(), Some("train"));

@@ -2,7 +2,7 @@
 
 use memwatch_core::features::leak::view::LeakView;
 use memwatch_core::snapshot::{
-    LayerView, LibraryLineView, MergedFrameView, PhaseView, PlaceNameView, SiteView, Snapshot, StageView, SumView,
+    LibraryLineView, MergedFrameView, ModuleView, PhaseView, PlaceNameView, RangeView, SiteView, Snapshot, SumView,
     WhoseView,
 };
 use memwatch_core::stack::native::file_name;
@@ -15,9 +15,9 @@ pub(crate) enum AttributionList {
     /// By line of Python code.
     Sites,
     /// By phase of a training step.
-    Stages,
+    Phases,
     /// By module.
-    Layers,
+    Modules,
 }
 
 /// Stack frames to show.
@@ -44,8 +44,8 @@ pub(crate) struct AttributionQuery {
 }
 
 /// `backward`, `backward (recomputed)`, `forward (captured)`.
-pub(crate) fn stage(view: &StageView) -> String {
-    let name = stage_name(&view.stage);
+pub(crate) fn phase(view: &PhaseView) -> String {
+    let name = phase_name(&view.phase);
     match (view.recomputed, view.captured) {
         (false, false) => name.to_owned(),
         (true, false) => format!("{name} (recomputed)"),
@@ -55,7 +55,7 @@ pub(crate) fn stage(view: &StageView) -> String {
 }
 
 /// Returns the name of a phase.
-pub(crate) fn stage_name(name: &str) -> &str {
+pub(crate) fn phase_name(name: &str) -> &str {
     match name {
         "not_known" => "(unknown)",
         "preexisting" => "(pre-existing)",
@@ -65,7 +65,7 @@ pub(crate) fn stage_name(name: &str) -> &str {
 }
 
 /// Returns a module's name in its model, or the model's class for the model itself.
-pub(crate) fn layer(view: &LayerView) -> String {
+pub(crate) fn module(view: &ModuleView) -> String {
     match (&*view.kind, view.name.as_deref()) {
         ("module", Some("")) => format!("{} (itself)", printable(view.model.as_deref().unwrap_or_default())),
         ("module" | "operator", Some(name)) => printable(name).into_owned(),
@@ -99,7 +99,7 @@ pub(crate) fn is_traced(kind: &str) -> bool {
 }
 
 /// Name of the row for blocks allocated while tracing was off.
-const UNTRACED: &str = "(while not traced)";
+const UNTRACED: &str = "(allocated while not traced)";
 /// Returns the name of a call site with the line of a package or of torch that it called:
 /// `train.py:12 main in torch/_utils.py:203 _rebuild_tensor`. If there are several such lines, only
 /// one with more than half of the memory is named.
@@ -160,9 +160,9 @@ pub(crate) fn frame(view: &MergedFrameView) -> Option<String> {
 pub(crate) fn native_end(end: &str) -> &str {
     match end {
         "copy_ends" => "more of the stack was not copied",
-        "no_information" => "nothing says who called this",
+        "no_information" => "no unwind information",
         "unreadable" => "the file with the code cannot be read",
-        "contradictory" => "the stack contradicts itself",
+        "contradictory" => "the stack is inconsistent",
         "too_many_frames" => "there are too many",
         "differing" => "allocations here have different ones",
         "over_budget" => "left out to keep the program fast",
@@ -172,7 +172,7 @@ pub(crate) fn native_end(end: &str) -> &str {
 }
 
 /// Returns the name of a range.
-pub(crate) fn phase(view: &PhaseView) -> String {
+pub(crate) fn range(view: &RangeView) -> String {
     match (&*view.kind, &view.name) {
         ("phase", Some(name)) => printable(name).into_owned(),
         ("none", _) => "(in no range)".to_owned(),
@@ -186,7 +186,7 @@ fn row_without_name(kind: &str) -> String {
         "preexisting" => "(pre-existing)",
         "untraced" => UNTRACED,
         "not_known" => "(unknown)",
-        "not_asked" => "(stacks are not asked for)",
+        "not_asked" => "(stacks were not requested)",
         "differing" => "allocations here have different ones",
         "over_budget" => "(unknown: left out to keep the program fast)",
         "unreadable" => "(unknown: the stack could not be read)",
@@ -205,7 +205,7 @@ pub(crate) fn place(view: &PlaceNameView) -> String {
         (_, Some(name)) => name.into_owned(),
         ("none", None) => "(no module)".to_owned(),
         ("no_python", None) => "(no Python: a thread of PyTorch's own)".to_owned(),
-        ("pending", None) => "(given back, used by a stream still)".to_owned(),
+        ("pending", None) => "(freed, still used by a stream)".to_owned(),
         (kind, None) => row_without_name(kind),
     }
 }
@@ -230,12 +230,12 @@ pub(crate) fn leak(leak: &LeakView) -> Option<String> {
     }))
 }
 
-/// `forward, step 12, Net layers.0.fc1 Linear, train.py:12 main`.
+/// `forward, step 12, Net modules.0.fc1 Linear, train.py:12 main`.
 pub(crate) fn whose(view: &WhoseView) -> String {
-    let stage = Some(stage_name(&view.stage)).filter(|stage| *stage != "outside").map(ToOwned::to_owned);
+    let phase = Some(phase_name(&view.phase)).filter(|phase| *phase != "outside").map(ToOwned::to_owned);
     let step = (view.step > 0).then(|| format!("step {}", view.step));
-    let mut parts: Vec<String> = stage.into_iter().chain(step).collect();
-    let names = [&view.layer, &view.site].map(|place| place.name.as_ref().map(|name| printable(name).into_owned()));
+    let mut parts: Vec<String> = phase.into_iter().chain(step).collect();
+    let names = [&view.module, &view.site].map(|place| place.name.as_ref().map(|name| printable(name).into_owned()));
     parts.extend(names.into_iter().flatten());
     if let (Some(place), Some(library)) = (parts.last_mut().filter(|_| view.site.name.is_some()), &view.library) {
         *place = format!("{place} in {}", printable(below_packages(library)));

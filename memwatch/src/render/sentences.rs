@@ -50,9 +50,7 @@ impl Sentence {
 /// Returns the parts of the last line: whether every event arrived, the overhead of tracing, and
 /// the limits that apply to the numbers.
 pub(crate) fn trust(snapshot: &Snapshot, clock: &WallClock) -> Vec<Sentence> {
-    let mut parts: Vec<_> = completeness(snapshot).into_iter().collect();
-    parts.extend(unwatched(snapshot));
-    parts.extend(unprobed(snapshot));
+    let mut parts = gaps(snapshot);
     parts.extend(unconfirmed(snapshot));
     parts.extend(overhead::sentences(snapshot));
     parts.extend(level::sentences(snapshot));
@@ -66,6 +64,12 @@ pub(crate) fn trust(snapshot: &Snapshot, clock: &WallClock) -> Vec<Sentence> {
     parts
 }
 
+/// Returns `complete`, or whose numbers may be wrong because events were dropped or calls are not
+/// traced.
+pub(crate) fn gaps(snapshot: &Snapshot) -> Vec<Sentence> {
+    [completeness(snapshot), unwatched(snapshot), unprobed(snapshot)].into_iter().flatten().collect()
+}
+
 /// `2 processes of other users use 3.00 GiB`; `None` if no process is hidden.
 fn hidden(snapshot: &Snapshot) -> Option<Sentence> {
     let hidden = snapshot.hidden.as_ref().filter(|hidden| hidden.processes > 0)?;
@@ -76,11 +80,13 @@ fn hidden(snapshot: &Snapshot) -> Option<Sentence> {
 }
 
 /// Reports the processes whose calls are not seen; `None` if there are none.
-pub(crate) fn unwatched(snapshot: &Snapshot) -> Option<Sentence> {
+fn unwatched(snapshot: &Snapshot) -> Option<Sentence> {
     let processes: Vec<_> = snapshot.processes.iter().filter(|process| is_unwatched(process)).collect();
     let whose = pids(&processes);
     let text = || {
-        format!("calls of {whose} are not seen, and their numbers may be wrong: restart what runs on a replaced driver")
+        format!(
+            "calls of {whose} are not traced, so their numbers may be wrong: restart programs that run on a replaced driver"
+        )
     };
     (!processes.is_empty()).then(|| Sentence::new(Tone::Bad, text()))
 }
@@ -108,7 +114,7 @@ fn unconfirmed(snapshot: &Snapshot) -> Option<Sentence> {
 fn unprobed(snapshot: &Snapshot) -> Option<Sentence> {
     let processes: Vec<_> = snapshot.processes.iter().filter(|process| process.is_unprobed()).collect();
     let whose = pids(&processes);
-    let text = || format!("calls of {whose} are not seen: not all of the driver libraries there are probed so far");
+    let text = || format!("calls of {whose} are not traced yet: some of their driver libraries have no probes");
     (!processes.is_empty()).then(|| Sentence::new(Tone::Bad, text()))
 }
 
@@ -232,7 +238,8 @@ fn coverage(coverage: &ProbeCoverage) -> Vec<Sentence> {
     let over = coverage.libraries_over_limit;
     if over > 0 {
         let files = plural(over, "library file has", "library files have");
-        parts.push(Sentence::new(Tone::Warning, format!("{files} no probes: too many files are named libcuda.so")));
+        parts
+            .push(Sentence::new(Tone::Warning, format!("{files} no probes: the limit of libcuda.so files is reached")));
     }
     parts
 }
@@ -332,7 +339,7 @@ pub(crate) fn failure(snapshot: &Snapshot, failure: &FailureView, clock: &WallCl
     let asked = format!("{} requested {}{on}", failure.symbol, bytes(failure.requested_bytes));
     let time = clock.time_of_day(failure.time_ns);
     if failure.is_retried {
-        return Sentence::new(Tone::Faint, format!("refused, and granted when it was retried: {asked} at {time}"));
+        return Sentence::new(Tone::Faint, format!("failed, then succeeded on retry: {asked} at {time}"));
     }
     Sentence::new(Tone::Bad, format!("{}: {asked} at {time}", error_words(failure.status)))
 }
@@ -357,7 +364,7 @@ pub(crate) fn end(snapshot: &Snapshot, process: &ProcessView, clock: &WallClock)
     // If the process ended before the attach, the time of its end is unknown: memwatch found only
     // the memory that it left behind.
     if process.left_behind.is_some() && process.ended_ns? < snapshot.attached_ns {
-        return Some("ended before the watch".to_owned());
+        return Some("ended before memwatch attached".to_owned());
     }
     let ended = clock.time_of_day(process.ended_ns?);
     let peak = |gpu: &ProcessGpuView| match &gpu.uuid {
@@ -382,7 +389,7 @@ pub(crate) fn remarks(snapshot: &Snapshot, process: &ProcessView, clock: &WallCl
     let left_behind = left_behind::remarks(snapshot, process);
     remarks.extend(left_behind.into_iter().map(|text| Sentence::new(Tone::Warning, text)));
     if process.main_thread_ended {
-        let text = "its main thread has ended, and others go on and hold its memory: other tools call it defunct";
+        let text = "its main thread has exited, but other threads still run and hold its memory (other tools show it as defunct)";
         remarks.push(Sentence::new(Tone::Warning, text));
     }
     remarks.extend(holdings(process));
@@ -407,7 +414,7 @@ pub(crate) fn holdings(process: &ProcessView) -> Vec<Sentence> {
     for import in &process.imports {
         let orphaned = match import.orphaned_bytes {
             0 => String::new(),
-            left => format!(", {} of it already freed there", bytes(left)),
+            left => format!(", {} of it already freed by the owner", bytes(left)),
         };
         texts.push(format!("shares {} of PID {}{orphaned}", bytes(import.bytes), import.from_tgid.0));
     }

@@ -117,13 +117,13 @@ fn peak(snapshot: &Snapshot, gpu: &ProcessGpuView) -> String {
 fn pytorch(process: &ProcessView) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     let Some(tensors) = &process.tensors else { return facts };
-    for device in tensors.places.devices.iter().filter(|device| device.peak_bytes() > 0) {
+    for device in tensors.attribution.devices.iter().filter(|device| device.peak_bytes() > 0) {
         let allocator = tensors.allocators.iter().find(|allocator| allocator.device == device.device);
         let peak = |allocator: &AllocatorView| {
             allocator.statistics.get("reserved_bytes.all.peak").and_then(|one| one.value).map(i64::unsigned_abs)
         };
         let reserved = allocator.and_then(peak).map(|peak| format!(" · reserved {}", bytes(peak)));
-        let steps = tensors.places.steps.map(|steps| format!(" · {}", plural(steps, "step", "steps")));
+        let steps = tensors.attribution.steps.map(|steps| format!(" · {}", plural(steps, "step", "steps")));
         let (reserved, steps) = (reserved.unwrap_or_default(), steps.unwrap_or_default());
         facts.push((
             framework_on(tensors, device.device),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pytorch_had_at_its_peak_is_in_it_and_the_recording_leads_on() {
+    fn summary_has_the_pytorch_peak_and_the_next_command() {
         let mut snapshot = fixture::training_node();
         snapshot.processes[0].failures.clear();
         let file = Some(Path::new("job.mwr"));

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_too_far() {
+    fn wall_clock_clamps_to_the_year_9999() {
         assert_eq!(WallClock::utc(i128::MAX).rfc3339(u64::MAX), "9999-12-30T22:00:00.999999Z");
     }
 }

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_library_has_no_classes() {
+    fn class_pointers_of_a_file_without_a_library_are_none() {
         let mut file = tempfile::tempfile().expect("a temporary file");
         file.write_all(b"\x7fELF and nothing more").expect("written");
         assert!(ClassPointers::of(&file).is_none());

@@ -99,7 +99,7 @@ impl Sweep {
     pub(crate) fn finish(self) -> Discovery {
         let Self { missing, left_out, mut found, .. } = self;
         for (owner, tgids) in missing.into_iter().chain(left_out) {
-            log::info!("sweep: what the {} processes of {owner} have mapped is not known", tgids.len());
+            log::info!("sweep: the mappings of {} processes of {owner} are unknown", tgids.len());
             found.merge(&Discovery::of_unseen(tgids));
         }
         found.denied.sort_unstable();

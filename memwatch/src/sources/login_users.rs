@@ -156,14 +156,14 @@ mod tests {
     }
 
     #[test]
-    fn numbers_without_sense_say_nothing() {
+    fn subordinate_ids_that_are_invalid_are_ignored() {
         let users = Subordinates::parse("a:4294967295:2\n:1:1\nb:-1:5\nc:5:\n1:10:0\n", "");
         assert_eq!(*users.0, [(1..2, 1), (10..10, 1)]);
         assert_eq!(users.login_user(10), 10);
     }
 
     #[test]
-    fn segments_say_what_each_id_is() {
+    fn subordinate_uid_segments_map_each_id_to_its_login_user() {
         let text = "1:100:50\n2:120:10\n3:149:20\n4:500:1\n5:600:0\n";
         let users = Subordinates::parse(text, "");
         let segments = users.segments();

@@ -84,7 +84,7 @@ impl MappingRecords {
     pub(crate) fn open() -> io::Result<Self> {
         let processors = online_cpus().map_err(|(_, error)| error)?;
         let bells = Bells::open(&processors)
-            .inspect_err(|error| log::info!("mappings are looked for in a rhythm, since none can wake: {error}"));
+            .inspect_err(|error| log::info!("new mappings are polled, since no event can wake memwatch: {error}"));
         let rings = processors.into_iter().map(|processor| {
             let mut builder = Builder::new(Software::DUMMY);
             builder.any_pid().one_cpu(usize::try_from(processor).map_err(io::Error::other)?);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_reader_that_sleeps_is_woken_by_a_mapping_and_one_that_is_awake_by_none() {
+    async fn mapping_record_wakes_a_sleeping_reader_only() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("libx.so");
         std::fs::write(&path, [0; 4096]).expect("a file");
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn an_executable_mapping_of_a_driver_library_is_reported_with_its_inode_and_time() {
+    fn mapping_record_reports_inode_and_time_of_a_driver_library() {
         let Ok(mut records) = MappingRecords::open() else {
             eprintln!("SKIPPED: mapping records need cap_perfmon");
             return;

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn who_listens_on_the_agents_socket_is_the_agent_whatever_it_is_called() {
+    fn agent_process_is_found_by_its_listening_socket() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("agent.sock");
         assert_eq!(listener(&path), None, "nobody listens");

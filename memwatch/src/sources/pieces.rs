@@ -42,7 +42,7 @@ mod tests {
     use super::in_pieces;
 
     #[test]
-    fn what_lies_across_two_pieces_is_seen_whole() {
+    fn file_pieces_overlap_so_that_boundary_bytes_are_seen_whole() {
         let mut file = tempfile::tempfile().expect("a temporary file");
         let bytes: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
         file.write_all(&bytes).expect("written");

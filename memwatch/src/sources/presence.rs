@@ -71,13 +71,13 @@ mod tests {
     }
 
     #[test]
-    fn a_few_are_all_looked_for_each_time() {
+    fn presence_checks_all_processes_when_there_are_few() {
         let mut presence = Presence::default();
         assert_eq!(presence.due(watched(256), 0).len(), 256);
     }
 
     #[test]
-    fn of_many_each_has_its_turn_and_all_that_nobody_reports_always() {
+    fn presence_checks_all_processes_in_turns_and_unreported_ones_always() {
         let mut presence = Presence::default();
         presence.unreported(700);
         presence.unreported(900);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_loss_all_are_looked_for_for_a_while() {
+    fn presence_checks_all_processes_for_a_while_after_a_loss() {
         let mut presence = Presence::default();
         presence.distrust(5);
         assert_eq!(presence.due(watched(1000), 5 + WARY_NS - 1).len(), 1000);

@@ -52,9 +52,9 @@ impl PrometheusServer {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let address = Address::parse(text).map_err(|why| {
             let why = match why {
-                NoAddress::Other => "an address is http://HOST:PORT or https://HOST, with the path before /api/v1 where there is one",
+                NoAddress::Other => "an address is http://HOST:PORT or https://HOST, followed by the path before /api/v1 if there is one",
                 NoAddress::Secret => {
-                    "a name and password do not belong into the address: use --header-file with 'Authorization: Basic …'"
+                    "the address must not contain a user name and password: use --header-file with 'Authorization: Basic …'"
                 }
             };
             why.to_owned()
@@ -108,7 +108,7 @@ impl PrometheusClient {
             self.connection = None;
             return Err(Trouble::new(
                 format!("no answer within {} s to {expression}", limit.as_secs_f64()),
-                "--timeout gives it longer; the recording rules of deploy/prometheus/rules.yaml make it quicker.",
+                "Raise --timeout, or install the recording rules of deploy/prometheus/rules.yaml, which answer faster.",
             ));
         };
         let (head, body) = asked?;
@@ -136,14 +136,14 @@ impl PrometheusClient {
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             return Some(Trouble::new(
                 format!("it answers {status}"),
-                "--header-file FILE has what it wants, such as a line 'Authorization: Bearer TOKEN'.",
+                "Pass credentials with --header-file FILE, for example a line 'Authorization: Bearer TOKEN'.",
             ));
         }
         if status.is_redirection() {
             let to = head.headers().get(LOCATION).and_then(|to| to.to_str().ok()).unwrap_or("another place");
             return Some(Trouble::new(
                 format!("it answers {status}, to {to}"),
-                "Name the address that it leads to; a page to log in is passed with --header-file.",
+                "Use the address that it redirects to. For a login page, pass credentials with --header-file.",
             ));
         }
         let is_tls_only = !self.server.address.is_https && String::from_utf8_lossy(body).contains("HTTPS server");
@@ -170,7 +170,7 @@ impl PrometheusClient {
             return Err(too_long());
         }
         let body = Limited::new(body, LONGEST_ANSWER_BYTES).collect().await.map_err(|error| {
-            let broken = || Trouble::bare(format!("its answer to {expression} breaks off: {error}"));
+            let broken = || Trouble::bare(format!("its answer to {expression} is incomplete: {error}"));
             if error.is::<LengthLimitError>() { too_long() } else { broken() }
         })?;
         self.connection = Some(connection);
@@ -197,7 +197,7 @@ impl PrometheusClient {
         match to.sender.send_request(request).await {
             Ok(answer) => Ok((answer, to)),
             Err(error) => Err(Trouble::new(
-                format!("it takes the connection and does not answer as HTTP: {error}"),
+                format!("it accepts the connection but does not speak HTTP: {error}"),
                 "Is something else at this port? Where it speaks TLS, the address begins with https://",
             )),
         }

@@ -149,18 +149,18 @@ pub(crate) async fn connect(
     let stream = TcpStream::connect((server.host.as_str(), server.port)).await.map_err(|error| {
         Trouble::new(
             format!("no connection: {error}"),
-            "Is it the right address, and may this machine reach it? A port forward or a tunnel gives an address here.",
+            "Check the address, and whether this machine can reach it. If not, use a port forward or a tunnel.",
         )
     })?;
     let Some(Authorities { connector, option }) = authorities else { return Ok(Box::new(stream)) };
     let name = ServerName::try_from(server.host.clone()).map_err(|_name| {
-        Trouble::new("TLS needs a name or an address to check", "Write the address with its host's name.")
+        Trouble::new("TLS needs a host name or IP address to verify", "Use the server's host name in the address.")
     })?;
     let stream = connector.with_alpn(vec![protocol.to_owned()]).connect(name, stream).await.map_err(|error| {
         Trouble::new(
             format!("no connection by TLS: {error}"),
             format!(
-                "An authority of your own belongs into {option} FILE; where the server has no TLS, the address begins with http://"
+                "For a private certificate authority, pass {option} FILE. If the server does not use TLS, the address starts with http://"
             ),
         )
     })?;

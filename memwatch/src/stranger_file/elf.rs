@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_a_file_has_a_bound() {
+    fn elf_reader_keeps_a_bounded_amount_of_a_file() {
         let read_bytes = Cell::new(0);
         let file = ElfReader::new(Hole { at: 0, read_bytes: &read_bytes });
         for size in [3 << 30, 1 << 50, u64::MAX / 2, u64::MAX] {

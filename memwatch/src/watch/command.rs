@@ -125,7 +125,7 @@ fn read_tgid(announce: &OwnedFd) -> Result<u32, ExitFailure> {
     let got = uninterrupted(|| unsafe { libc::read(raw(announce), bytes.as_mut_ptr().cast(), bytes.len()) });
     match got {
         Ok(4) => Ok(u32::from_ne_bytes(bytes)),
-        Ok(_) => Err(ExitFailure::new(Exit::Command(125), "no process for the command could be made")),
+        Ok(_) => Err(ExitFailure::new(Exit::Command(125), "cannot create a process for the command")),
         Err(error) => Err(ExitFailure::new(Exit::Command(125), format_args!("the command cannot be held: {error}"))),
     }
 }

@@ -23,7 +23,7 @@ pub(crate) enum UnknownGpu {
         known: String,
     },
     /// Several UUIDs have this prefix.
-    #[error("{word} is the beginning of more than one UUID; {known}")]
+    #[error("{word} is a prefix of several UUIDs; {known}")]
     Ambiguous {
         /// The word as typed.
         word: String,
@@ -31,7 +31,7 @@ pub(crate) enum UnknownGpu {
         known: String,
     },
     /// Indexes come from NVML, which is not available.
-    #[error("GPU {word} cannot be found by its number without NVML, name it by UUID; {reason}")]
+    #[error("cannot find GPU {word} by index without NVML, use the UUID: {reason}")]
     NoIndexes {
         /// The word as typed.
         word: String,
@@ -75,7 +75,7 @@ impl GpuFilter {
             process.failures.retain(|failure| shown(failure.uuid.as_ref()));
             if let Some(tensors) = &mut process.tensors {
                 tensors.allocators.retain(|allocator| shown(allocator.uuid.as_ref()));
-                tensors.places.devices.retain(|device| shown(device.uuid.as_ref()));
+                tensors.attribution.devices.retain(|device| shown(device.uuid.as_ref()));
             }
         }
         snapshot.processes.retain(|process| process.target || !process.gpus.is_empty());
@@ -125,7 +125,7 @@ fn begins_with(uuid: &GpuUuid, word: &str) -> bool {
 
 fn known(gpus: &[GpuView]) -> String {
     if gpus.is_empty() {
-        return "this machine has none".to_owned();
+        return "this machine has no GPUs".to_owned();
     }
     let names: Vec<_> = gpus.iter().map(|gpu| format!("{} ({})", sentences::place(gpu), gpu.uuid)).collect();
     format!("this machine has {}", names.join(", "))
@@ -193,14 +193,14 @@ mod tests {
     fn tensors_elsewhere_are_left_out() {
         let mut snapshot = busy_node();
         let mut tensors = training_node().processes[0].tensors.clone().expect("it trains");
-        let mut second = tensors.places.devices[0].clone();
+        let mut second = tensors.attribution.devices[0].clone();
         (second.device, second.uuid) = (1, Some(GpuUuid::new(UUID_1)));
-        tensors.places.devices.push(second);
+        tensors.attribution.devices.push(second);
         snapshot.processes[0].target = true;
         snapshot.processes[0].tensors = Some(tensors);
         GpuFilter::new(&["1".to_owned()]).apply(&mut snapshot).expect("a known GPU");
         let left = snapshot.processes[0].tensors.as_ref().expect("it is a target");
-        assert_eq!(left.places.devices.iter().map(|device| device.device).collect::<Vec<_>>(), [1]);
+        assert_eq!(left.attribution.devices.iter().map(|device| device.device).collect::<Vec<_>>(), [1]);
         assert_eq!(left.allocators.len(), 0);
     }
 
@@ -209,7 +209,7 @@ mod tests {
         let refusal = filtered(&["7"]).expect_err("no such GPU").to_string();
         assert_eq!(refusal, format!("there is no GPU 7; this machine has 0 ({UUID_0}), 1 ({UUID_1})"));
         let refusal = filtered(&["GPU-"]).expect_err("two GPUs").to_string();
-        assert!(refusal.starts_with("GPU- is the beginning of more than one UUID; this machine has 0"), "{refusal}");
+        assert!(refusal.starts_with("GPU- is a prefix of several UUIDs; this machine has 0"), "{refusal}");
     }
 
     #[test]
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(by_index.apply(&mut snapshot.clone()), Ok(()));
         snapshot.nvml = NvmlState::Unavailable("no driver".to_owned());
         let refusal = by_index.apply(&mut snapshot.clone()).expect_err("no indexes").to_string();
-        assert_eq!(refusal, "GPU 0 cannot be found by its number without NVML, name it by UUID; no driver");
+        assert_eq!(refusal, "cannot find GPU 0 by index without NVML, use the UUID: no driver");
         assert_eq!(GpuFilter::new(&[UUID_0.to_owned()]).apply(&mut snapshot), Ok(()));
     }
 }

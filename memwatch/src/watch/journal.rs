@@ -178,7 +178,7 @@ impl Journal {
             Err(error) => self.fail(error),
         }
         if self.bytes > LONGEST_BYTES {
-            self.fail(io::Error::other("it has become longer than 64 MiB before all that is known could be written"));
+            self.fail(io::Error::other("it exceeded 64 MiB before the next keyframe was written"));
         }
     }
 
@@ -220,7 +220,7 @@ impl Journal {
         let Some(next) = &self.next else { return };
         let file = match next.ready.try_recv() {
             Err(TryRecvError::Empty) => return,
-            Err(TryRecvError::Disconnected) => Err(io::Error::other("the thread that writes it has ended")),
+            Err(TryRecvError::Disconnected) => Err(io::Error::other("its writer thread has exited")),
             Ok(file) => file,
         };
         let Some(next) = self.next.take() else { return };
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_while_a_keyframe_is_written_is_in_both_journals() {
+    fn journal_input_during_a_keyframe_is_in_both_journals() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("journal");
         let mut pipeline = Pipeline::new(false);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn time_and_readings_alone_write_nothing_and_the_next_news_has_them() {
+    fn journal_delays_times_and_readings_until_another_input() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("journal");
         let pipeline = Pipeline::new(false);

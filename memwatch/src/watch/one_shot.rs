@@ -217,7 +217,7 @@ pub(crate) fn without_torch(selected: &Selected) -> ExitFailure {
     let named = Selection::new(&selected.choice, &selected.tgids).describe();
     let whose = if named.is_empty() { "any process".to_owned() } else { named };
     ExitFailure::new(Exit::NoTarget, format_args!("no PyTorch allocator found in {whose}")).advise(
-        "PyTorch is traced once the process has loaded libc10_cuda.so. What the driver gave it: memwatch ps PID",
+        "PyTorch is traced once the process has loaded libc10_cuda.so. For its driver allocations: memwatch ps PID",
     )
 }
 
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_an_agent_runs_nobody_is_advised_to_start_one() {
+    fn permission_advice_omits_starting_an_agent_where_one_runs() {
         let refused = || ExitFailure::new(Exit::NotPermitted, "no").advise("start the agent once");
         let with_agent = needs_root(refused(), Path::new("/proc/self/status")).advice.expect("there is a way");
         assert!(with_agent.contains("with sudo") && !with_agent.contains("start the agent"), "{with_agent}");

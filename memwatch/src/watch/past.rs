@@ -48,7 +48,7 @@ impl RecordedPeriod {
             None if window.is_whole() => Ok(None),
             None if needs == Needs::Tensors => Err(ExitFailure::new(
                 Exit::Error,
-                "the agent traces no tensors: without --in there is no past of them to be reported",
+                "the agent does not trace tensors: past tensor reports need a recording (--in FILE)",
             )
             .advise("Record the program: sudo memwatch record --pid PID -o job.mwr; then the same with --in job.mwr.")),
             None => Self::of_agent(window, common).await.map(Some),
@@ -61,7 +61,7 @@ impl RecordedPeriod {
                 Exit::Error,
                 "--since and --until without --in ask the agent, which --no-agent forbids",
             )
-            .advise("Name a recording with --in FILE, or leave --no-agent away."));
+            .advise("Name a recording with --in FILE, or remove --no-agent."));
         }
         let socket = common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET));
         let (kept, viewer) = AgentClient::history(socket).await.map_err(|why| without_agent(socket, &why))?;
@@ -80,7 +80,7 @@ impl RecordedPeriod {
             return Err(unreadable(&kept, &error));
         }
         if let Some(why) = &kept.failing {
-            eprintln!("memwatch: the agent cannot write its history on: {why}; this is what it has");
+            eprintln!("memwatch: the agent cannot continue its history: {why}; reporting what it has so far");
         }
         Ok(Self { path, window, history: Some(kept) })
     }
@@ -89,11 +89,11 @@ impl RecordedPeriod {
     pub(crate) fn report_late(&self, begins: &str) {
         let Some(kept) = &self.history else {
             let name = self.path.display();
-            return eprintln!("memwatch: {name} begins at {begins}, and so does this report");
+            return eprintln!("memwatch: {name} starts at {begins}; the report covers the time from then on");
         };
-        eprintln!("memwatch: the agent's history begins at {begins}, and so does this report");
+        eprintln!("memwatch: the agent's history starts at {begins}; the report covers the time from then on");
         if let Some(previous) = &kept.previous {
-            eprintln!("memwatch: its watch before that, as far as it is kept: --in {}", previous.display());
+            eprintln!("memwatch: for the agent's previous session: --in {}", previous.display());
         }
     }
 }
@@ -107,15 +107,16 @@ fn without_agent(socket: &Path, why: &NoAgent) -> ExitFailure {
         NoAgent::Unusable(why) => format!("the agent on {} cannot be used: {why}", socket.display()),
     };
     let advice = "--since and --until without --in read the history of an agent: sudo memwatch agent --history /var/lib/memwatch\n\
-                  keeps one from its start on. Of a recording they say what stood then with --in FILE.";
+                  keeps one from its start. To report on a recording, add --in FILE.";
     ExitFailure::new(Exit::Error, sentence).advise(advice)
 }
 
 fn not_for_all(what: &str) -> ExitFailure {
-    ExitFailure::new(Exit::NotPermitted, format_args!("{what} has everybody's processes: you may not read it")).advise(
-        "Ask as root, or become a member of the group that sees all, log in again, and restart the agent:\n\
-         sudo groupadd -f -r memwatch && sudo usermod -aG memwatch $USER",
-    )
+    ExitFailure::new(Exit::NotPermitted, format_args!("{what} contains the processes of all users: permission denied"))
+        .advise(
+            "Ask as root, or become a member of the group that sees all, log in again, and restart the agent:\n\
+             sudo groupadd -f -r memwatch && sudo usermod -aG memwatch $USER",
+        )
 }
 
 fn unreadable(kept: &HistoryFiles, error: &io::Error) -> ExitFailure {
@@ -126,7 +127,7 @@ fn unreadable(kept: &HistoryFiles, error: &io::Error) -> ExitFailure {
             ExitFailure::new(Exit::Error, format_args!("the agent has no history: it cannot be written ({why})"))
         }
         (io::ErrorKind::NotFound, None) => {
-            ExitFailure::new(Exit::Error, format_args!("the agent says that its history is {path}, which is not there"))
+            ExitFailure::new(Exit::Error, format_args!("the agent reports its history at {path}, which does not exist"))
                 .advise("An agent in a container names its own path: mount the directory under the same path.")
         }
         _ => ExitFailure::new(Exit::Error, format_args!("{path}: {error}")),

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_comes_before_others_and_what_it_starts_does_not() {
+    fn reader_priority_applies_to_its_thread_only_and_is_not_inherited() {
         let before = nice_of_this_thread();
         let (own, thread, program) = std::thread::spawn(|| {
             read_before_others();
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn who_begins_comes_before_all_and_then_is_a_reader() {
+    fn startup_priority_is_highest_until_it_ends() {
         let before = nice_of_this_thread();
         // SAFETY: geteuid has no preconditions.
         let may = before == 0 && unsafe { libc::geteuid() } == 0;
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_priority_that_somebody_gave_is_kept() {
+    fn priority_set_by_the_user_is_kept() {
         let own = std::thread::spawn(|| {
             // SAFETY: setpriority has no memory preconditions.
             assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) }, 0, "everybody may be nicer");

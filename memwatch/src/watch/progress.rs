@@ -56,7 +56,7 @@ fn line(elapsed: Duration, length: Option<Duration>, snapshot: &Snapshot) -> Str
     };
     let mut parts = vec![time];
     let tensors = || snapshot.processes.iter().filter_map(|process| process.tensors.as_ref());
-    let steps: u64 = tensors().filter_map(|tensors| tensors.places.steps).sum();
+    let steps: u64 = tensors().filter_map(|tensors| tensors.attribution.steps).sum();
     if steps > 0 {
         parts.push(format!("{} steps", count(steps)));
     }
@@ -72,7 +72,7 @@ fn line(elapsed: Duration, length: Option<Duration>, snapshot: &Snapshot) -> Str
 /// Returns the Python line with the most live memory.
 fn top(processes: &[ProcessView]) -> Option<SiteView> {
     let tensors = processes.iter().filter_map(|process| process.tensors.as_ref());
-    let devices = tensors.flat_map(|tensors| &tensors.places.devices);
+    let devices = tensors.flat_map(|tensors| &tensors.attribution.devices);
     let sites = devices
         .flat_map(|device| &device.sites)
         .filter(|site| site.line.is_some())

@@ -14,14 +14,14 @@ use tokio::time::{Instant, interval};
 
 use crate::client::protocol::HistoryFiles;
 use crate::exit::{Exit, ExitFailure};
-use crate::options::{Selected, TapeArgs};
+use crate::options::{Selected, RecorderArgs};
 use crate::output_file;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::past::RecordedPeriod;
 use crate::watch::progress::Progress;
-use crate::watch::recording::{Recorded, TapeOptions};
+use crate::watch::recording::{Recorded, RecorderOptions};
 use crate::watch::replay::{ReplayRequest, ReplayedRecording, has_some_of};
 use crate::watch::selection::Selection;
 use crate::watch::session::Session;
@@ -36,18 +36,18 @@ pub(crate) const RHYTHM: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// The size limit is too small to keep the newest data, or the output cannot hold a recording.
-pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> Result<TapeOptions, ExitFailure> {
+pub(crate) fn tape(path: &Path, args: &RecorderArgs, everybody: bool) -> Result<RecorderOptions, ExitFailure> {
     let keeps_newest = args.keeps_newest().map_err(|sentence| ExitFailure::new(Exit::Error, sentence))?;
     if output_file::is_terminal(path) {
         return Err(ExitFailure::binary_on_terminal());
     }
     if keeps_newest && output_file::is_stdout(path) {
-        let why = "--keep newest writes its file again and again, which standard output cannot take";
+        let why = "--keep newest rewrites its file, so it cannot write to standard output";
         return Err(ExitFailure::new(Exit::Error, why).advise("Name a file: -o FILE"));
     }
     let front = front(keeps_newest, everybody);
     let (path, force, limit_bytes) = (path.to_owned(), args.force, args.max_size);
-    Ok(TapeOptions { path, force, limit_bytes, keeps_newest, mode: None, waits: true, front })
+    Ok(RecorderOptions { path, force, limit_bytes, keeps_newest, mode: None, waits: true, front })
 }
 
 /// Returns the header of a recording made by this program.
@@ -120,12 +120,8 @@ pub(crate) fn report_of_tensors(session: &Session, is_reported: &mut bool) {
     let seen = session.seen_frameworks();
     *is_reported = !seen.is_empty();
     if *is_reported && !io::stderr().is_terminal() {
-        let verb = if seen.len() == 1 { "is" } else { "are" };
         let titles: Vec<&str> = seen.into_iter().map(Framework::title).collect();
-        eprintln!(
-            "memwatch: {} {verb} traced from now on; Ctrl-C ends the watch and prints the report",
-            titles.join(" and ")
-        );
+        eprintln!("memwatch: tracing {}; press Ctrl-C to stop and print the report", titles.join(" and "));
     }
 }
 
@@ -140,9 +136,9 @@ pub(crate) fn reported(recorded: &Recorded) -> Result<Exit, ExitFailure> {
             let path = output_file::name(&recorded.path);
             let failure = ExitFailure::new(Exit::Error, format_args!("{path}: {why}"));
             if output_file::is_stdout(&recorded.path) {
-                return Err(failure.advise("The recording ends there."));
+                return Err(failure.advise("The recording is incomplete."));
             }
-            return Err(failure.advise(format!("The recording ends there; what is in it says: memwatch report {path}")));
+            return Err(failure.advise(format!("The recording is incomplete. To read it: memwatch report {path}")));
         }
     }
     Ok(Exit::Ok)
@@ -200,7 +196,7 @@ fn earlier_of(kept: &HistoryFiles, request: ReplayRequest) -> Option<PathBuf> {
         return None;
     }
     let found = kept.previous.iter().chain(&kept.older).find(|file| has_some_of(file, request))?;
-    eprintln!("memwatch: that was before the agent's last start: {}", found.display());
+    eprintln!("memwatch: the requested time is before the agent's last start: reading {}", found.display());
     Some(found.clone())
 }
 
@@ -234,10 +230,12 @@ fn played(
         // The history is still being written.
         Some(Ending::Cut) if history.is_some() => {}
         Some(Ending::Cut) => {
-            eprintln!("memwatch: {name} has no end: its recorder was killed, or still records; this is what it has");
+            eprintln!(
+                "memwatch: {name} is incomplete: its recorder was killed or is still running. Reading what it has"
+            );
         }
         Some(Ending::Damaged { byte }) => {
-            eprintln!("memwatch: {name} is damaged from byte {byte} on; this is what stands before");
+            eprintln!("memwatch: {name} is damaged from byte {byte} on. Reading what precedes");
         }
     }
     Ok(replay)
@@ -273,8 +271,8 @@ pub(crate) fn chosen(replay: &ReplayedRecording, path: &Path, selected: &Selecte
             }
         };
         return Err(ExitFailure::new(Exit::NoTarget, sentence).advise(match &all[..] {
-            [] => "There is none in it.".to_owned(),
-            all => format!("There is {}.", all.join(", ")),
+            [] => "The recording contains no process.".to_owned(),
+            all => format!("The recording contains PID {}.", all.join(", ")),
         }));
     }
     Ok(snapshot)

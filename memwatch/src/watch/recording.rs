@@ -25,7 +25,7 @@ const END_BYTES: u64 = 256;
 
 /// Options of a recording.
 #[derive(Clone, Debug)]
-pub(crate) struct TapeOptions {
+pub(crate) struct RecorderOptions {
     /// Path of the file.
     pub(crate) path: PathBuf,
     /// Replace an existing file.
@@ -43,7 +43,7 @@ pub(crate) struct TapeOptions {
 }
 
 /// Writer of a recording in progress.
-pub(crate) struct Tape {
+pub(crate) struct Recorder {
     path: PathBuf,
     target: RecorderSink,
     encoder: Encoder,
@@ -90,14 +90,13 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// Formats the outcome: `job.mwr is written, 1.3 MiB; what is in it says: memwatch report
-    /// job.mwr`.
+    /// Formats the outcome: `job.mwr is written, 1.3 MiB; to read it: memwatch report job.mwr`.
     pub(crate) fn sentence(&self, stopped: Stopped) -> String {
         let (path, size) = (output_file::name(&self.path), bytes(self.bytes));
         match stopped {
-            Stopped::Limit => format!("{path} is as large as --max-size allows, {size}: the recording ended there"),
+            Stopped::Limit => format!("{path} has reached --max-size, {size}: the recording has ended"),
             _ if output_file::is_stdout(&self.path) => format!("the recording is written to {path}, {size}"),
-            _ => format!("{path} is written, {size}; what is in it says: memwatch report {path}"),
+            _ => format!("{path} is written, {size}; to read it: memwatch report {path}"),
         }
     }
 }
@@ -121,12 +120,12 @@ pub(crate) struct RecordingFacts<'a> {
     pub(crate) since_ns: Option<u64>,
 }
 
-impl Tape {
+impl Recorder {
     /// Creates the file and writes the header.
     ///
     /// # Errors
     /// The file cannot be created, or exists already.
-    pub(crate) fn create(options: &TapeOptions) -> Result<Self, ExitFailure> {
+    pub(crate) fn create(options: &RecorderOptions) -> Result<Self, ExitFailure> {
         let path = &options.path;
         // Only the files of a service have an explicit mode.
         let create = if options.mode.is_some() { output_file::create_own } else { output_file::create };
@@ -301,14 +300,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_ends_at_its_limit_has_all_that_fits_and_says_how_much_that_is() {
+    fn recording_at_its_size_limit_has_all_that_fits_and_its_count() {
         let directory = tempfile::tempdir().expect("a directory");
         let (path, limit_bytes) = (directory.path().join("job.mwr"), 20_000);
         let front = Front { format: FORMAT, ..Front::default() };
         let (limit, force) = (Some(limit_bytes), false);
         let options =
-            TapeOptions { path, force, limit_bytes: limit, keeps_newest: false, mode: None, waits: true, front };
-        let mut tape = Tape::create(&options).expect("the directory is ours");
+            RecorderOptions { path, force, limit_bytes: limit, keeps_newest: false, mode: None, waits: true, front };
+        let mut tape = Recorder::create(&options).expect("the directory is ours");
         let mut noted = 0_u64;
         while tape.is_going() {
             noted += 1;

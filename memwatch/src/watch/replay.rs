@@ -145,10 +145,10 @@ impl ReplayedRecording {
 /// Restores the pipeline at the start of a recording.
 fn load(keyframe: &Keyframe, front: &Front) -> anyhow::Result<Pipeline> {
     if keyframe.front.layout != STATE {
-        bail!("it keeps the newest, in the layout of memwatch {}: only that version can read it", front.version);
+        bail!("it contains keyframes of memwatch {}: only that version can read them", front.version);
     }
     let loaded = keyframe.state().and_then(|state| Pipeline::load(&state).ok());
-    loaded.ok_or_else(|| anyhow::anyhow!("what it begins with is damaged, and nothing after it can be read"))
+    loaded.ok_or_else(|| anyhow::anyhow!("its first keyframe is damaged, so the rest cannot be read"))
 }
 
 /// Part of a recording to replay, in the clock of the recorded machine.
@@ -189,7 +189,7 @@ impl ReplaySpan {
         if let Some(moment) = request.window.until {
             span.until_ns = times
                 .boottime_ns(moment)
-                .map_err(|begins| anyhow::anyhow!("it begins at {begins}: what stood before is not in it"))?;
+                .map_err(|begins| anyhow::anyhow!("it starts at {begins}, after the requested time"))?;
         }
         if let Some(moment) = request.window.since {
             if let Ok(since_ns) = times.boottime_ns(moment) {
@@ -205,7 +205,7 @@ impl ReplaySpan {
             span.since_ns.filter(|since_ns| *since_ns > times.end_ns && request.now_unix_ns.is_none())
         {
             let clock = WallClock::local(times.end_offset);
-            bail!("it ends at {}: there is nothing since {}", clock.moment(times.end_ns, 0), clock.moment(since_ns, 0));
+            bail!("it ends at {}, before --since {}", clock.moment(times.end_ns, 0), clock.moment(since_ns, 0));
         }
         let earliest_ns = span.since_ns.or((!request.all_events).then_some(span.until_ns));
         let is_before = |place: &&PartPosition| {
@@ -239,7 +239,7 @@ impl Times {
         let (Some((begin_ns, _, begin_offset)), Some((_, end_ns, end_offset))) =
             (all.first().copied(), all.last().copied())
         else {
-            bail!("there is nothing in it");
+            bail!("it is empty");
         };
         let end_unix_ns = now_unix_ns.unwrap_or(i128::from(end_ns) + end_offset);
         Ok(Self { all, begin_ns, begin_offset, end_ns, end_offset, end_unix_ns })
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_looked_for_begins_at_the_time_and_ends_at_the_other() {
+    fn replay_covers_the_window_from_since_to_until() {
         let directory = tempfile::tempdir().expect("a directory");
         for has_keyframe in [false, true] {
             let path = recording(directory.path(), 10..=50, has_keyframe);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_later_is_reported_and_what_cannot_be_is_refused() {
+    fn replay_reports_a_late_begin_and_refuses_a_window_outside_it() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = recording(directory.path(), 10..=50, true);
         let (prepared, replay) = played(&path, window(Some(3600), None)).expect("it is one");
@@ -410,7 +410,7 @@ mod tests {
         assert_eq!((prepared, replay.since_ns, replay.begins_late_ns), (0, None, Some(10 * SECOND_NS)));
         let refused = |request| played(&path, request).err().expect("it is refused").to_string();
         assert!(refused(window(Some(5), Some(5))).contains("--since is not before --until"));
-        assert!(refused(window(None, Some(3600))).contains("it begins at"));
+        assert!(refused(window(None, Some(3600))).contains("it starts at"));
         let later = RecordingTime::At("1970-01-01T00:02:00Z".parse().expect("a time"));
         let request =
             ReplayRequest { window: TimeWindow { since: Some(later), until: None }, ..ReplayRequest::default() };

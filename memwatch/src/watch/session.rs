@@ -45,7 +45,7 @@ use memwatch_core::words::{Framework, Tgid};
 use self::calm::Calm;
 use self::changes::Changes;
 use self::counters::CounterPoller;
-use self::intake::Intake;
+use self::intake::InputSink;
 use self::life::ProcessEventSink;
 pub(crate) use self::options::SessionOptions;
 use self::rest::IdleBackoff;
@@ -73,7 +73,7 @@ use crate::sources::own::OwnProcesses;
 use crate::sources::presence::Presence;
 use crate::sources::procfs::ProcReader;
 use crate::watch::priority::read_before_others;
-use crate::watch::recording::Tape;
+use crate::watch::recording::Recorder;
 
 /// Maximum number of calls passed to the pipeline as one batch. A batch fits the level-1 data
 /// cache.
@@ -87,7 +87,7 @@ pub(crate) struct Session {
     rest: IdleBackoff,
     losses: LossCounters,
     allocation_map: KernelAllocationMap,
-    pipeline: Intake,
+    pipeline: InputSink,
     processes: ProcReader,
     presence: Presence,
     groups: ControlGroups,
@@ -126,7 +126,7 @@ impl Session {
         }
         read_before_others();
         let everybody = options.targets.is_empty() && !options.expects_command;
-        let tape = options.tape.as_ref().map(Tape::create).transpose()?;
+        let tape = options.tape.as_ref().map(Recorder::create).transpose()?;
         let version = kernel_version()?;
         let SessionStart { pins, mut kept, survival } = survival::start(options)?;
         let handles = survival::handles(pins.as_ref());
@@ -147,7 +147,7 @@ impl Session {
             rest: IdleBackoff::new(Instant::now()),
             losses,
             allocation_map,
-            pipeline: Intake::new(survival::pipeline(&mut kept, !everybody), tape),
+            pipeline: InputSink::new(survival::pipeline(&mut kept, !everybody), tape),
             processes: ProcReader::new("/proc"),
             presence: Presence::default(),
             groups: ControlGroups::open(),

@@ -54,7 +54,7 @@ impl ReportSource {
             Err(NoAgent::Absent) if common.agent.is_none() => Self::own(options),
             Err(NoAgent::Absent) => {
                 Err(ExitFailure::new(Exit::Error, format_args!("no agent listens on {}", path.display()))
-                    .advise("Start one there: sudo memwatch agent --socket PATH; or leave --agent away."))
+                    .advise("Start one there: sudo memwatch agent --socket PATH; or remove --agent."))
             }
             Err(why) => {
                 eprintln!("memwatch: the agent on {} cannot be used: {why}", path.display());
@@ -417,7 +417,10 @@ fn check_owner(tgid: u32, uid: u32) -> Result<(), ExitFailure> {
         Some(owner) if owner == uid => Ok(()),
         _ => Err(ExitFailure::new(
             Exit::NotPermitted,
-            format_args!("process {tgid} ({}) is another user's: the agent shows you your own", comm(tgid)),
+            format_args!(
+                "process {tgid} ({}) belongs to another user: the agent shows you only your own processes",
+                comm(tgid)
+            ),
         )
         .advise(format!(
             "Ask as root: sudo memwatch --pid {tgid}\n\

@@ -88,5 +88,5 @@ pub(crate) fn found_any(snapshot: &Snapshot, filter: &Filter) -> Result<Exit, Ex
         return Ok(Exit::Ok);
     }
     let wanted = filter.selection.describe();
-    Err(ExitFailure::new(Exit::NoTarget, format_args!("no process with GPU memory is of {wanted}")))
+    Err(ExitFailure::new(Exit::NoTarget, format_args!("no process with GPU memory matches {wanted}")))
 }

@@ -119,7 +119,7 @@ fn a_pid_shows_its_children_and_anothers_is_refused_with_4() {
     assert_eq!(named.json()["data"]["processes"][0]["target"], true);
 
     let refusal = agent.ask(&gpu, ANN, &["ps", "--pid", &bobs.tgid_word()]);
-    refusal.assert_ended_with(4, &["is another user's", "sudo memwatch --pid", "usermod -aG memwatch"]);
+    refusal.assert_ended_with(4, &["belongs to another user", "sudo memwatch --pid", "usermod -aG memwatch"]);
     assert_eq!(refusal.stdout, "");
     report(&agent.ask(&gpu, ROOT, &["ps", "--json", "--pid", &bobs.tgid_word()]));
     agent.ask(&gpu, ANN, &["ps", "--pid", &i32::MAX.to_string()]).assert_ended_with(6, &["there is no process"]);
@@ -138,7 +138,7 @@ fn peaks_begin_again_for_the_owner_of_a_process_and_say_since_when() {
     assert_eq!(peak(&settled(&gpu, &agent, ANN, 4 * MIB)), (8 * MIB, false));
     let tgid = anns.tgid_word();
     let words = ["reset-peaks", "--pid", &tgid];
-    agent.ask(&gpu, BOB, &words).assert_ended_with(4, &["is another user's"]);
+    agent.ask(&gpu, BOB, &words).assert_ended_with(4, &["belongs to another user"]);
     assert_eq!(peak(&settled(&gpu, &agent, ANN, 4 * MIB)), (8 * MIB, false));
     let reset = agent.ask(&gpu, ANN, &words);
     reset.assert_ended_with(0, &[]);
@@ -151,7 +151,7 @@ fn peaks_begin_again_for_the_owner_of_a_process_and_say_since_when() {
 }
 
 #[test]
-fn without_an_agent_peaks_are_nobodys_to_reset() {
+fn reset_peaks_without_an_agent_is_refused_with_alternatives() {
     let Some(gpu) = machine() else { return };
     let anns = holding(&gpu, ANN, "4M");
     let (nowhere, tgid) = (gpu.directory().join("nobody.sock").display().to_string(), anns.tgid_word());
@@ -180,7 +180,7 @@ fn a_watch_on_a_process_ends_with_it() {
 }
 
 #[test]
-fn clients_that_are_slow_mute_or_babble_stall_nobody() {
+fn agent_serves_others_beside_slow_mute_or_babbling_clients() {
     let Some(gpu) = machine() else { return };
     let agent = TestAgent::start(&gpu);
     let workload = holding(&gpu, ANN, "4M");
@@ -209,7 +209,7 @@ fn clients_that_are_slow_mute_or_babble_stall_nobody() {
 }
 
 #[test]
-fn a_killed_agent_is_replaced_and_a_watch_goes_on() {
+fn killed_agent_is_replaced_and_the_watch_continues() {
     let Some(gpu) = machine() else { return };
     let mut agent = TestAgent::start(&gpu);
     let second = CommandOutcome::of({
@@ -238,7 +238,7 @@ fn a_killed_agent_is_replaced_and_a_watch_goes_on() {
 }
 
 #[test]
-fn its_service_manager_hears_that_it_is_ready_how_it_is_and_that_it_lives() {
+fn agent_notifies_systemd_of_readiness_status_and_watchdog() {
     let Some(gpu) = machine() else { return };
     let agent = TestAgent::start(&gpu);
     assert!(agent.until_reported("STATUS=0 processes").contains("client"));
@@ -269,7 +269,7 @@ fn assert_keeps_only_four(agent: &TestAgent) {
 }
 
 #[test]
-fn after_its_start_every_thread_has_four_capabilities_and_finds_what_comes_later() {
+fn agent_threads_keep_four_capabilities_and_find_later_libraries() {
     let Some(gpu) = machine() else { return };
     let agent = TestAgent::start(&gpu);
     assert_keeps_only_four(&agent);
@@ -370,7 +370,7 @@ fn without_an_agent_a_user_is_refused_with_4_and_the_exact_ways_out() {
 }
 
 #[test]
-fn an_agent_that_hangs_or_speaks_another_language_is_done_without_where_that_is_permitted() {
+fn unusable_agent_is_replaced_by_an_own_watch_where_permitted() {
     let Some(gpu) = machine() else { return };
     let workload = holding(&gpu, ANN, "4M");
     let agent = TestAgent::start(&gpu);
@@ -402,7 +402,7 @@ fn an_agent_that_hangs_or_speaks_another_language_is_done_without_where_that_is_
 }
 
 #[test]
-fn an_own_watch_is_had_on_demand_beside_an_agent() {
+fn own_watch_runs_beside_an_agent_on_request() {
     let Some(gpu) = machine() else { return };
     let agent = TestAgent::start(&gpu);
     for (words, from_agent) in [(&["ps", "--json"][..], true), (&["ps", "--json", "--no-agent"], false)] {

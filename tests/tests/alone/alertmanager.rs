@@ -151,7 +151,7 @@ fn webhooks() -> (SocketAddr, Receiver<(String, Value)>) {
 }
 
 #[test]
-fn the_shipped_routes_lead_each_alert_to_whose_it_is() {
+fn alertmanager_shipped_routes_send_each_alert_to_its_receiver() {
     let file = routes();
     let file = file.to_string_lossy();
     let Some(mut check) = amtool(&["check-config", &file]) else { return };
@@ -173,7 +173,7 @@ fn the_shipped_routes_lead_each_alert_to_whose_it_is() {
 }
 
 #[test]
-fn a_real_alertmanager_delivers_by_the_shipped_routes_and_keeps_back_what_is_explained() {
+fn alertmanager_delivers_by_shipped_routes_and_inhibits_explained_alerts() {
     if amtool(&[]).is_none() {
         return;
     }

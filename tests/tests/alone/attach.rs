@@ -74,7 +74,7 @@ fn follow_idle_hold(job: &mut TorchJob, watch: &mut RunningWatch, held_bytes: u6
 }
 
 #[test]
-fn what_a_pytorch_job_holds_at_the_attach_is_preexisting_and_what_comes_later_is_live() {
+fn pytorch_memory_at_attach_is_preexisting_and_later_memory_is_live() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = gpu.torch("2.15", TorchAllocator::Native, &["idle_hold.py"]) else { return };
     let held_bytes = reserved_bytes(&checkpoint(&mut job, "holding"));
@@ -170,7 +170,7 @@ fn an_old_and_a_new_process_on_one_gpu_are_determined_by_their_age() {
 }
 
 #[test]
-fn a_process_that_has_loaded_the_driver_but_made_no_context_holds_nothing_before_the_attach() {
+fn process_without_a_context_at_attach_has_no_preexisting_bytes() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut workload = gpu.workload();
     // The answer shows that the program has loaded the library.

@@ -44,12 +44,12 @@ pub(super) fn until_spared(watch: &mut RunningWatch, workload: &mut SimulatedWor
 }
 
 #[test]
-fn a_program_with_one_context_that_sets_it_all_the_time_is_spared_and_its_numbers_are_exact() {
+fn single_context_switches_are_not_traced_and_numbers_stay_exact() {
     spared_and_exact(&[]);
 }
 
 #[test]
-fn so_it_is_with_classic_uprobes() {
+fn single_context_switches_are_not_traced_with_classic_uprobes() {
     spared_and_exact(&["--classic-uprobes"]);
 }
 
@@ -69,7 +69,7 @@ fn spared_and_exact(words: &[&str]) {
 }
 
 #[test]
-fn once_a_program_has_a_second_context_it_is_traced_again_and_what_it_allocates_is_on_its_gpu() {
+fn second_context_resumes_switch_tracing_with_memory_on_its_gpu() {
     let Some(gpu) = machine() else { return };
     let mut watch = gpu.watch(&[]);
     let mut workload = gpu.workload();

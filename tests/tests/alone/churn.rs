@@ -120,7 +120,7 @@ fn losses_of_the_dead_are_reported_and_then_forgotten() {
 }
 
 #[test]
-fn a_fork_without_exec_is_a_process_of_its_own_with_nothing_of_its_parents() {
+fn forked_child_is_a_separate_process_without_parent_memory() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let mut parent = gpu.workload();
@@ -159,7 +159,7 @@ fn an_exec_from_another_thread_keeps_the_process_and_none_of_its_memory() {
 }
 
 #[test]
-fn a_process_whose_main_thread_has_ended_is_still_watched_and_found() {
+fn process_with_an_ended_main_thread_is_watched_and_found() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let mut first = gpu.watch(&[]);
     let mut workload = gpu.workload();
@@ -223,7 +223,7 @@ fn two_processes_of_one_number_are_two_processes() {
 }
 
 #[test]
-fn a_thread_that_ends_inside_a_call_is_a_loss_of_its_process_and_leaves_no_trace() {
+fn thread_that_ends_in_a_call_is_one_loss_and_leaves_no_state() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let mut workload = gpu.workload();

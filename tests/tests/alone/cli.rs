@@ -47,7 +47,7 @@ impl Drop for Stranger {
 }
 
 #[test]
-fn what_is_typed_wrongly_is_refused_with_2() {
+fn cli_invalid_arguments_exit_with_2_and_a_message() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     for (words, sentence) in [
         (["-i", "0"], "the shortest interval is 100ms"),
@@ -66,7 +66,7 @@ fn what_is_typed_wrongly_is_refused_with_2() {
 }
 
 #[test]
-fn a_process_that_is_not_there_is_6() {
+fn cli_unknown_pid_exits_with_6() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     // Above the highest process id of every kernel.
     let nobody = i32::MAX.to_string();
@@ -76,7 +76,7 @@ fn a_process_that_is_not_there_is_6() {
 }
 
 #[test]
-fn a_process_without_cuda_is_6_and_named() {
+fn cli_process_without_cuda_exits_with_6_and_is_named() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let stranger = Stranger::start(Command::new("cat"));
     let tgid = stranger.tgid_word();
@@ -99,7 +99,7 @@ fn unprivileged(gpu: &SimulatedGpu, words: &[&str]) -> Command {
 }
 
 #[test]
-fn without_permission_it_is_4_with_the_ways_out() {
+fn cli_without_permission_exits_with_4_and_remedies() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let ways_out = ["Operation not permitted", "sudo ", "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep"];
     for words in [&["ps", "--json"][..], &["leak", "-p", "1"], &["-d", "1s"], &["--json", "-d", "1s"]] {
@@ -121,7 +121,7 @@ fn without_permission_it_is_4_with_the_ways_out() {
 }
 
 #[test]
-fn a_kernel_without_btf_is_5() {
+fn cli_without_btf_exits_with_5() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     for without in ["mount --bind /dev/null /sys/kernel/btf/vmlinux", "mount -t tmpfs none /sys/kernel/btf"] {
         for (words, sentences) in [(&["ps"][..], &["BTF", "CONFIG_DEBUG_INFO_BTF=y"][..]), (&["doctor", "--json"], &[])]
@@ -133,7 +133,7 @@ fn a_kernel_without_btf_is_5() {
 }
 
 #[test]
-fn without_an_nvml_library_the_watch_counts_live_bytes_and_says_what_it_lacks() {
+fn missing_nvml_library_leaves_live_bytes_exact_and_is_reported() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let other = gpu.directory().join("libnvidia-ml.so.1");
     std::fs::copy(gpu.libcuda(), &other).expect("a library that is no NVML");
@@ -170,7 +170,7 @@ fn a_library_that_is_named_and_not_there_is_1_with_its_option() {
                 let mut command = Command::new(gpu.memwatch(&[]).get_program());
                 command.args([option, file]).args(words);
                 let outcome = CommandOutcome::of(command);
-                outcome.assert_ended_with(1, &[&sentence, "Leave it out"]);
+                outcome.assert_ended_with(1, &[&sentence, &format!("Without {option}, ")]);
                 assert_eq!(outcome.stdout, "");
             }
             let mut command = Command::new(gpu.memwatch(&[]).get_program());
@@ -189,7 +189,7 @@ struct NvmlRefusal {
 }
 
 #[test]
-fn what_nvml_refuses_is_null_and_live_bytes_are_right_all_the_same() {
+fn nvml_refusals_give_null_fields_and_exact_live_bytes() {
     for refusal in [
         NvmlRefusal { of: "processes", nvml: "ok", gpu_used: true, process_used: false },
         NvmlRefusal { of: "memory_info", nvml: "ok", gpu_used: false, process_used: true },
@@ -337,7 +337,7 @@ fn a_reader_that_leaves_early_ends_the_watch_quietly() {
 }
 
 #[test]
-fn more_calls_than_a_watch_can_take_in_keep_it_neither_from_reporting_nor_from_ending() {
+fn watch_overloaded_with_calls_still_reports_and_ends() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut workload = holding_4_mib(&gpu);
     // Runs until it is killed with the test.

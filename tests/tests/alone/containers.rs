@@ -115,7 +115,7 @@ fn two_docker_containers_and_a_process_beside_them_are_named_and_add_up() {
 }
 
 #[test]
-fn docker_containers_are_named_where_there_are_only_control_groups_of_version_2() {
+fn docker_containers_are_named_with_cgroup_v2_only() {
     assert_containers_are_named(Engine::Docker, Cgroups::Unified);
 }
 

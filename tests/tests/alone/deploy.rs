@@ -74,7 +74,7 @@ fn below(lines: &[String], key: &str) -> Vec<String> {
 }
 
 #[test]
-fn only_the_prometheus_reaches_the_agent_and_the_agent_reaches_nobody() {
+fn network_policy_admits_only_prometheus_and_denies_agent_egress() {
     let (policy, agents) = (document("NetworkPolicy"), document("DaemonSet"));
     assert!(
         policy.contains(&"  namespace: memwatch".to_owned()) && agents.contains(&"  namespace: memwatch".to_owned())
@@ -98,7 +98,7 @@ fn only_the_prometheus_reaches_the_agent_and_the_agent_reaches_nobody() {
 }
 
 #[test]
-fn the_daemonset_has_four_capabilities_and_nothing_to_ask_the_cluster_with() {
+fn daemonset_has_four_capabilities_and_no_service_account_token() {
     let text = fs::read_to_string(deploy().join("kubernetes/daemonset.yaml")).expect("it is in the tree");
     let lines: Vec<&str> = text.lines().map(|line| line.split(" #").next().unwrap_or_default().trim()).collect();
     for line in [
@@ -142,7 +142,7 @@ const RECORDED: &str = "accept4 access arch_prctl bind bpf brk capget capset chm
     unlink unlinkat write writev";
 
 #[test]
-fn the_seccomp_profile_permits_what_the_agent_calls_and_nothing_that_changes_the_machine() {
+fn seccomp_profile_permits_agent_calls_and_none_that_alter_the_machine() {
     let text = fs::read_to_string(deploy().join("seccomp/memwatch.json")).expect("it is in the tree");
     let profile: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!((&profile["defaultAction"], &profile["defaultErrnoRet"]), (&"SCMP_ACT_ERRNO".into(), &1.into()));
@@ -168,7 +168,7 @@ fn the_seccomp_profile_permits_what_the_agent_calls_and_nothing_that_changes_the
 }
 
 #[test]
-fn a_pod_gets_its_own_folder_of_bpffs_and_a_chart_can_leave_the_runtimes_sockets_out() {
+fn helm_chart_mounts_its_own_bpffs_directory_and_optional_runtime_sockets() {
     let values = fs::read_to_string(deploy().join("helm/memwatch/values.yaml")).expect("it is in the tree");
     for line in ["  digest: \"\"", "seccompProfile: \"\"", "    memory: 512Mi"] {
         assert!(values.lines().any(|own| own == line), "no '{line}'");

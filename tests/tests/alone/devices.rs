@@ -148,7 +148,7 @@ fn a_driver_with_longer_entries_is_asked_for_the_lists_that_it_gets_right() {
 }
 
 #[test]
-fn a_number_in_nvmls_list_that_nobody_has_is_no_process() {
+fn nvml_pid_without_a_process_is_ignored() {
     let Some(gpu) = machine(&[]).map(|gpu| gpu.with("GPUSIM_NVML_GHOST", &NOBODY)) else { return };
     let mut watch = gpu.watch(&[]);
     let mut workload = gpu.workload();
@@ -185,7 +185,7 @@ fn late_on_two_gpus(gpu: &SimulatedGpu, workload: &mut SimulatedWorkload) -> ([O
 }
 
 #[test]
-fn a_job_attached_late_on_two_gpus_distinguished_by_the_devices_it_was_shown() {
+fn late_attach_on_two_gpus_resolves_devices_by_visible_devices() {
     let Some(gpu) = machine(&[("GPUSIM_DEVICES", "2")]) else { return };
     // The process's first device is the machine's second, so the larger part is on the machine's
     // first.
@@ -237,7 +237,7 @@ fn uprobe_links(tgid: u32) -> usize {
 }
 
 #[test]
-fn threads_of_a_job_attached_late_on_two_gpus_are_placed_by_what_they_ask_the_driver_and_asked_no_longer_than_that() {
+fn late_attach_on_two_gpus_resolves_threads_by_driver_calls() {
     let Some(gpu) = machine(&[("GPUSIM_DEVICES", "2")]) else { return };
     let mut workload = gpu.workload();
     workload.run(&["device 0", "alloc early 4M", "thread start t", "@t device 1", "@t alloc older 6M"]);

@@ -238,7 +238,7 @@ fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
 }
 
 #[test]
-fn totals_stay_as_they_were_reported_where_a_lost_teardown_makes_the_truth_unknown() {
+fn resync_after_a_lost_teardown_keeps_totals_and_marks_inexact() {
     // Requests to the kernel driver are off: they would fill so small a ring first.
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Push).map(|gpu| gpu.with("GPUSIM_RM", &"off")) else { return };
     let mut watch = gpu.watch(&["--ring-bytes", "4096"]);

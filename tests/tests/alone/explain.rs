@@ -82,7 +82,7 @@ fn all_that_nvml_charges_a_process_seen_from_its_start_has_a_purpose() {
 }
 
 #[test]
-fn local_memory_names_the_bytes_of_a_thread_and_each_object_what_is_requested_of_it() {
+fn explain_gives_local_memory_per_thread_and_requested_bytes_per_object() {
     let Some(gpu) = machine("580.159.04").map(|gpu| gpu.with("GPUSIM_RM_EXTRAS", &1)) else { return };
     let agent = TestAgent::start(&gpu);
     let mut workload = gpu.workload();
@@ -147,14 +147,14 @@ fn nothing_of_pytorch_is_unexplained_with_any_allocator() {
 }
 
 #[test]
-fn what_a_process_had_before_is_one_part_and_all_that_comes_is_explained() {
+fn explain_reports_older_memory_as_one_part_and_all_later_memory() {
     let Some(gpu) = machine("580.159.04") else { return };
     let mut older = gpu.workload();
     older.run(&["uuid 0", "device 0", "alloc a 64M"]);
     let agent = TestAgent::start(&gpu);
     let tgid = older.tgid().to_string();
     let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &tgid, "--duration", "100ms"]);
-    assert!(shown.stdout.contains("no request of it to the kernel driver was seen"), "{}", shown.stdout);
+    assert!(shown.stdout.contains("no request to the kernel driver was seen"), "{}", shown.stdout);
     older.run(&["alloc c 32M"]);
     let older_bytes = CONTEXT_BYTES + 64 * MIB;
     let process = explained(&gpu, &agent, older.tgid(), |own| own["older_bytes"] == older_bytes);
@@ -195,7 +195,7 @@ fn assert_refused(version: &str, setting: &str, trust: &str, sentence: &str) {
 }
 
 #[test]
-fn a_kernel_driver_that_nobody_knows_is_refused_with_its_version() {
+fn explain_refuses_an_unknown_kernel_driver_with_its_version() {
     assert_refused("610.10.01", "580", "unknown", "610.10.01 have layouts not known here");
 }
 
@@ -205,7 +205,7 @@ fn a_request_of_another_size_is_refused_with_that_reason() {
 }
 
 #[test]
-fn requests_of_older_branches_and_other_ways_to_ask_are_explained_as_the_newest_are() {
+fn explain_reads_older_driver_branches_and_request_variants() {
     let ways = [
         ("535.54.03", "535"),
         ("525.60.11", "525"),
@@ -237,11 +237,11 @@ fn a_library_with_two_stubs_is_followed_and_one_without_any_is_reported() {
     workload.run(&["uuid 0", "device 0", "alloc a 3M"]);
     let tgid = workload.tgid().to_string();
     let shown = gpu.run_memwatch(&["--no-agent", "explain", "--pid", &tgid]);
-    assert!(shown.stdout.contains("no request of it to the kernel driver was seen"), "{shown:#?}");
+    assert!(shown.stdout.contains("no request to the kernel driver was seen"), "{shown:#?}");
 }
 
 #[test]
-fn memory_that_the_kernel_driver_refuses_is_listed_with_the_call_that_asked() {
+fn explain_lists_refused_requests_with_the_call_that_made_them() {
     let Some(gpu) = machine("580.159.04") else { return };
     let agent = TestAgent::start(&gpu);
     let mut workload = gpu.workload();
@@ -288,7 +288,7 @@ fn memory_of_an_exporter_that_was_killed_is_its_importers_and_names_it() {
 }
 
 #[test]
-fn requests_for_which_the_ring_has_no_room_are_not_lost_and_keep_their_order() {
+fn rm_requests_survive_a_full_ring_in_order() {
     let Some(gpu) = machine("580.159.04") else { return };
     let agent = TestAgent::by(&gpu, gpu.memwatch(&["--ring-bytes", "4096"]));
     let mut workload = gpu.workload();
@@ -309,7 +309,7 @@ fn requests_for_which_the_ring_has_no_room_are_not_lost_and_keep_their_order() {
 }
 
 #[test]
-fn what_a_library_that_draws_asks_for_itself_is_a_part_with_its_name() {
+fn explain_names_memory_of_graphics_libraries_as_a_separate_part() {
     let Some(gpu) = machine("580.159.04") else { return };
     let agent = TestAgent::start(&gpu);
     let mut workload = gpu.workload();
@@ -333,7 +333,7 @@ fn golden() -> PathBuf {
 const IN_FLIGHT: [(&str, &str, u64); 2] = [("cupy", "s2", 8 * MIB), ("gpt2async", "s5", 32 * MIB)];
 
 #[test]
-fn requests_of_real_programs_replayed_through_the_stub_give_what_nvml_charged_them() {
+fn explain_of_replayed_real_requests_equals_the_nvml_charge() {
     let Some(gpu) = machine("580.159.04") else { return };
     let agent = TestAgent::start(&gpu);
     for name in ["steps", "gpt2", "gpt2async", "gpt2exp", "nccl", "jax", "cupy", "graph", "managed", "compile"] {

@@ -100,7 +100,7 @@ fn eight_pytorch_processes_at_once_are_each_explained() {
 }
 
 #[test]
-fn of_a_job_that_memwatch_found_running_the_older_part_stays_and_all_that_comes_is_explained() {
+fn explain_of_a_late_attach_keeps_the_older_part_and_explains_the_rest() {
     let Some(gpu) = machine("580.159.04") else { return };
     let Some(mut job) = gpu.torch(VERSION, TorchAllocator::Native, &["idle_hold.py", "--mib", "256"]) else { return };
     assert_eq!(job.next_checkpoint().expect("it holds memory")["label"], "holding");
@@ -142,7 +142,7 @@ fn ended(gpu: &SimulatedGpu, agent: &TestAgent, tgid: u32) -> Option<Value> {
 }
 
 #[test]
-fn memory_that_a_forked_child_keeps_of_its_parent_has_a_row_and_a_sentence_until_the_child_ends() {
+fn memory_left_to_a_forked_child_is_reported_until_the_child_ends() {
     let Some(gpu) = machine("580.159.04") else { return };
     let agent = TestAgent::start(&gpu);
     let mut workload = gpu.workload();

@@ -101,18 +101,21 @@ fn commands_say_of_the_history_what_they_say_of_a_recording() {
     assert_eq!((metadata.mode() & 0o7777, metadata.uid()), (0o640, 0));
     assert_eq!(fs::metadata(file.parent().expect("a directory")).expect("it is there").mode() & 0o777, 0o750);
     for words in [&["leak", "--since", "10s"][..], &["ps", "--until", "1s"]] {
-        agent.ask(&gpu, ANN, words).assert_ended_with(4, &["has everybody's processes", "usermod -aG memwatch"]);
+        agent
+            .ask(&gpu, ANN, words)
+            .assert_ended_with(4, &["contains the processes of all users", "usermod -aG memwatch"]);
     }
     for command in ["sites", "simulate"] {
-        asked(&[command, "--since", "10s"]).assert_ended_with(1, &["the agent traces no tensors", "memwatch record"]);
+        asked(&[command, "--since", "10s"])
+            .assert_ended_with(1, &["the agent does not trace tensors", "memwatch record"]);
     }
     let long = agent.ask(&gpu, ROOT, &[&["ps"], &ALL[..]].concat());
-    long.assert_ended_with(0, &["the agent's history begins at"]);
-    assert!(!long.stderr.contains("has no end") && !long.stderr.contains("previous.mwr"), "{long:?}");
+    long.assert_ended_with(0, &["the agent's history starts at"]);
+    assert!(!long.stderr.contains("is incomplete") && !long.stderr.contains("previous.mwr"), "{long:?}");
 }
 
 #[test]
-fn a_restart_keeps_the_watch_before_and_a_killed_agent_leaves_what_can_be_read() {
+fn history_keeps_the_previous_watch_and_survives_a_killed_agent() {
     let Some(gpu) = machine() else { return };
     let directory = gpu.directory().join("history");
     let previous = directory.join("previous.mwr");
@@ -136,7 +139,9 @@ fn a_restart_keeps_the_watch_before_and_a_killed_agent_leaves_what_can_be_read()
 
     let (mut agent, _) = keeping(&gpu, &directory, "64M");
     assert_eq!(fs::read(&previous).expect("it is kept"), first);
-    agent.ask(&gpu, ROOT, &[&["ps"], &ALL[..]].concat()).assert_ended_with(0, &["its watch before", "previous.mwr"]);
+    agent
+        .ask(&gpu, ROOT, &[&["ps"], &ALL[..]].concat())
+        .assert_ended_with(0, &["the agent's previous session", "previous.mwr"]);
     let ago = format!("{}ms", before_restart.elapsed().as_millis());
     let then = agent.ask(&gpu, ROOT, &["ps", "--json", "--until", &ago]);
     then.assert_ended_with(0, &["before the agent's last start", "previous.mwr"]);
@@ -161,7 +166,7 @@ fn a_restart_keeps_the_watch_before_and_a_killed_agent_leaves_what_can_be_read()
 }
 
 #[test]
-fn it_is_read_while_its_oldest_goes() {
+fn history_is_readable_while_its_oldest_part_is_dropped() {
     let Some(gpu) = machine() else { return };
     let (agent, file) = keeping(&gpu, &gpu.directory().join("history"), "1M");
     let mut job = workload_of(&gpu, ANN);
@@ -188,7 +193,7 @@ fn it_is_read_while_its_oldest_goes() {
 }
 
 #[test]
-fn a_full_disk_stops_no_agent_and_the_history_goes_on_where_there_is_room_again() {
+fn history_pauses_on_a_full_disk_and_resumes_without_ending_the_agent() {
     let Some(gpu) = machine() else { return };
     let Some(disk) = SmallDisk::mount(&gpu.directory().join("disk"), "256k") else { return };
     let directory = disk.path().join("history");
@@ -208,7 +213,7 @@ fn a_full_disk_stops_no_agent_and_the_history_goes_on_where_there_is_room_again(
     job.run(&["alloc more 8M"]);
     let again = until("that it is written", || {
         let outcome = asked();
-        let is_fine = outcome.code == 0 && !outcome.stderr.contains("cannot write its history");
+        let is_fine = outcome.code == 0 && !outcome.stderr.contains("cannot continue its history");
         is_fine.then(|| ReportLine::parse(&outcome.stdout)).filter(|report| {
             report.process(job.tgid()).is_some_and(|process| process.0["gpus"][0]["driver_allocated_bytes"] == 12 * MIB)
         })
@@ -217,7 +222,7 @@ fn a_full_disk_stops_no_agent_and_the_history_goes_on_where_there_is_room_again(
 }
 
 #[test]
-fn a_directory_of_others_and_a_size_of_nothing_are_refused() {
+fn history_refuses_shared_directories_and_a_size_of_zero() {
     let Some(gpu) = machine() else { return };
     let (socket, open) = (gpu.directory().join("run/a.sock"), gpu.directory().join("open"));
     fs::create_dir(&open).expect("the directory is ours");
@@ -226,12 +231,12 @@ fn a_directory_of_others_and_a_size_of_nothing_are_refused() {
         command.arg(&open).args(words).arg("--socket").arg(&socket);
         CommandOutcome::of(command)
     };
-    asked(&["--history-size", "1000"]).assert_ended_with(2, &["a history takes 1M or more"]);
+    asked(&["--history-size", "1000"]).assert_ended_with(2, &["the minimum is 1M"]);
     fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).expect("it is ours");
     asked(&[]).assert_ended_with(1, &["can be changed by others"]);
     fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).expect("it is ours");
     chown(&open, Some(ANN), None).expect("we are root");
-    asked(&[]).assert_ended_with(1, &["takes a directory of root"]);
+    asked(&[]).assert_ended_with(1, &["use a directory that belongs to root"]);
     let nowhere = gpu.directory().join("nobody.sock").display().to_string();
     let ask = |words: &[&str]| gpu.run_memwatch(&[words, &["leak", "--since", "10s"]].concat());
     ask(&["--agent", &nowhere]).assert_ended_with(1, &["no agent listens on", "--history"]);

@@ -85,7 +85,7 @@ fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
 }
 
 #[test]
-fn attacks_in_turns_cost_nobody_else_anything() {
+fn hostile_workloads_in_turn_do_not_affect_other_users() {
     let is_large = setting::<String>("MEMWATCH_HOSTILE").is_some_and(|value| value == "large");
     let limit_bytes = setting("MEMWATCH_HOSTILE_LIMIT_MIB").unwrap_or(256) * MIB;
     let demands = if is_large {

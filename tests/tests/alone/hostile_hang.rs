@@ -109,7 +109,7 @@ fn assert_others_are_watched(gpu: &SimulatedGpu, agent: &TestAgent, watch: &mut 
 }
 
 #[test]
-fn files_and_memory_that_hang_delay_their_owners_looks_alone() {
+fn hanging_files_and_memory_delay_only_scans_of_their_owner() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let gpu = gpu.with_own_libcuda();
     let mut agent = TestAgent::start(&gpu);

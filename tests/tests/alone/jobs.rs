@@ -94,7 +94,7 @@ fn two_jobs_on_one_gpu_are_both_exact() {
 }
 
 #[test]
-fn run_reports_what_a_training_took_at_most() {
+fn run_reports_the_peak_of_a_training() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let words = ["transformer.py", "--steps", "2", "--layers", "4", "--dim", "512"];
     let Some(job) = gpu.torch_command("2.15", TorchAllocator::Native, &words) else { return };

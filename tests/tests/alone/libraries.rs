@@ -218,7 +218,7 @@ fn appears_while_everybody_is_watched(options: &[&str], discovery: &str) -> Opti
 }
 
 #[test]
-fn a_library_that_appears_while_everybody_is_watched_gets_its_probes_and_its_gap_is_reported() {
+fn library_appearing_during_a_watch_of_all_is_probed_and_its_gap_reported() {
     let Some((library, missed)) = appears_while_everybody_is_watched(&[], "mapping_records") else { return };
     let gap_ns = library["gap_ns"].as_u64().unwrap_or_else(|| panic!("no gap: {library:#}"));
     // The library was mapped before the first of the missed calls, and probed after the last.
@@ -245,7 +245,7 @@ fn a_library_probed_before_anybody_mapped_it_has_no_gap() {
 }
 
 #[test]
-fn a_target_that_loads_another_library_in_the_middle_of_its_life_is_followed_there() {
+fn target_that_execs_onto_another_library_is_followed() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let mut workload = ready(gpu.workload());
     let mut watch = search_for(&gpu, &[&workload]);
@@ -276,7 +276,7 @@ fn errors(report: &ReportLine) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn a_32_bit_library_is_left_out_with_a_sentence_whether_it_is_named_or_mapped() {
+fn library_of_32_bit_is_skipped_with_a_message_if_named_or_mapped() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let named = gpu.directory().join("libcuda.so.32");
     write_32_bit_library(&named);
@@ -335,7 +335,7 @@ fn a_file_probed_twice_has_each_call_counted_once() {
 }
 
 #[test]
-fn a_container_that_starts_under_the_watch_with_its_own_copy_is_watched_at_once() {
+fn container_with_its_own_library_copy_is_watched_at_once() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let place = gpu.directory().join("in container");
     fs::create_dir(&place).expect("a directory in the temporary one");
@@ -348,7 +348,7 @@ fn a_container_that_starts_under_the_watch_with_its_own_copy_is_watched_at_once(
 }
 
 #[test]
-fn a_library_replaced_under_the_watch_leaves_the_old_jobs_watched_and_the_new_ones_too() {
+fn library_replaced_on_disk_is_watched_in_old_and_new_jobs() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let mut watch = gpu.watch(&[]);
     let mut old = ready(gpu.workload());
@@ -377,11 +377,11 @@ fn processes_of_a_library_that_cannot_be_opened_are_inexact_and_named() {
     let process = report.process(inside.tgid()).expect("it is reported");
     assert!(!process.is_exact() && process.0["losses"]["library_unreadable"] == 1, "{:#}", process.0);
     let words = ps(&[]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words.contains(&format!("calls of PID {} are not seen", inside.tgid())), "{words}");
+    assert!(words.contains(&format!("calls of PID {} are not traced", inside.tgid())), "{words}");
 }
 
 #[test]
-fn exports_of_a_driver_that_this_version_does_not_know_are_named_by_the_doctor() {
+fn doctor_lists_driver_exports_unknown_to_this_version() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let unknown = |gpu: &SimulatedGpu| {
         let outcome = gpu.run_memwatch(&["doctor", "--json"]);

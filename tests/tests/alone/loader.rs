@@ -63,14 +63,14 @@ fn assert_whole(report: &ReportLine, tgid: u32) {
 }
 
 #[test]
-fn a_library_that_only_the_programs_runpath_leads_to_is_probed_before_it_is_loaded() {
+fn library_found_by_runpath_only_is_probed_before_it_is_loaded() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let Some(program) = program(&gpu, Some(&directory(&gpu))) else { return };
     assert_nothing_is_missed(&gpu, command(&gpu, &program));
 }
 
 #[test]
-fn a_library_that_only_the_processs_environment_leads_to_is_probed_before_it_is_loaded() {
+fn library_found_by_ld_library_path_only_is_probed_before_it_is_loaded() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Push).map(SimulatedGpu::with_own_libcuda) else { return };
     let Some(program) = program(&gpu, None) else { return };
     let mut command = command(&gpu, &program);
@@ -79,7 +79,7 @@ fn a_library_that_only_the_processs_environment_leads_to_is_probed_before_it_is_
 }
 
 #[test]
-fn a_library_that_only_the_loaders_cache_of_its_own_mounts_leads_to_is_probed_before_it_is_loaded() {
+fn library_found_by_ld_cache_of_a_mount_is_probed_before_it_is_loaded() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let Some(program) = program(&gpu, None) else { return };
     let (cache, list) = (gpu.directory().join("cache"), gpu.directory().join("list"));
@@ -127,7 +127,7 @@ fn nvml_with_the_driver_library(gpu: &SimulatedGpu) -> Option<PathBuf> {
 }
 
 #[test]
-fn memwatch_does_not_list_itself_though_nvml_loads_the_driver_library_into_it() {
+fn memwatch_omits_itself_although_nvml_loads_the_driver_library() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let Some(nvml) = nvml_with_the_driver_library(&gpu) else { return };
     let gpu = gpu.with_nvml(nvml);
@@ -145,7 +145,7 @@ fn memwatch_does_not_list_itself_though_nvml_loads_the_driver_library_into_it() 
 }
 
 #[test]
-fn hundreds_of_files_with_the_librarys_name_get_no_more_than_their_share_and_lose_their_probes_when_nobody_maps_them() {
+fn library_files_past_the_owner_limit_are_not_probed_and_unused_released() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(program) = program(&gpu, None) else { return };
     let fakes = gpu.directory().join("fakes");

@@ -1,16 +1,16 @@
 //! PyTorch in processes that are selected by something other than their id are traced as if the id
 //! had been given.
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::statistics::held_job;
 use memwatch_tests::{PrologueShape, SimulatedGpu, TorchAllocator};
 
 #[test]
-fn pytorch_is_traced_in_a_process_that_is_named_by_its_script_as_by_its_pid() {
+fn process_selected_by_script_name_has_its_pytorch_traced() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let words = ["keeps_tensors.py", "--seconds", "2"];
     let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };
-    let watch = PlacesWatch::of(gpu.memwatch(&["--no-agent", "profile", "--json", "-i", "100ms", "keeps_tensors.py"]));
+    let watch = AttributionWatch::of(gpu.memwatch(&["--no-agent", "profile", "--json", "-i", "100ms", "keeps_tensors.py"]));
     job.go_on();
     let trained = job.next_checkpoint().expect("it trains to its end");
     let report = watch.interrupt();
@@ -22,7 +22,7 @@ fn pytorch_is_traced_in_a_process_that_is_named_by_its_script_as_by_its_pid() {
 }
 
 #[test]
-fn of_a_program_that_starts_after_its_name_was_typed_no_allocation_is_missing() {
+fn program_started_after_selection_by_name_misses_no_allocation() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&["--name", "grow_free.py"]);
     let words = ["grow_free.py", "--tensors", "50"];

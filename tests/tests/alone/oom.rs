@@ -6,7 +6,7 @@ use memwatch_tests::{MIB, PrologueShape, RunningProgram, SimulatedGpu, until};
 use serde_json::json;
 
 #[test]
-fn who_else_held_the_gpu_is_reported_where_the_whole_machine_was_recorded() {
+fn oom_names_other_gpu_users_if_the_whole_machine_was_recorded() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &4_000);
     let (mut other, mut job) = (gpu.workload(), gpu.workload());

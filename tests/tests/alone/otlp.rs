@@ -113,7 +113,7 @@ fn assert_whole(push: &Value, scraped: &str) {
 }
 
 #[test]
-fn all_that_is_scraped_is_pushed_by_each_way_with_the_numbers_of_the_simulator() {
+fn otlp_push_equals_the_scrape_over_http_grpc_and_tls() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut receiver) = OtlpReceiver::start(&gpu) else { return };
     let headers = gpu.directory().join("headers");
@@ -149,7 +149,7 @@ fn all_that_is_scraped_is_pushed_by_each_way_with_the_numbers_of_the_simulator()
 }
 
 #[test]
-fn a_receiver_that_fails_is_reported_once_and_counted_and_the_watch_goes_on() {
+fn otlp_failing_receiver_is_reported_once_and_counted() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut receiver) = OtlpReceiver::start(&gpu) else { return };
     for way in ["http", "grpc"] {
@@ -157,7 +157,7 @@ fn a_receiver_that_fails_is_reported_once_and_counted_and_the_watch_goes_on() {
         let url = format!("http://127.0.0.1:{}", receiver.port(way));
         let mut agent = PushingAgent::start(&gpu, &["--otlp", &url, "--otlp-protocol", way]);
         let line = agent.program.until_line_with("metrics cannot be pushed to ");
-        assert!(line.contains(": not now") && line.contains("They are pushed again every 1 s."), "{line}");
+        assert!(line.contains(": not now") && line.contains("The next attempt follows in 1 s."), "{line}");
         until("three failures", || agent.metrics().contains("memwatch_agent_otlp_failures_total 3\n").then_some(()));
         assert!(agent.metrics().contains("memwatch_agent_otlp_up 0\n"));
         assert_eq!(http::get(agent.address, "/healthz", "").map(|answer| answer.status), Some(200));
@@ -171,7 +171,7 @@ fn a_receiver_that_fails_is_reported_once_and_counted_and_the_watch_goes_on() {
 }
 
 #[test]
-fn a_receiver_that_is_not_there_or_is_not_believed_is_named_with_the_way_out() {
+fn otlp_absent_or_untrusted_receiver_is_reported_with_a_fix() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(receiver) = OtlpReceiver::start(&gpu) else { return };
     let other = self_signed(gpu.directory(), "other").expect("openssl was there just now");
@@ -180,9 +180,9 @@ fn a_receiver_that_is_not_there_or_is_not_believed_is_named_with_the_way_out() {
     let [http, https, grpcs] = [("http", "http"), ("http", "https"), ("https", "grpcs")]
         .map(|(scheme, way)| format!("{scheme}://127.0.0.1:{}", receiver.port(way)));
     for (words, what) in [
-        (vec!["--otlp", &nowhere], vec!["no connection: Connection refused", "Is it the right address"]),
-        (vec!["--otlp", &https], vec!["does not answer as HTTP", "the address begins with https://"]),
-        (vec!["--otlp", &http, "--otlp-protocol", "grpc"], vec!["does not answer as gRPC", "--otlp-protocol http"]),
+        (vec!["--otlp", &nowhere], vec!["no connection: Connection refused", "Check the address"]),
+        (vec!["--otlp", &https], vec!["does not speak HTTP", "the address starts with https://"]),
+        (vec!["--otlp", &http, "--otlp-protocol", "grpc"], vec!["does not speak gRPC", "--otlp-protocol http"]),
         (
             vec!["--otlp", &grpcs, "--otlp-protocol", "grpc", "--otlp-ca-file", &other],
             vec!["no connection by TLS", "--otlp-ca-file FILE"],

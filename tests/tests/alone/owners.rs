@@ -49,7 +49,7 @@ fn a_process_moved_between_two_groups_changes_its_owner() {
 }
 
 #[test]
-fn processes_that_are_gone_at_once_are_reported_with_their_container_user_and_name() {
+fn short_lived_processes_are_reported_with_container_user_and_name() {
     const PROCESSES: usize = 200;
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(group) = TestControlGroup::new(&container(FIRST)) else { return };

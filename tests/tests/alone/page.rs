@@ -84,7 +84,7 @@ fn numbers(list: &Value) -> Vec<u32> {
 }
 
 #[test]
-fn a_browser_shows_what_is_there_as_it_changes_and_a_hostile_name_stays_a_name() {
+fn web_page_shows_live_changes_and_escapes_a_hostile_name() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let Some((modules, chromium)) = browser() else { return };
     let agent = serving(&gpu);
@@ -156,7 +156,7 @@ fn a_browser_shows_the_page_through_tls_as_it_changes() {
 }
 
 #[test]
-fn the_page_of_a_user_has_their_processes_and_an_agent_without_http_says_what_to_start() {
+fn web_page_shows_a_user_their_own_processes_and_needs_a_listening_agent() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let silent = TestAgent::start(&gpu);
     silent.ask(&gpu, ANN, &["web"]).assert_ended_with(1, &["it serves no HTTP", "--listen 127.0.0.1:9747"]);
@@ -185,7 +185,7 @@ fn the_page_of_a_user_has_their_processes_and_an_agent_without_http_says_what_to
 }
 
 #[test]
-fn the_timeline_of_a_page_begins_with_what_the_agent_before_has_left_in_its_history() {
+fn web_timeline_begins_with_the_history_of_the_previous_agent() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     let mut job = gpu.workload();
     job.run(&["device 0", "alloc held 64M"]);
@@ -224,7 +224,7 @@ fn next(job: &mut TorchJob) -> Option<Value> {
 }
 
 #[test]
-fn the_agent_reads_what_pytorch_has_counted_without_a_probe() {
+fn agent_reads_pytorch_counters_without_a_probe() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = gpu.torch("2.15", TorchAllocator::Native, &["transformer.py", "--steps", "3"]) else { return };
     let agent = serving(&gpu);

@@ -47,17 +47,17 @@ fn from_the_start((source, what): (PoolLibrary, &str), checkpoints: usize, funct
 }
 
 #[test]
-fn from_the_first_block_on_live_and_recorded_numbers_of_rapids_pools_are_their_own_and_what_they_throw_ends_nobody() {
+fn rmm_pools_match_live_and_recorded_from_the_start_despite_exceptions() {
     from_the_start((RMM, "pools"), 5, &["take"]);
 }
 
 #[test]
-fn from_the_first_chunk_on_live_and_recorded_numbers_of_cupys_pool_are_its_own() {
+fn cupy_pool_matches_live_and_recorded_from_the_first_chunk() {
     from_the_start((CUPY, "cupy"), 3, &["take"]);
 }
 
 #[test]
-fn pytorch_in_a_block_of_rapids_shows_on_both_levels_and_adds_nothing_twice() {
+fn pytorch_inside_an_rmm_pool_is_counted_once_on_both_levels() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut watch = gpu.watch(&["--no-agent", "--tensors=layers"]);
     let Some(mut job) = job(&gpu, RMM, "torch") else { return };

@@ -104,7 +104,7 @@ fn the_shipped_rules_fire_when_they_should_and_only_then() {
 }
 
 #[test]
-fn an_agent_prints_where_it_serves_and_counts_no_function_that_its_driver_is_too_old_for() {
+fn agent_prints_its_address_and_counts_no_functions_an_old_driver_lacks() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(SimulatedGpu::with_own_libcuda) else { return };
     without_newest_function(&gpu);
     let mut job = gpu.workload();

@@ -47,7 +47,7 @@ fn an_ipc_handle_leads_to_its_exporter_and_outlives_it() {
 }
 
 #[test]
-fn a_handle_that_came_by_an_open_file_leads_to_its_exporter_under_any_number() {
+fn imported_handle_file_leads_to_its_exporter_under_any_descriptor() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut watch = gpu.watch(&[]);
     let (mut owner, mut user) = (start(&gpu), start(&gpu));

@@ -36,7 +36,7 @@ fn start(gpu: &SimulatedGpu, number: usize, pairs: usize) -> SimulatedWorkload {
 }
 
 #[test]
-fn processes_without_number_end_at_the_simulators_numbers_and_memwatch_does_not_grow() {
+fn soak_of_short_processes_matches_the_simulator_in_bounded_memory() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let (processes, pairs) = (number("MEMWATCH_SOAK_PROCESSES", 50), number("MEMWATCH_SOAK_PAIRS", 4000));
     let mut watch = gpu.watch(&[]);
@@ -136,7 +136,7 @@ impl SoakContainer {
 const AFTER_ANOTHER: usize = 36;
 
 #[test]
-fn a_library_is_probed_where_those_before_it_are_used_by_nobody_any_more() {
+fn container_library_is_probed_after_unused_ones_are_released() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut agent = TestAgent::start(&gpu);
     let report = || {
@@ -158,7 +158,7 @@ fn a_library_is_probed_where_those_before_it_are_used_by_nobody_any_more() {
 }
 
 #[test]
-fn an_agent_does_not_grow_while_processes_containers_and_libraries_come_and_go() {
+fn agent_memory_stays_bounded_as_processes_and_libraries_come_and_go() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let history = gpu.directory().join("history").display().to_string();
     let mut agent = TestAgent::with(&gpu, gpu.memwatch(&[]), &["--history", &history]);

@@ -197,7 +197,7 @@ fn assert_counts(gpu: &SimulatedGpu, process: ReportedProcess<'_>, tgid: u32, ki
 }
 
 #[test]
-fn an_agent_that_is_killed_under_load_goes_on_with_the_same_numbers() {
+fn agent_killed_under_load_resumes_with_the_same_numbers() {
     let Some(mut machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let processes = number("MEMWATCH_SURVIVE_PROCESSES", 4);
     if processes > 4 {
@@ -253,7 +253,7 @@ fn an_agent_that_is_killed_under_load_goes_on_with_the_same_numbers() {
 }
 
 #[test]
-fn a_restart_with_keep_goes_on_and_a_stop_without_leaves_nothing() {
+fn agent_restart_with_keep_resumes_and_a_stop_without_it_leaves_nothing() {
     let Some(machine) = RestartMachine::new(PrologueShape::Cmp) else { return };
     let gpu = &machine.gpu;
     let agent = machine.agent(&["--keep"]);
@@ -277,7 +277,7 @@ fn a_restart_with_keep_goes_on_and_a_stop_without_leaves_nothing() {
 }
 
 #[test]
-fn what_begins_and_ends_while_no_agent_runs_is_known_by_the_next_one() {
+fn processes_begun_and_ended_without_an_agent_are_known_to_the_next() {
     let Some(machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let gpu = &machine.gpu;
     let agent = machine.agent(&[]);
@@ -351,7 +351,7 @@ fn a_driver_replaced_under_a_job_stays_exact_across_a_restart() {
 }
 
 #[test]
-fn where_the_ring_was_full_meanwhile_the_kernel_halfs_books_say_what_is_held() {
+fn restart_after_a_full_ring_takes_live_bytes_from_the_allocation_map() {
     // Requests to the kernel driver are off: they would fill so small a ring first.
     let Some(mut machine) = RestartMachine::new(PrologueShape::Push) else { return };
     machine.gpu = machine.gpu.with("GPUSIM_RM", &"off");
@@ -382,7 +382,7 @@ fn where_the_ring_was_full_meanwhile_the_kernel_halfs_books_say_what_is_held() {
 }
 
 #[test]
-fn of_a_program_that_was_spared_and_has_a_second_context_meanwhile_no_memory_is_on_the_wrong_gpu() {
+fn restart_puts_no_memory_of_a_new_second_context_on_the_wrong_gpu() {
     let Some(mut machine) = RestartMachine::new(PrologueShape::Push) else { return };
     machine.gpu = machine.gpu.with("GPUSIM_DEVICES", &2);
     let mut workload = machine.gpu.workload();
@@ -410,7 +410,7 @@ fn of_a_program_that_was_spared_and_has_a_second_context_meanwhile_no_memory_is_
 }
 
 #[test]
-fn another_kernel_half_goes_on_and_counts_what_it_could_not_read() {
+fn restart_with_another_kernel_half_resumes_and_counts_unread_records() {
     let Some(mut machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let agent = machine.agent(&[]);
     let (quiet, mut busy, mut execs) = (begun(&machine.gpu), begun(&machine.gpu), begun(&machine.gpu));
@@ -448,7 +448,7 @@ fn another_kernel_half_goes_on_and_counts_what_it_could_not_read() {
 }
 
 #[test]
-fn what_cannot_be_gone_on_with_is_taken_out_and_a_new_watch_begins() {
+fn restart_with_unusable_state_removes_it_and_begins_a_new_watch() {
     let Some(machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let agent = machine.agent(&[]);
     let workload = begun(&machine.gpu);

@@ -32,7 +32,7 @@ fn serving(gpu: &SimulatedGpu, ours: &TestCertificate) -> (RunningProgram, Socke
 }
 
 #[test]
-fn what_is_served_is_encrypted_and_a_renewed_certificate_is_taken_while_it_runs() {
+fn https_serves_encrypted_and_reloads_a_renewed_certificate() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(ours) = self_signed(gpu.directory(), "ours") else { return };
     let other = self_signed(gpu.directory(), "other").expect("openssl was there just now");
@@ -85,7 +85,7 @@ fn an_address_of_the_network_takes_a_decision_and_wrong_files_are_named() {
         ("/nowhere", &*key, "--tls-cert /nowhere: No such file"),
         (&*key, &*key, "it has no certificate in PEM"),
         (&*certificate, &*certificate, "it has no private key in PEM"),
-        (&*certificate, &*other_key, "it does not go with --tls-key"),
+        (&*certificate, &*other_key, "it does not match --tls-key"),
     ] {
         agent(&[&network[..], &["--tls-cert", certificate, "--tls-key", key]].concat()).assert_ended_with(1, &[why]);
     }

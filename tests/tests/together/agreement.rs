@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::statistics::held_job;
 use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator, until};
 use serde_json::Value;
@@ -165,7 +165,7 @@ fn until_written(gpu: &SimulatedGpu, file: &str, checkpoint: &Value) {
 }
 
 #[test]
-fn a_watch_a_recording_and_what_a_killed_recorder_has_left_say_the_same() {
+fn live_watch_recording_and_killed_recording_give_the_same_answers() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &1_000);
     let words = ["courses.py", "linear", "--seconds", "60", "--seed", "1", "--rate", "36", "--pace", "8"];
@@ -174,13 +174,13 @@ fn a_watch_a_recording_and_what_a_killed_recorder_has_left_say_the_same() {
     let place = |name: &str| gpu.directory().join(name).display().to_string();
     let recordings = [place("whole.mwr"), place("killed.mwr")];
     let [whole, killed] = recordings.each_ref().map(|file| {
-        PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", file]))
+        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", file]))
     });
     let watched: Vec<_> = ASKED
         .iter()
         .map(|asked| CommandReader { gpu: &gpu, asked, who: "live" })
         .map(|asking| {
-            let watch = PlacesWatch::of(asking.command(&["--no-agent", "-d", "10m", "--pid", &tgid]));
+            let watch = AttributionWatch::of(asking.command(&["--no-agent", "-d", "10m", "--pid", &tgid]));
             (asking, watch)
         })
         .collect();

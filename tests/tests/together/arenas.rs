@@ -1,7 +1,7 @@
 //! JAX's arena: memwatch's numbers equal those of `device.memory_stats()`, field by field, from the
 //! start and with late attach.
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::report::ReportLine;
 use memwatch_tests::{CommandOutcome, FrameworkRelease, MIB, PrologueShape, SimulatedGpu, TorchJob};
 use serde_json::Value;
@@ -28,12 +28,12 @@ fn agrees(report: &Value, checkpoint: &Value) -> bool {
 }
 
 #[test]
-fn attached_late_an_arena_has_the_numbers_that_jax_says_at_every_checkpoint() {
+fn late_attach_to_jax_matches_its_statistics_at_each_checkpoint() {
     attached_late(FrameworkRelease::Newest);
 }
 
 #[test]
-fn attached_late_an_arena_has_the_numbers_that_the_oldest_jax_says_at_every_checkpoint() {
+fn late_attach_to_the_oldest_jax_matches_its_statistics() {
     attached_late(FrameworkRelease::Oldest);
 }
 
@@ -58,7 +58,7 @@ fn attached_late(release: FrameworkRelease) {
 }
 
 #[test]
-fn without_a_single_probe_an_arena_has_the_numbers_that_jax_says_and_is_never_exact() {
+fn jax_without_probes_matches_its_statistics_and_is_never_exact() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.jax_command(FrameworkRelease::Newest, &["jax_job.py"]) else { return };
     let mut job = TorchJob::start(command);
@@ -81,7 +81,7 @@ fn without_a_single_probe_an_arena_has_the_numbers_that_jax_says_and_is_never_ex
 }
 
 #[test]
-fn a_recording_from_the_start_has_jaxs_last_numbers_and_the_lines_that_hold_its_memory() {
+fn jax_recording_from_start_has_its_last_numbers_and_lines() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(job) = gpu.jax_command(FrameworkRelease::Newest, &["jax_job.py"]) else { return };
     let recording = gpu.directory().join("jax.mwr").display().to_string();
@@ -95,15 +95,15 @@ fn a_recording_from_the_start_has_jaxs_last_numbers_and_the_lines_that_hold_its_
     assert_eq!(arena(&stats).expect("it agrees")["device_by"], "segment", "the driver's allocation was seen");
     let lines = gpu.run_memwatch(&["where", "--in", &recording]);
     assert!(lines.stdout.contains("jax_job.py:"), "{}", lines.stdout);
-    let phases = gpu.run_memwatch(&["where", "--by", "phase", "--json", "--in", &recording]);
-    let phases: Value = serde_json::from_str(&phases.stdout).expect("one report");
-    let step = named(&phases, "jit__lambda").unwrap_or_else(|| panic!("{phases:#}"));
+    let ranges = gpu.run_memwatch(&["where", "--by", "phase", "--json", "--in", &recording]);
+    let ranges: Value = serde_json::from_str(&ranges.stdout).expect("one report");
+    let step = named(&ranges, "jit__lambda").unwrap_or_else(|| panic!("{ranges:#}"));
     // Three steps make one array each. Donating the last array allocates no further one.
     assert_eq!((&step["total_bytes"], &step["allocated_bytes"]), (&(12 * MIB).into(), &(4 * MIB).into()), "{step:#}");
     assert_eq!((&step["temporary_bytes"], &step["most_temporary_bytes"]), (&0.into(), &0.into()), "{step:#}");
     // Each of two runs allocates as much temporary memory as the weights have, and leaves 1,024
     // sums.
-    let sums = named(&phases, "jit_column_sums").unwrap_or_else(|| panic!("{phases:#}"));
+    let sums = named(&ranges, "jit_column_sums").unwrap_or_else(|| panic!("{ranges:#}"));
     let [temporary, most] = ["temporary_bytes", "most_temporary_bytes"].map(|field| sums[field].as_u64());
     assert_eq!((temporary, most), (Some(8 * MIB), Some(4 * MIB)), "{sums:#}");
     assert_eq!(sums["total_bytes"], 8 * MIB + 2 * 4096, "{sums:#}");
@@ -120,7 +120,7 @@ fn named<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
 }
 
 #[test]
-fn an_arena_that_has_no_room_is_an_out_of_memory_failure_with_its_line_and_what_the_arena_had() {
+fn jax_arena_exhaustion_is_an_oom_failure_with_its_line_and_arena_size() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &1_600);
     let Some(mut command) = gpu.jax_command(FrameworkRelease::Newest, &["jax_oom.py"]) else { return };
@@ -129,9 +129,9 @@ fn an_arena_that_has_no_room_is_an_out_of_memory_failure_with_its_line_and_what_
     let mut job = TorchJob::start(command);
     let before = job.next_checkpoint().expect("it has its arena");
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("jax.mwr").display().to_string());
-    let recorder = PlacesWatch::of(gpu.memwatch(&["record", "--tensors=sites", "--json", "--pid", &tgid, "-o", &file]));
+    let recorder = AttributionWatch::of(gpu.memwatch(&["record", "--tensors=sites", "--json", "--pid", &tgid, "-o", &file]));
     let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid];
-    let watch = PlacesWatch::of(gpu.memwatch(&oom));
+    let watch = AttributionWatch::of(gpu.memwatch(&oom));
     job.go_on();
     let after = job.next_checkpoint().expect("it survives");
     let says = after["failure"].as_str().expect("it failed");

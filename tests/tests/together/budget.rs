@@ -106,7 +106,7 @@ fn a_calm_program_is_traced_with_modules_and_lines() {
 
 /// The full sequence of rates: calm, hot, calm again.
 #[test]
-fn a_program_that_becomes_hot_is_read_until_it_is_calm_again_and_its_totals_are_right_throughout() {
+fn budget_level_falls_to_read_while_busy_and_rises_with_exact_totals() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = job(&gpu, &[CALM, FAST, CALM, "--rest"]) else { return };
     let mut watch = gpu.watch(&["--no-agent", "--pid", &job.tgid().to_string()]);
@@ -140,7 +140,7 @@ fn a_program_that_becomes_hot_is_read_until_it_is_calm_again_and_its_totals_are_
 }
 
 #[test]
-fn each_change_of_a_level_is_one_line_and_stands_in_the_recording() {
+fn budget_level_changes_are_one_line_each_and_recorded() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = job(&gpu, &[CALM, FAST, CALM]) else { return };
     let (tgid, path) = (job.tgid(), gpu.directory().join("job.mwr").display().to_string());
@@ -171,7 +171,7 @@ fn each_change_of_a_level_is_one_line_and_stands_in_the_recording() {
 }
 
 #[test]
-fn a_recording_of_a_program_that_becomes_hot_says_what_its_recorder_reported() {
+fn budget_recording_of_a_busy_program_replays_its_final_report() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = job(&gpu, &[CALM, FAST]) else { return };
     let (tgid, path) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
@@ -219,7 +219,7 @@ fn a_level_that_is_asked_for_is_obeyed_and_its_price_is_printed_first() {
 }
 
 #[test]
-fn a_report_with_a_budget_traces_no_more_than_fits_and_prints_what_it_leaves_out() {
+fn budget_in_a_report_limits_tracing_and_states_what_is_left_out() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(job) = job(&gpu, &[FAST]) else { return };
     let tgid = job.tgid().to_string();

@@ -9,7 +9,7 @@ fn first(causes: &Value) -> Option<&str> {
 }
 
 #[test]
-fn what_is_held_has_its_cause_and_what_looks_like_it_has_not() {
+fn causes_of_held_memory_are_found_without_false_positives() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &["causes.py", "held"]) else { return };
     let tgid = job.tgid().to_string();
@@ -30,7 +30,7 @@ fn what_is_held_has_its_cause_and_what_looks_like_it_has_not() {
 }
 
 #[test]
-fn what_an_allocation_failed_for_is_its_first_cause() {
+fn causes_of_a_failed_allocation_begin_with_the_expected_one() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
     let Some(job) = gpu.torch_command("2.8", TorchAllocator::Native, &["causes.py", "failed"]) else { return };

@@ -2,16 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::statistics::held_job;
 use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
 
-/// Records a training with `layers` layers. Returns the recording and PyTorch's peak.
-fn recorded(gpu: &SimulatedGpu, layers: &str) -> Option<(PathBuf, u64)> {
-    let words = ["transformer.py", "--steps", "2", "--layers", layers, "--dim", "128"];
+/// Records a training with `modules` layers. Returns the recording and PyTorch's peak.
+fn recorded(gpu: &SimulatedGpu, modules: &str) -> Option<(PathBuf, u64)> {
+    let words = ["transformer.py", "--steps", "2", "--layers", modules, "--dim", "128"];
     let job = gpu.torch_command("2.15", TorchAllocator::Native, &words)?;
-    let file = gpu.directory().join(format!("layers-{layers}.mwr"));
+    let file = gpu.directory().join(format!("layers-{modules}.mwr"));
     let outcome = CommandOutcome::of(gpu.memwatch_run(&["-o", &file.display().to_string()], &job));
     outcome.assert_ended_with(0, &["is written"]);
     let last = outcome.stdout.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -20,7 +20,7 @@ fn recorded(gpu: &SimulatedGpu, layers: &str) -> Option<(PathBuf, u64)> {
 }
 
 #[test]
-fn with_a_layer_more_the_peak_has_grown_by_what_pytorch_says() {
+fn diff_of_an_added_module_equals_the_pytorch_peak_difference() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some((two, peak_of_two)) = recorded(&gpu, "2") else { return };
     let Some((three, peak_of_three)) = recorded(&gpu, "3") else { return };
@@ -37,9 +37,9 @@ fn with_a_layer_more_the_peak_has_grown_by_what_pytorch_says() {
     assert_eq!(tensors["after"]["peak_bytes"], peak_of_three);
     let grown = i64::try_from(peak_of_three).expect("it fits") - i64::try_from(peak_of_two).expect("it fits");
     assert_eq!(tensors["change"]["peak_bytes"], grown);
-    let stages = report["data"]["stages"].as_array().expect("stages");
-    let total: i64 = stages.iter().filter_map(|stage| stage["change"]["total_bytes"].as_i64()).sum();
-    assert_eq!(tensors["change"]["total_bytes"], total, "stages add up: {stages:#?}");
+    let phases = report["data"]["stages"].as_array().expect("stages");
+    let total: i64 = phases.iter().filter_map(|phase| phase["change"]["total_bytes"].as_i64()).sum();
+    assert_eq!(tensors["change"]["total_bytes"], total, "stages add up: {phases:#?}");
     diff(&["--fail-on", "10%"], [&two, &three]).assert_ended_with(3, &[]);
     diff(&["--fail-on", "10%"], [&three, &two]).assert_ended_with(0, &[]);
     diff(&["--fail-on", "0%"], [&two, &two]).assert_ended_with(0, &[]);
@@ -76,7 +76,7 @@ fn a_watch(gpu: &SimulatedGpu, before: &Path, peak_after: u64) {
     let Some(mut job) = held_job(gpu, "2.15", TorchAllocator::Native, &words) else { return };
     let mut command = gpu.memwatch(&["--no-agent", "diff", "--json", "--fail-on", "10%", "-d", "10m"]);
     command.arg(before).arg("--pid").arg(job.tgid().to_string());
-    let watch = PlacesWatch::of(command);
+    let watch = AttributionWatch::of(command);
     job.go_on();
     while job.next_checkpoint().is_some() {
         job.go_on();

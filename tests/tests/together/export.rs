@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::statistics::held_job;
 use memwatch_tests::{CommandOutcome, PrologueShape, RunningProgram, SimulatedGpu, TIMEOUT, TorchAllocator};
 use serde_json::Value;
@@ -122,7 +122,7 @@ fn total(profile: &Value) -> u64 {
 }
 
 #[test]
-fn speedscope_and_pprof_find_what_pytorch_has_counted() {
+fn exported_speedscope_and_pprof_match_pytorch_statistics() {
     let Some(job) = ExportRecording::training() else { return };
     let mut files: Vec<PathBuf> =
         WEIGHTS.iter().map(|(weight, _)| job.export(weight, &format!("{weight}.folded"))).collect();
@@ -150,12 +150,12 @@ fn speedscope_and_pprof_find_what_pytorch_has_counted() {
     assert_eq!(pprof["sums"], serde_json::json!([sums[0], sums[1], 0, 0]));
     assert_eq!((&pprof["dangling"], &pprof["default_type"]), (&0.into(), &"alloc_space".into()));
     assert_eq!(pprof["labels"]["gpu"], serde_json::json!(["0"]));
-    let stages = pprof["labels"]["stage"].as_array().expect("labels");
-    assert!(["forward", "backward", "optimizer"].iter().all(|stage| stages.contains(&(*stage).into())), "{stages:?}");
+    let phases = pprof["labels"]["stage"].as_array().expect("labels");
+    assert!(["forward", "backward", "optimizer"].iter().all(|phase| phases.contains(&(*phase).into())), "{phases:?}");
 }
 
 #[test]
-fn tables_pictures_and_pages_have_what_pytorch_has_counted() {
+fn exported_csv_svg_and_html_match_pytorch_statistics() {
     let Some(job) = ExportRecording::training() else { return };
     let mut files = vec![job.export("inuse", "job.csv"), job.export("alloc", "job.svg")];
     let (command, page) = job.command(&["flamegraph", "--weight", "peak"], "job.html");
@@ -190,7 +190,7 @@ fn live(job: &ExportRecording) -> [u64; 2] {
 }
 
 #[test]
-fn strange_names_on_two_devices_are_read_by_everybody() {
+fn exported_files_with_unusual_names_on_two_devices_are_readable() {
     let Some(job) = ExportRecording::strange() else { return };
     let live = live(&job);
     assert!(live[0] > 0 && live[1] > live[0], "{live:?}");
@@ -235,11 +235,11 @@ fn one_of_two_devices_can_be_chosen() {
 }
 
 #[test]
-fn what_cannot_be_written_is_stated_with_the_way_out() {
+fn export_that_cannot_be_written_is_reported_with_a_fix() {
     let Some(job) = ExportRecording::training() else { return };
     let written = |words: &[&str], name: &str| CommandOutcome::of(job.command(words, name).0);
     written(&["export"], "job.png").assert_ended_with(2, &["has no known format", "-f folded, speedscope"]);
-    written(&["flamegraph"], "job.csv").assert_ended_with(2, &["an .svg or an .html"]);
+    written(&["flamegraph"], "job.csv").assert_ended_with(2, &["ends in .svg or .html"]);
     let at_its_end = ["flamegraph", "--weight", "inuse"];
     written(&at_its_end, "job.svg").assert_ended_with(1, &["nothing to draw: 0 in use", "--weight"]);
     // The flame graph of an exited program shows the peak.
@@ -248,7 +248,7 @@ fn what_cannot_be_written_is_stated_with_the_way_out() {
     written(&["export", "--gpu", "7"], "job.csv").assert_ended_with(6, &["there is no GPU 7"]);
     written(&["export", "--pid", "1"], "job.csv").assert_ended_with(6, &["process 1 is not in"]);
     written(&["export"], "job.csv").assert_ended_with(0, &["job.csv is written"]);
-    written(&["export"], "job.csv").assert_ended_with(1, &["is there already", "--force"]);
+    written(&["export"], "job.csv").assert_ended_with(1, &["already exists", "--force"]);
     written(&["export", "--force"], "job.csv").assert_ended_with(0, &["job.csv is written", "in use at the peak"]);
     let same = |words: &[&str], name: &str| {
         let (command, output) = job.command(words, name);
@@ -265,7 +265,7 @@ fn a_running_program_is_exported_by_an_own_watch() {
     let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };
     let tgid = job.tgid().to_string();
     let words = ["--no-agent", "export", "-f", "speedscope", "-o", "-", "--duration", "10m", "--pid", &tgid];
-    let watch = PlacesWatch::of(gpu.memwatch(&words));
+    let watch = AttributionWatch::of(gpu.memwatch(&words));
     job.go_on();
     let mut step = job.next_checkpoint().expect("a training has steps");
     while step["label"] != "step 2" {

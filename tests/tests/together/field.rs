@@ -17,7 +17,7 @@ const LATE: Duration = Duration::from_secs(6);
 /// Programs that grow, and words of their first cause.
 const GROWING: [(&str, [&str; 2]); 4] = [
     ("cycle", ["no variable leads to them", "<Span>.tensor"]),
-    ("linked_list", ["canvas.history", "keeps more and more"]),
+    ("linked_list", ["canvas.history", "keeps growing"]),
     ("epoch_outputs", ["loop.saved[*]", "is filled faster than it is emptied"]),
     ("best_copies", ["best.by_score[*]", "is filled faster than it is emptied"]),
 ];

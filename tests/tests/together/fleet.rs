@@ -149,14 +149,14 @@ fn assert_rows_are_as_generated(report: &dyn Fn(&[&str]) -> Value, (first, refus
 }
 
 #[test]
-fn who_is_no_prometheus_with_agents_is_named_with_the_way_out() {
+fn fleet_without_a_usable_prometheus_is_reported_with_a_fix() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     if promtool(&["--version"]).is_none() {
         return;
     }
     let ask = |url: &str, words: &[&str]| gpu.run_memwatch(&[&["fleet", "--prometheus", url], words].concat());
     let nobody = format!("http://{}", http::free_port());
-    ask(&nobody, &[]).assert_ended_with(1, &[&nobody, "no connection", "Is it the right address"]);
+    ask(&nobody, &[]).assert_ended_with(1, &[&nobody, "no connection", "Check the address"]);
     let other = format!("http://{}", target("memwatch_gpu_up 1\n".to_owned()));
     ask(&other, &[]).assert_ended_with(1, &[&other, "not as Prometheus's API does", "Is the path right?"]);
     ask(&other.replace("http:", "https:"), &["--ca-file", "/nowhere"]).assert_ended_with(1, &["/nowhere"]);

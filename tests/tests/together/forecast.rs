@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::statistics::held_job;
 use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
@@ -69,7 +69,7 @@ fn assert_reported_in_time(changes: &[Value], report: &Value) {
 }
 
 #[test]
-fn memory_that_runs_out_is_reported_before_once_for_each_level_and_a_command_is_run() {
+fn forecast_reports_each_level_once_before_exhaustion_and_runs_a_command() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &1_050);
     let words = ["courses.py", "linear", "--seconds", "120", "--rate", "12", "--pace", "8"];
@@ -77,10 +77,10 @@ fn memory_that_runs_out_is_reported_before_once_for_each_level_and_a_command_is_
     let path = |name: &str| gpu.directory().join(name).display().to_string();
     let (tgid, file, heard) = (job.tgid().to_string(), path("job.mwr"), path("heard"));
     let recorder =
-        PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
+        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
     let command = format!("cat >> {heard}");
     let oom = ["--no-agent", "oom", "--json", "--follow", "--threshold", "75,90", "--exec", &command, "--pid", &tgid];
-    let watch = PlacesWatch::of(gpu.memwatch(&oom));
+    let watch = AttributionWatch::of(gpu.memwatch(&oom));
     job.go_on();
     assert_eq!(job.next_checkpoint().expect("it survives")["label"], "refused");
     let (changes, report) = parted(&watch.stop());

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::report::ReportLine;
 use memwatch_tests::statistics::held_job;
 use memwatch_tests::{CONTEXT_BYTES, CommandOutcome, MIB, PrologueShape, SimulatedGpu, TorchAllocator};
@@ -50,16 +50,16 @@ fn assert_lies(report: &Value, checkpoint: &Value) {
 }
 
 #[test]
-fn memory_in_pieces_lies_as_pytorch_counts_it_live_and_at_its_worst_in_a_recording() {
+fn fragment_map_matches_pytorch_live_and_at_the_worst_recorded_moment() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
     let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &["fragments.py"]) else { return };
     let place = |name: &str| gpu.directory().join(name).display().to_string();
     let (tgid, file, svg, html) = (job.tgid().to_string(), place("job.mwr"), place("map.svg"), place("map.html"));
     let recorder =
-        PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
+        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
     let words = ["--no-agent", "fragment", "--json", "-d", "10m", "-r", "512M", "-o", &svg, "--pid", &tgid];
-    let watch = PlacesWatch::of(gpu.memwatch(&words));
+    let watch = AttributionWatch::of(gpu.memwatch(&words));
     job.go_on();
     let pieces = job.next_checkpoint().expect("it comes so far");
     assert_lies(&watch.interrupt(), &pieces);
@@ -92,7 +92,7 @@ fn free_memory_is_whose_pytorch_says(version: &str) {
     let Some(mut job) = gpu.torch(version, TorchAllocator::Native, &["private_pools.py"]) else { return };
     let stated = job.next_checkpoint().expect("it comes so far");
     let words = ["--no-agent", "fragment", "--json", "-d", "10m", "-r", "40M", "--pid", &job.tgid().to_string()];
-    let report = PlacesWatch::of(gpu.memwatch(&words)).interrupt();
+    let report = AttributionWatch::of(gpu.memwatch(&words)).interrupt();
     job.go_on();
     let emptied = job.next_checkpoint().expect("it empties its cache");
     let device = &report["data"]["devices"][0];
@@ -156,7 +156,7 @@ kill
 ";
 
 #[test]
-fn what_the_driver_gave_and_nobody_uses_is_what_nvml_has_beyond_the_context() {
+fn fragment_unused_driver_memory_equals_nvml_beyond_the_context() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let (script, file) = (gpu.directory().join("script"), gpu.directory().join("job.mwr").display().to_string());
     std::fs::write(&script, OF_THE_DRIVER).expect("the script is written");
@@ -205,7 +205,7 @@ fn what_the_driver_gave_and_nobody_uses_is_what_nvml_has_beyond_the_context() {
 }
 
 #[test]
-fn where_a_watch_begins_late_no_setting_is_advised_by_what_it_has_replayed() {
+fn fragment_of_a_late_attach_recommends_no_setting() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp).map(|gpu| gpu.with("GPUSIM_TOTAL_MB", &2_100)) else {
         return;
     };
@@ -213,7 +213,7 @@ fn where_a_watch_begins_late_no_setting_is_advised_by_what_it_has_replayed() {
     job.go_on();
     job.next_checkpoint().expect("it comes so far");
     let words = ["--no-agent", "fragment", "-d", "10m", "--pid", &job.tgid().to_string()];
-    let watch = PlacesWatch::of(gpu.memwatch(&words));
+    let watch = AttributionWatch::of(gpu.memwatch(&words));
     job.go_on();
     job.next_checkpoint().expect("it survives");
     let text = watch.stop();

@@ -30,12 +30,12 @@ fn a_process_of_llama_cpp_is_listed_with_its_framework() {
 }
 
 #[test]
-fn attached_late_only_younger_buffers_are_known_and_no_number_is_that_of_all() {
+fn late_attach_to_ggml_knows_younger_buffers_and_no_totals() {
     attached_late(FrameworkRelease::Newest);
 }
 
 #[test]
-fn attached_late_only_younger_buffers_of_the_oldest_llama_cpp_are_known_and_no_number_is_that_of_all() {
+fn late_attach_to_the_oldest_llama_cpp_knows_younger_buffers_only() {
     attached_late(FrameworkRelease::Oldest);
 }
 
@@ -80,7 +80,7 @@ fn attached_late(release: FrameworkRelease) {
 }
 
 #[test]
-fn on_the_screen_buffers_that_are_older_than_the_attach_are_reported_as_unknown() {
+fn late_attach_to_ggml_prints_that_older_buffers_are_unknown() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.ggml_command(FrameworkRelease::Newest, &["ggml_job.py"]) else { return };
     let mut job = TorchJob::start(command);
@@ -138,7 +138,7 @@ fn compiled(gpu: &SimulatedGpu) -> Option<Command> {
 }
 
 #[test]
-fn an_exception_that_passes_probed_functions_of_ggml_ends_nobody() {
+fn ggml_exception_through_probed_functions_does_not_end_the_program() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = compiled(&gpu) else { return };
     let mut job = TorchJob::start(command);

@@ -71,7 +71,7 @@ fn a_process_that_dies_while_it_is_read_is_read_or_refused() {
 }
 
 #[test]
-fn a_process_that_becomes_another_program_while_it_is_read_is_read_or_refused() {
+fn process_that_execs_while_it_is_read_is_read_or_refused() {
     read_all("execs", 8, 60);
 }
 
@@ -81,7 +81,7 @@ fn a_process_that_unmaps_its_memory_while_it_is_read_is_read_or_refused() {
 }
 
 #[test]
-fn a_process_whose_pages_and_objects_change_all_the_time_is_read() {
+fn process_with_changing_pages_and_objects_is_read() {
     for mode in ["forks", "changes"] {
         let Some((read, _)) = read_all(mode, 2, 0) else { return };
         assert_eq!(read, 2, "its allocator rests: {mode}");
@@ -89,7 +89,7 @@ fn a_process_whose_pages_and_objects_change_all_the_time_is_read() {
 }
 
 #[test]
-fn objects_that_say_what_is_not_true_hide_nothing_else() {
+fn corrupt_python_objects_do_not_hide_others() {
     let Some(mut all) = Children::start("lies", 1, 0) else { return };
     let child = all.next().expect("a child");
     until("the child rests", || is_in_state(child, b'S'));
@@ -220,7 +220,7 @@ fn addresses_without_memory_are_not_filled_by_a_reading() {
 fn refused_as(gpu: &SimulatedGpu, job: &TorchJob, class: &str) {
     let tgid = job.tgid().to_string();
     let refused = gpu.run_memwatch(&["holdings", &tgid]);
-    refused.assert_ended_with(5, &[class, "which keeps other books"]);
+    refused.assert_ended_with(5, &[class, "which is not supported"]);
     // PyTorch has to be found in the process first, which takes longer on a busy machine.
     let mut durations = ["1s", "2s", "4s", "8s", "16s"].into_iter();
     let is_refused = durations.any(|duration| {
@@ -256,7 +256,7 @@ fn a_pluggable_allocator_is_refused_by_its_name() {
 /// The layout of a build is searched once: later processes of the same build are read with the
 /// proven layout.
 #[test]
-fn what_was_proven_of_a_build_is_known_for_its_next_process() {
+fn proven_build_layout_is_reused_for_the_next_process() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let searches = || {
         let mut job = gpu.torch("2.8", TorchAllocator::Native, &["idle_hold.py"])?;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use memwatch_tests::{PrologueShape, SimulatedGpu, TorchAllocator, TorchJob, until};
 use serde_json::Value;
 
-use crate::keepers::end_of_readings;
+use crate::retainers::end_of_readings;
 
 /// Starts a job and waits for its first checkpoint.
 fn held(gpu: &SimulatedGpu, version: &str, allocator: TorchAllocator) -> Option<(TorchJob, Value)> {
@@ -111,7 +111,7 @@ fn everything_that_2_8_holds_has_the_name_that_the_process_gives_it() {
 }
 
 #[test]
-fn everything_that_2_9_2_10_and_2_11_hold_has_the_name_that_the_process_gives_it() {
+fn holdings_of_pytorch_2_9_to_2_11_have_the_names_the_process_gives() {
     for version in ["2.9", "2.10", "2.11"] {
         names_are_pytorchs_own(version, TorchAllocator::Native);
     }

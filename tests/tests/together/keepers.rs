@@ -5,7 +5,7 @@ use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator, TorchJob};
 use serde_json::Value;
 
-/// Kinds of retainers in `keepers.py`, and the path that leads to the tensors of each.
+/// Kinds of retainers in `retainers.py`, and the path that leads to the tensors of each.
 const PATHS: [(&str, &str); 11] = [
     ("list", "keepers.py:main: history[*]"),
     ("dict", "by_step[*]"),
@@ -26,8 +26,8 @@ fn findings(report: &Value) -> impl Iterator<Item = &Value> {
 
 /// Returns the path that a retainer is printed with. For an autograd graph this is the path of the
 /// tensor it belongs to.
-fn path(keeper: &Value) -> &str {
-    keeper["kept_by"].as_str().or_else(|| keeper["name"].as_str()).unwrap_or_default()
+fn path(retainer: &Value) -> &str {
+    retainer["kept_by"].as_str().or_else(|| retainer["name"].as_str()).unwrap_or_default()
 }
 
 fn parsed(ended: &CommandOutcome) -> Value {
@@ -78,8 +78,8 @@ fn all_kinds_of_leaks_are_found_with_the_path_that_keeps_them() {
         }
     }
     let names = growing(&report);
-    for (keeper, path) in PATHS {
-        assert!(names.contains(&path), "{keeper}: {path} is not among {names:?}");
+    for (retainer, path) in PATHS {
+        assert!(names.contains(&path), "{retainer}: {path} is not among {names:?}");
     }
     let history = findings(&report).find(|finding| path(&finding["keepers"][0]) == PATHS[0].1).expect("it grows");
     assert!(history["blocks"]["came"].as_u64() > Some(3) && history["keepers"][0]["newest"].is_string(), "{history}");
@@ -89,10 +89,10 @@ fn all_kinds_of_leaks_are_found_with_the_path_that_keeps_them() {
     assert_eq!(job.next_checkpoint().expect("it stops")["label"], "kept");
     let traced = traced.interrupt();
     let leaks: Vec<&Value> = findings(&traced).filter(|finding| finding["verdict"] == "leak").collect();
-    let keepers = leaks.iter().flat_map(|finding| finding["keepers"].as_array().into_iter().flatten());
-    let paths: Vec<&str> = keepers.map(path).collect();
-    for (keeper, path) in PATHS {
-        assert!(paths.contains(&path), "{keeper}: {path} is not among {paths:?} of {leaks:#?}");
+    let retainers = leaks.iter().flat_map(|finding| finding["keepers"].as_array().into_iter().flatten());
+    let paths: Vec<&str> = retainers.map(path).collect();
+    for (retainer, path) in PATHS {
+        assert!(paths.contains(&path), "{retainer}: {path} is not among {paths:?} of {leaks:#?}");
     }
     let functions: Vec<_> = leaks.iter().filter_map(|finding| finding["function"].as_str()).collect();
     assert_eq!(functions.iter().filter(|function| **function == "made").count(), 1, "ten keep what one line takes");

@@ -69,7 +69,7 @@ fn assert_sums(gpu: &SimulatedGpu, journal: &Path, what: &str) {
 }
 
 #[test]
-fn granted_video_memory_is_what_nvml_charges_after_every_step_of_every_family() {
+fn rm_video_memory_equals_the_nvml_charge_after_every_step() {
     let Some((gpu, journal)) = machine() else { return };
     for scenario in SCENARIOS {
         let mut workload = gpu.workload();
@@ -87,7 +87,7 @@ fn granted_video_memory_is_what_nvml_charges_after_every_step_of_every_family() 
 }
 
 #[test]
-fn it_is_so_in_every_layout_of_requests_and_for_every_way_to_call() {
+fn rm_sums_match_in_every_request_layout_and_variant() {
     for (setting, variant) in [
         ("535", ""),
         ("525", ""),
@@ -250,7 +250,7 @@ fn imports_are_duplicates_that_charge_nothing() {
 }
 
 #[test]
-fn memory_that_its_exporter_has_no_more_is_charged_to_the_first_importer() {
+fn memory_freed_by_its_exporter_is_charged_to_the_first_importer() {
     let Some((gpu, _)) = machine() else { return };
     let mut exporter = gpu.workload();
     exporter.run(&["device 0", "alloc a 6M", "create h 4M"]);
@@ -293,7 +293,7 @@ fn every_piece_of_video_memory_is_mapped_whole() {
 }
 
 #[test]
-fn what_comes_from_a_pool_lies_in_its_pieces() {
+fn pool_allocations_are_within_the_video_memory_objects_of_the_pool() {
     let Some((gpu, journal)) = machine() else { return };
     let mut workload = gpu.workload();
     workload.run(&["device 0"]);
@@ -363,7 +363,7 @@ fn with_extras_kernels_streams_and_stacks_take_what_they_take_on_an_h100() {
 }
 
 #[test]
-fn without_a_kernel_driver_the_numbers_are_the_same_and_nobody_is_asked() {
+fn missing_kernel_driver_gives_the_same_numbers_and_no_requests() {
     let Some((gpu, journal)) = machine() else { return };
     let Some((plain, _)) = machine() else { return };
     let plain = plain.with("GPUSIM_RM", &"off").with("GPUSIM_RM_LOG", &journal.display());
@@ -415,7 +415,7 @@ fn the_logs_of_a_real_driver_replayed_give_nvmls_bytes_at_every_mark() {
 }
 
 #[test]
-fn memory_of_an_instance_is_charged_to_the_one_that_the_client_has_subscribed_to() {
+fn mig_memory_is_charged_to_the_subscribed_instance() {
     let Some((gpu, journal)) = machine() else { return };
     let second = "MIG-a1677075-7369-4d00-8000-000000000001";
     let gpu = gpu.with("GPUSIM_MIG", &1).with("GPUSIM_DEVICES", &2).with("CUDA_VISIBLE_DEVICES", &second);
@@ -431,7 +431,7 @@ fn memory_of_an_instance_is_charged_to_the_one_that_the_client_has_subscribed_to
 }
 
 #[test]
-fn memory_of_two_devices_lies_below_the_device_that_it_is_of() {
+fn rm_memory_on_two_devices_has_the_right_parent_device() {
     let Some((gpu, journal)) = machine() else { return };
     let gpu = gpu.with("GPUSIM_DEVICES", &2);
     let mut workload = gpu.workload();

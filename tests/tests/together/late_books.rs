@@ -140,7 +140,7 @@ fn a_resting_process_says_at_once_what_it_holds() {
 /// Events after the reading are added to what was read: a program that continues is followed to its
 /// end.
 #[test]
-fn what_was_read_and_what_comes_after_are_one_ledger() {
+fn allocator_state_and_later_events_form_one_ledger() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &["late_books.py"]) else { return };
     at_state(&mut job, "pool");
@@ -188,7 +188,7 @@ fn an_allocator_that_keeps_other_books_is_named() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = gpu.torch("2.8", TorchAllocator::Async, &["idle_hold.py"]) else { return };
     job.next_checkpoint().expect("it holds something");
-    let sentence = "CudaMallocAsyncAllocator, which keeps other books";
+    let sentence = "CudaMallocAsyncAllocator, which is not supported";
     let words = ["--no-agent", "stats", "--pid", &job.tgid().to_string()];
     let stats = run_until(&gpu, &words, |ended| ended.stdout.contains(sentence));
     assert!(stats.stdout.contains(sentence), "{stats:#?}");
@@ -197,7 +197,7 @@ fn an_allocator_that_keeps_other_books_is_named() {
 /// Without probes, memory that stays unchanged has its name while everything else is allocated and
 /// freed.
 #[test]
-fn a_program_that_never_rests_has_names_for_what_stands_still() {
+fn busy_training_has_names_for_its_unchanged_blocks() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &["late_books.py", "--training"]) else { return };
     at_state(&mut job, "training");

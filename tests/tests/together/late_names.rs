@@ -64,7 +64,7 @@ fn places(gpu: &SimulatedGpu, job: &TorchJob, by: &str) -> Value {
 }
 
 #[test]
-fn lines_and_modules_of_older_memory_are_those_of_who_holds_it() {
+fn lines_and_modules_of_preexisting_memory_match_the_holdings() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(job) = held(&gpu) else { return };
     let report = places(&gpu, &job, "line");
@@ -77,9 +77,9 @@ fn lines_and_modules_of_older_memory_are_those_of_who_holds_it() {
     assert_eq!(sums, by_holdings(&gpu, &job, "name"));
     let report = places(&gpu, &job, "module");
     let modules: NamedBytes = rows(device(&report), "layers")
-        .filter(|layer| layer["kind"] == "module")
-        .inspect(|layer| assert_eq!(layer["model"], "Net"))
-        .map(|layer| (text(layer, "name"), bytes(layer, "allocated_bytes")))
+        .filter(|module| module["kind"] == "module")
+        .inspect(|module| assert_eq!(module["model"], "Net"))
+        .map(|module| (text(module, "name"), bytes(module, "allocated_bytes")))
         .collect();
     let mut expected = by_holdings(&gpu, &job, "module");
     expected.remove("");

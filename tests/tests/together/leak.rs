@@ -1,7 +1,7 @@
 //! Growing memory is found by its line, in a watch and in its recording; memory that does not grow
 //! is not reported.
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::report::ReportLine;
 use memwatch_tests::statistics::held_job;
 use memwatch_tests::{CommandOutcome, PrologueShape, RunningProgram, SimulatedGpu, TorchAllocator};
@@ -35,15 +35,15 @@ fn assert_reported(report: &Value) {
     let per_minute = leak["bytes_per_minute"].as_f64().expect("a number");
     assert!((60.0..1_300.0).contains(&(per_minute / 1_048_576.0)), "{leak}");
     assert!(leak["p"].as_f64() < Some(0.01), "{leak}");
-    assert!(leak["reason"].as_str().is_some_and(|reason| reason.contains("and goes on")), "{leak}");
+    assert!(leak["reason"].as_str().is_some_and(|reason| reason.contains("and still grows")), "{leak}");
     // The job is idle by then, so its memory shows the retainer of every tensor.
-    let keepers = leak["keepers"].as_array().expect("a list");
-    assert_eq!(keepers.len(), 1, "{leak}");
+    let retainers = leak["keepers"].as_array().expect("a list");
+    assert_eq!(retainers.len(), 1, "{leak}");
     assert_eq!(
-        (&keepers[0]["name"], &keepers[0]["class"]),
+        (&retainers[0]["name"], &retainers[0]["class"]),
         (&"keeps_tensors.py:main: trainer.kept[*]".into(), &"tensor".into())
     );
-    assert!(keepers[0]["bytes"].as_u64() >= leak["last_bytes"].as_u64() && keepers[0]["newest"].is_string(), "{leak}");
+    assert!(retainers[0]["bytes"].as_u64() >= leak["last_bytes"].as_u64() && retainers[0]["newest"].is_string(), "{leak}");
     // After twenty seconds, the retained tensors have all ages.
     assert!(leak["replaced_seconds"].is_null(), "{leak}");
     let ages = leak["ages"].as_array().unwrap_or_else(|| panic!("it runs still: {leak}"));
@@ -53,15 +53,15 @@ fn assert_reported(report: &Value) {
 }
 
 #[test]
-fn a_tensor_kept_each_step_is_found_by_its_line_and_a_cache_is_not_taken_for_it() {
+fn leak_finds_the_line_keeping_tensors_and_not_a_cache() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let words = ["keeps_tensors.py", "--seconds", "20"];
     let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let recorder =
-        PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
+        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
     let leak = ["--no-agent", "leak", "--json", "--duration", "10m", "--fail-on", "leak", "--pid", &tgid];
-    let watch = PlacesWatch::of(gpu.memwatch(&leak));
+    let watch = AttributionWatch::of(gpu.memwatch(&leak));
     job.go_on();
     let trained = job.next_checkpoint().expect("it trains to its end");
     assert_eq!(trained["label"], "trained");

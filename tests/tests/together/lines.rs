@@ -46,7 +46,7 @@ fn lines(report: &Value) -> Vec<(String, Option<String>)> {
 }
 
 #[test]
-fn packages_in_any_folder_stand_behind_the_line_of_the_program() {
+fn library_packages_in_any_directory_come_after_the_program_line() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = gpu.torch_command("2.15", TorchAllocator::Native, &["lines.py", "--packages"]) else { return };
     let packages = packages(&gpu, &job);

@@ -14,7 +14,7 @@ mod fragment;
 mod ggml;
 mod hard_to_read;
 mod holdings;
-mod keepers;
+mod retainers;
 mod kernel_driver;
 mod kinds;
 mod late_books;

@@ -1,7 +1,7 @@
 //! Native frames that are read from outside real, unmodified PyTorch on the simulated GPU equal
 //! the frames that PyTorch records itself.
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::statistics::held_job;
 use memwatch_tests::{PrologueShape, SimulatedGpu, TorchAllocator, TorchJob};
 use serde_json::Value;
@@ -19,7 +19,7 @@ fn compared(version: &str) -> Option<Value> {
     assert_eq!(job.next_checkpoint().expect("a job that is held says so")["label"], "begun");
     let tgid = job.tgid().to_string();
     let words = ["--no-agent", "snapshot", "--native", "--pid", &tgid, "--duration", "10m", "-o", &ours];
-    let watch = PlacesWatch::of(gpu.memwatch(&words));
+    let watch = AttributionWatch::of(gpu.memwatch(&words));
     job.go_on();
     while job.next_checkpoint().is_some_and(|checkpoint| checkpoint["label"] != "held") {
         job.go_on();
@@ -60,7 +60,7 @@ fn a_thread_without_python_has_a_site() {
     let truth = gpu.directory().join("truth.pickle").display().to_string();
     let words = ["native_truth.py", &truth];
     let Some(mut job) = held_job(&gpu, "2.8", TorchAllocator::Native, &words) else { return };
-    let watch = PlacesWatch::start(&gpu, "sites", &[&job]);
+    let watch = AttributionWatch::start(&gpu, "sites", &[&job]);
     job.go_on();
     while job.next_checkpoint().is_some_and(|checkpoint| checkpoint["label"] != "held") {
         job.go_on();

@@ -34,7 +34,7 @@ fn agrees(report: &Value, checkpoint: &Value, fields: &[(&str, &str)]) -> bool {
 }
 
 #[test]
-fn from_before_its_first_chunk_an_arena_has_onnx_runtimes_numbers_at_every_checkpoint_and_its_weights() {
+fn onnx_arena_probed_early_matches_its_statistics_and_weight_bytes() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.onnx_command(&["onnx_job.py", "--early"]) else { return };
     let mut job = TorchJob::start(command);
@@ -55,7 +55,7 @@ fn from_before_its_first_chunk_an_arena_has_onnx_runtimes_numbers_at_every_check
 }
 
 #[test]
-fn memory_outside_its_regions_is_an_arenas_from_the_start_and_attached_late() {
+fn onnx_memory_outside_regions_counts_in_early_and_late_attaches() {
     for words in [&["onnx_job.py", "--reserve", "--early"][..], &["onnx_job.py", "--reserve"]] {
         let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
         let Some(command) = gpu.onnx_command(words) else { return };

@@ -1,7 +1,7 @@
 //! The cause of a failed allocation is reported with the numbers of that moment, in a watch and in
 //! its recording.
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::report::ReportLine;
 use memwatch_tests::statistics::held_job;
 use memwatch_tests::{CommandOutcome, MIB, PrologueShape, SimulatedGpu, TorchAllocator};
@@ -19,15 +19,15 @@ fn failure(report: &Value) -> &Value {
 }
 
 #[test]
-fn memory_in_pieces_is_reported_as_the_cause_with_how_to_find_the_setting_that_helps() {
+fn oom_by_fragmentation_is_the_cause_and_recommends_simulate() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
     let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &["fragments.py"]) else { return };
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let recorder =
-        PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
+        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
     let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid];
-    let watch = PlacesWatch::of(gpu.memwatch(&oom));
+    let watch = AttributionWatch::of(gpu.memwatch(&oom));
     job.go_on();
     let pieces = job.next_checkpoint().expect("it comes so far");
     job.go_on();
@@ -62,14 +62,14 @@ fn memory_in_pieces_is_reported_as_the_cause_with_how_to_find_the_setting_that_h
 }
 
 #[test]
-fn memory_that_pytorch_was_refused_and_got_when_it_tried_again_is_listed_and_is_no_failure() {
+fn oom_lists_a_refusal_recovered_by_pytorch_as_survived() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     // The context makes 17 requests; the failing one is for the second segment.
     let gpu = gpu.with("GPUSIM_RM_FAIL", &"status51:19");
     let Some(mut job) = held_job(&gpu, "2.8", TorchAllocator::Native, &["idle_hold.py"]) else { return };
     let tgid = job.tgid();
     let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid.to_string()];
-    let watch = PlacesWatch::of(gpu.memwatch(&oom));
+    let watch = AttributionWatch::of(gpu.memwatch(&oom));
     job.go_on();
     while job.next_checkpoint().is_some() {
         job.go_on();

@@ -56,7 +56,7 @@ fn assert_owners_at_rest(gpu: &SimulatedGpu, job: &TorchJob, checkpoint: &Value)
 }
 
 #[test]
-fn owners_that_are_no_plain_variable_are_named_at_rest_and_while_they_move() {
+fn retainers_that_are_not_plain_variables_are_named_even_while_moving() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &["owners.py"]) else { return };
     let checkpoint = job.next_checkpoint().expect("it holds something");

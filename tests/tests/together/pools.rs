@@ -7,7 +7,7 @@ use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchJob};
 use serde_json::{Value, json};
 
 #[test]
-fn attached_late_rapids_pools_have_the_blocks_since_then_and_no_number_of_all() {
+fn late_attach_to_rmm_has_younger_blocks_and_no_totals() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = job(&gpu, RMM, "late") else { return };
     job.next_checkpoint().expect("the library");
@@ -62,7 +62,7 @@ fn attached_late_cupys_pool_says_itself_what_is_in_use() {
 }
 
 #[test]
-fn the_files_of_the_packages_have_the_functions_and_the_layout_that_these_libraries_stand_for() {
+fn rmm_and_cupy_packages_have_the_functions_and_layout_of_the_stubs() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.pools_command(&["pools_files.py"]) else { return };
     let mut job = TorchJob::start(command);

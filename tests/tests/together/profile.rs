@@ -1,7 +1,7 @@
 //! Memory over time is reported equally by a watch and by a recording, and its peaks equal
 //! PyTorch's.
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::report::ReportLine;
 use memwatch_tests::statistics::held_job;
 use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator};
@@ -30,9 +30,9 @@ fn a_watch_and_its_recording_agree_and_peaks_are_all_that_pytorch_reports() {
     let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let recorder =
-        PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
+        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
     let profile = ["--no-agent", "profile", "--json", "-i", "100ms", "--pid", &tgid];
-    let watch = PlacesWatch::of(gpu.memwatch(&profile));
+    let watch = AttributionWatch::of(gpu.memwatch(&profile));
     job.go_on();
     let trained = job.next_checkpoint().expect("it trains to its end");
     let live = watch.interrupt();
@@ -65,7 +65,7 @@ fn a_watch_and_its_recording_agree_and_peaks_are_all_that_pytorch_reports() {
 }
 
 #[test]
-fn memory_older_than_the_watch_is_reported_by_nvml_alone_and_pytorch_is_absent() {
+fn profile_of_a_late_attach_has_nvml_bytes_and_no_pytorch() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut job = gpu.workload();
     job.run(&["device 0", "alloc held 268435456"]);
@@ -88,7 +88,7 @@ fn memory_older_than_the_watch_is_reported_by_nvml_alone_and_pytorch_is_absent()
 }
 
 #[test]
-fn a_monitor_has_what_every_detector_has_to_say() {
+fn monitor_reports_every_detector() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let mut job = gpu.workload();
     job.run(&["device 0", "alloc held 268435456"]);

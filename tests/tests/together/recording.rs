@@ -100,7 +100,7 @@ fn a_recording_says_to_the_byte_what_its_recorder_stated() {
 }
 
 #[test]
-fn what_a_killed_recorder_had_written_is_read() {
+fn recording_of_a_killed_recorder_is_read_to_its_cut() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Push) else { return };
     let mut job = gpu.workload();
     job.run(&["device 0"]);
@@ -112,7 +112,7 @@ fn what_a_killed_recorder_had_written_is_read() {
     program.signal(libc::SIGKILL);
     assert_eq!(program.end(), -1, "a signal has ended it");
     let replayed = reading(&gpu, &["report", "--json"], &file);
-    replayed.assert_ended_with(0, &["has no end: its recorder was killed"]);
+    replayed.assert_ended_with(0, &["is incomplete: its recorder was killed"]);
     let report = ReportLine::parse(&replayed.stdout);
     assert_eq!((live_bytes(&report, job.tgid()), report.is_complete()), (Some(7 * MIB), true));
     assert_eq!(report.json()["data"]["recording"]["ending"], "cut");
@@ -133,7 +133,7 @@ fn a_full_disk_ends_the_recording_and_leaves_what_fits() {
     let stated = recorder.program.next_line().expect("it says what it has");
     assert_eq!(recorder.program.end(), 1, "{stated}");
     let replayed = reading(&gpu, &["report", "--json"], &recorder.file);
-    replayed.assert_ended_with(0, &["has no end"]);
+    replayed.assert_ended_with(0, &["is incomplete"]);
     assert_eq!(live_bytes(&ReportLine::parse(&replayed.stdout), job.tgid()), Some(5 * MIB));
 }
 
@@ -159,7 +159,7 @@ fn a_recording_with_a_limit_ends_below_it() {
 }
 
 #[test]
-fn a_program_is_recorded_from_its_first_allocation_and_keeps_its_exit_code() {
+fn recording_begins_at_the_first_allocation_and_keeps_the_exit_code() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let file = gpu.directory().join("job.mwr");
     let path = file.display().to_string();
@@ -178,7 +178,7 @@ fn a_program_is_recorded_from_its_first_allocation_and_keeps_its_exit_code() {
     assert_eq!(std::fs::metadata(&file).expect("it is there").mode() & 0o777, 0o600, "it has what root saw");
     // The file is not replaced without `--force`: the program is not even started.
     let again = CommandOutcome::of(gpu.memwatch_run(&["-o", &path], &job));
-    again.assert_ended_with(125, &["is there already", "--force"]);
+    again.assert_ended_with(125, &["already exists", "--force"]);
 }
 
 #[test]
@@ -210,11 +210,11 @@ fn standard_output_takes_a_recording_and_no_file_gets_its_name() {
 }
 
 #[test]
-fn what_is_no_recording_or_not_in_it_is_stated_with_the_way_out() {
+fn recording_that_is_invalid_or_lacks_the_target_is_reported_with_a_fix() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let text = gpu.directory().join("notes.txt");
     std::fs::write(&text, "no recording").expect("the directory is ours");
-    reading(&gpu, &["report"], &text).assert_ended_with(1, &["notes.txt: it is no recording of memwatch's"]);
+    reading(&gpu, &["report"], &text).assert_ended_with(1, &["notes.txt: not a memwatch recording"]);
     reading(&gpu, &["report"], Path::new("/nowhere/job.mwr")).assert_ended_with(1, &["No such file or directory"]);
     let mut job = gpu.workload();
     job.run(&["device 0"]);
@@ -223,13 +223,13 @@ fn what_is_no_recording_or_not_in_it_is_stated_with_the_way_out() {
     let file = recorder.file.clone();
     recorder.interrupt();
     let stranger = reading(&gpu, &["ps", "--pid", "1", "--in"], &file);
-    stranger.assert_ended_with(6, &["process 1 is not in", &format!("There is {}.", job.tgid())]);
+    stranger.assert_ended_with(6, &["process 1 is not in", &format!("The recording contains PID {}.", job.tgid())]);
     reading(&gpu, &["sites", "--in"], &file).assert_ended_with(6, &["no PyTorch allocator found"]);
     reading(&gpu, &["snapshot", "--in"], &file).assert_ended_with(6, &["there is no PyTorch process"]);
 }
 
 #[test]
-fn a_training_is_distinguished_from_its_recording_as_the_program_itself_reports_it() {
+fn recording_of_a_training_matches_the_reports_of_the_program() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let words = ["transformer.py", "--steps", "3", "--layers", "2", "--dim", "128"];
     let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };

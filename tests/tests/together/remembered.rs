@@ -16,7 +16,7 @@ fn kept(gpu: &SimulatedGpu) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 #[test]
-fn a_second_watch_of_a_build_traces_what_the_first_did_whatever_is_kept_of_it() {
+fn second_watch_of_a_build_uses_or_rebuilds_the_symbol_cache() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = gpu.torch("2.15", TorchAllocator::Native, &["two_lines.py"]) else { return };
     job.next_checkpoint().expect("it has begun");

@@ -85,7 +85,7 @@ fn sums_of(gpu: &SimulatedGpu, command: &str, file: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_training_of_which_the_newest_is_kept_has_the_sums_of_all_of_it_and_never_more_than_its_room() {
+fn ring_recording_of_a_training_has_all_sums_within_its_size_limit() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(job) = gpu.torch_command("2.15", TorchAllocator::Native, &["busy_step.py"]) else { return };
     let mut job = held(&gpu, &job, "run 700\n");
@@ -127,7 +127,8 @@ fn a_training_of_which_the_newest_is_kept_has_the_sums_of_all_of_it_and_never_mo
     assert!(text.stdout.contains("keeps the newest: events from"), "{}", text.stdout);
     // A query for an earlier time, which the recording may lack.
     asked(&gpu, &["ps", "--until", "1ms", "--in"], &newest).assert_ended_with(0, &[]);
-    asked(&gpu, &["ps", "--until", "300d", "--in"], &newest).assert_ended_with(1, &["it begins at", "is not in it"]);
+    asked(&gpu, &["ps", "--until", "300d", "--in"], &newest)
+        .assert_ended_with(1, &["it starts at", "after the requested time"]);
     let earlier = asked(&gpu, &["sites", "--json", "--until", "1500ms", "--in"], &all);
     earlier.assert_ended_with(0, &[]);
     let steps =
@@ -159,7 +160,7 @@ fn a_recorder_that_is_killed_at_any_moment_leaves_what_can_be_read() {
         let [length, copy] = lengths(&file);
         assert!(length + copy <= LIMIT, "{length} and {copy}");
         let replayed = asked(&gpu, &["report", "--json"], &file);
-        replayed.assert_ended_with(0, &["has no end: its recorder was killed"]);
+        replayed.assert_ended_with(0, &["is incomplete: its recorder was killed"]);
         let report = ReportLine::parse(&replayed.stdout);
         assert_eq!(report.json()["data"]["recording"]["ending"], "cut");
         let process = report.process(job.tgid()).expect("it is in it");
@@ -170,7 +171,7 @@ fn a_recorder_that_is_killed_at_any_moment_leaves_what_can_be_read() {
 }
 
 #[test]
-fn a_full_disk_ends_it_and_what_was_there_is_read() {
+fn ring_recording_ends_on_a_full_disk_and_stays_readable() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(disk) = SmallDisk::mount(&gpu.directory().join("disk"), "2m") else { return };
     let mut job = churning(&gpu);
@@ -183,14 +184,14 @@ fn a_full_disk_ends_it_and_what_was_there_is_read() {
     assert_eq!(recorder.end(), 1, "{stated}");
     assert_eq!(lengths(&file)[1], 0, "no copy is left");
     let replayed = asked(&gpu, &["report", "--json"], &file);
-    replayed.assert_ended_with(0, &["has no end"]);
+    replayed.assert_ended_with(0, &["is incomplete"]);
     assert!(ReportLine::parse(&replayed.stdout).process(job.tgid()).is_some());
     job.signal(libc::SIGKILL);
     job.end();
 }
 
 #[test]
-fn what_cannot_keep_the_newest_is_stated_before_anything_is_recorded() {
+fn ring_recording_with_unusable_options_is_refused_at_the_start() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let path = gpu.directory().join("job.mwr").display().to_string();
     let started =
@@ -198,5 +199,5 @@ fn what_cannot_keep_the_newest_is_stated_before_anything_is_recorded() {
     started(&[&path]).assert_ended_with(2, &["--max-size"]);
     started(&[&path, "--max-size", "64K"]).assert_ended_with(1, &["needs a --max-size of 1M or more"]);
     let nowhere = started(&["/dev/null", "--force", "--max-size", "2M"]);
-    nowhere.assert_ended_with(1, &["/dev/null", "is no file on a disk"]);
+    nowhere.assert_ended_with(1, &["/dev/null", "not a regular file"]);
 }

@@ -1,7 +1,7 @@
 //! If lines are traced without modules, small blocks have call sites only if they are sampled:
 //! totals by line are estimates, and exact numbers stay exact.
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::{PrologueShape, SimulatedGpu, TorchAllocator, TorchJob};
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ fn watched(gpu: &SimulatedGpu, mut job: TorchJob, words: &[&str]) -> (Value, Val
     job.next_checkpoint().expect("it has begun");
     let tgid = job.tgid().to_string();
     let all = [&["--no-agent", "where", "--json", "--duration", "10m", "--pid", &tgid], words].concat();
-    let places = PlacesWatch::of(gpu.memwatch(&all));
+    let places = AttributionWatch::of(gpu.memwatch(&all));
     job.go_on();
     let checkpoint = job.next_checkpoint().expect("it has allocated all");
     let report = places.interrupt();
@@ -34,7 +34,7 @@ fn watched(gpu: &SimulatedGpu, mut job: TorchJob, words: &[&str]) -> (Value, Val
 }
 
 #[test]
-fn small_blocks_are_sampled_and_the_sums_of_their_lines_are_estimates_with_an_error() {
+fn sampled_small_blocks_give_line_estimates_with_an_error() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(job) = gpu.torch("2.15", TorchAllocator::Native, &["small_blocks.py"]) else { return };
     let (device, allocated) = watched(&gpu, job, &[]);
@@ -75,7 +75,7 @@ fn a_recording_has_the_samples_and_its_table_says_what_is_estimated() {
     job.next_checkpoint().expect("it has begun");
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let words = ["--no-agent", "record", "--tensors=sites", "--json", "--pid", &tgid, "-o", &file];
-    let recorder = PlacesWatch::of(gpu.memwatch(&words));
+    let recorder = AttributionWatch::of(gpu.memwatch(&words));
     job.go_on();
     job.next_checkpoint().expect("it has allocated all");
     recorder.interrupt();

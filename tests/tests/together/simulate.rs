@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::report::ReportLine;
 use memwatch_tests::statistics::held_job;
 use memwatch_tests::{
@@ -123,7 +123,7 @@ fn a_transformer_takes_with_other_settings_what_its_recording_says() {
 }
 
 #[test]
-fn graphs_take_private_pools_with_other_settings_and_a_request_of_a_capture_fails_where_the_cache_cannot_be_emptied() {
+fn simulate_predicts_private_pools_and_capture_failures_of_graphs() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &4_096);
     // 142 MiB of the 158 MiB that the graphs need.
@@ -132,7 +132,7 @@ fn graphs_take_private_pools_with_other_settings_and_a_request_of_a_capture_fail
 }
 
 #[test]
-fn two_ranks_take_with_segments_that_grow_each_what_the_recording_of_both_says() {
+fn simulate_predicts_expandable_segments_of_two_ranks() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_DEVICES", &2);
     let ranks = || {
@@ -150,13 +150,13 @@ fn two_ranks_take_with_segments_that_grow_each_what_the_recording_of_both_says()
 }
 
 #[test]
-fn memory_that_comes_and_goes_takes_on_the_older_pytorch_what_a_recording_with_another_setting_says() {
+fn simulate_predicts_transient_memory_on_the_older_pytorch() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     assert_predicted(&gpu, "2.8", &["grow_free.py", "--tensors", "300"], ("expandable_segments:True", &[""]));
 }
 
 #[test]
-fn a_request_that_failed_is_reported_to_fail_with_another_setting_and_to_succeed_with_the_one_with_which_it_does() {
+fn simulate_predicts_which_setting_grants_a_failed_request() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
     assert_predicted(&gpu, "2.15", &["fragments.py"], ("", &["expandable_segments:True"]));
@@ -178,7 +178,7 @@ fn a_request_that_failed_is_reported_to_fail_with_another_setting_and_to_succeed
 }
 
 #[test]
-fn on_a_smaller_card_the_context_takes_room_once_a_reading_has_shown_its_size() {
+fn simulate_on_a_smaller_card_deducts_the_measured_context() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
     let file = gpu.directory().join("job.mwr").display().to_string();
@@ -209,13 +209,13 @@ fn on_a_smaller_card_the_context_takes_room_once_a_reading_has_shown_its_size() 
 }
 
 #[test]
-fn what_is_older_than_a_watch_is_reported_and_not_guessed() {
+fn simulate_of_a_late_attach_reports_older_memory_without_guessing() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &["grow_free.py"]) else { return };
     job.go_on();
     let grown = job.next_checkpoint().expect("it grows");
     let tgid = job.tgid().to_string();
-    let watch = PlacesWatch::of(gpu.memwatch(&["--no-agent", "simulate", "--json", "--pid", &tgid]));
+    let watch = AttributionWatch::of(gpu.memwatch(&["--no-agent", "simulate", "--json", "--pid", &tgid]));
     let mut rests = vec![grown.clone()];
     while let Some(checkpoint) = {
         job.go_on();

@@ -4,7 +4,7 @@
 //! TensorFlow's wheel has 0.6 GB: it is installed only by `cargo xtask matrix tensorflow`, and the
 //! tests are skipped without it.
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::{CommandOutcome, MIB, PrologueShape, SimulatedGpu, TorchJob};
 use serde_json::Value;
 
@@ -28,7 +28,7 @@ fn agrees(report: &Value, checkpoint: &Value) -> bool {
 }
 
 #[test]
-fn from_before_its_first_chunk_an_arena_has_the_numbers_that_tensorflow_says_at_every_checkpoint() {
+fn tensorflow_arena_probed_early_matches_its_statistics() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.tensorflow_command(&["tensorflow_job.py", "--early"]) else { return };
     let mut job = TorchJob::start(command);
@@ -50,7 +50,7 @@ fn from_before_its_first_chunk_an_arena_has_the_numbers_that_tensorflow_says_at_
 /// TensorFlow's arenas are objects of their own class, for which memwatch does not search the heap:
 /// an arena is found at its next event, and then shows its earlier memory too.
 #[test]
-fn attached_late_an_arena_has_the_numbers_that_tensorflow_says_from_its_next_event_on() {
+fn late_attach_to_tensorflow_matches_from_its_next_event() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.tensorflow_command(&["tensorflow_job.py"]) else { return };
     let mut job = TorchJob::start(command);
@@ -70,14 +70,14 @@ fn attached_late_an_arena_has_the_numbers_that_tensorflow_says_from_its_next_eve
 }
 
 #[test]
-fn an_arena_of_tensorflow_that_has_no_room_is_an_out_of_memory_failure_with_its_line() {
+fn tensorflow_arena_exhaustion_is_an_oom_failure_with_its_line() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.tensorflow_command(&["tensorflow_oom.py"]) else { return };
     let mut job = TorchJob::start(command);
     job.next_checkpoint().expect("it has its arena");
     let tgid = job.tgid().to_string();
     let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid];
-    let watch = PlacesWatch::of(gpu.memwatch(&oom));
+    let watch = AttributionWatch::of(gpu.memwatch(&oom));
     job.go_on();
     let after = job.next_checkpoint().expect("it survives");
     assert!(after["failure"].as_str().is_some_and(|says| says.contains("OOM when allocating")), "{after:#}");
@@ -132,7 +132,7 @@ fn names_operators(checkpoint: &Value) -> bool {
 
 /// Eager operators are named by their kind, and those in a `tf.function` by their node.
 #[test]
-fn operators_have_the_bytes_that_the_program_knows_from_before_its_first_chunk() {
+fn tensorflow_operators_probed_early_have_the_expected_bytes() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.tensorflow_command(&["tensorflow_operators.py", "--early"]) else { return };
     let mut job = TorchJob::start(command);

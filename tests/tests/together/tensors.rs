@@ -1,7 +1,7 @@
 //! PyTorch's own statistics, and attribution by code, read from outside real, unmodified PyTorch on
 //! the simulated GPU.
 
-use memwatch_tests::places::{AttributedBytes, PlacesWatch, assert_agreement, by_stage, measured, seen};
+use memwatch_tests::places::{AttributedBytes, AttributionWatch, assert_agreement, by_phase, measured, seen};
 use memwatch_tests::statistics::{assert_all_exact, compare_statistics, held_job, stats_of};
 use memwatch_tests::{PrologueShape, RunningWatch, SimulatedGpu, TorchAllocator};
 use serde_json::Value;
@@ -43,7 +43,7 @@ statistics_are_those_of_memory_stats! {
 }
 
 #[test]
-fn statistics_are_pytorchs_own_from_the_attach_on_in_the_middle_of_a_training() {
+fn late_attach_to_a_training_gives_pytorch_statistics() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     for version in ["2.15", "2.8"] {
         let Some(mut job) = gpu.torch(version, TorchAllocator::Native, &TRANSFORMER) else { return };
@@ -93,7 +93,7 @@ fn peaks_that_are_reset_with_each_report_are_those_of_its_interval() {
 /// Runs a training. Returns its last checkpoint and memwatch's report at that time.
 fn watched_training(gpu: &SimulatedGpu, version: &str, list: &str, training: &str) -> Option<(Value, Value)> {
     let mut job = held_job(gpu, version, TorchAllocator::Native, &["stages_truth.py", training])?;
-    let watch = PlacesWatch::start(gpu, list, &[&job]);
+    let watch = AttributionWatch::start(gpu, list, &[&job]);
     job.go_on();
     while let Some(checkpoint) = job.next_checkpoint() {
         if checkpoint["label"] == "trained" {
@@ -122,11 +122,11 @@ fn places_agree_with_hooks(version: &str, training: &str) {
     let Some(truth) = truth(&gpu, version, training) else { return };
     let Some((last, report)) = watched_training(&gpu, version, "layers", training) else { return };
     let seen = seen(&report, last["pid"].as_u64().and_then(|tgid| u32::try_from(tgid).ok()).expect("a process id"), 0);
-    assert_agreement("stages", &by_stage(&truth), &by_stage(&seen));
+    assert_agreement("stages", &by_phase(&truth), &by_phase(&seen));
     assert_agreement("layers", &truth, &seen);
 }
 
-macro_rules! stages_and_layers_are_those_of_hooks {
+macro_rules! phases_and_modules_are_those_of_hooks {
     ($($name:ident: $version:literal, $training:literal;)*) => {$(
         #[test]
         fn $name() {
@@ -135,7 +135,7 @@ macro_rules! stages_and_layers_are_those_of_hooks {
     )*};
 }
 
-stages_and_layers_are_those_of_hooks! {
+phases_and_modules_are_those_of_hooks! {
     who_allocates_in_a_transformer_on_2_15: "2.15", "transformer";
     who_allocates_in_a_transformer_on_2_8: "2.8", "transformer";
     who_allocates_in_a_convolutional_net: "2.15", "convnet";
@@ -150,7 +150,7 @@ stages_and_layers_are_those_of_hooks! {
 
 /// The total of each report equals the allocator's granted bytes.
 #[test]
-fn sites_stages_and_layers_each_add_up_to_what_was_granted() {
+fn sites_phases_and_modules_each_add_up_to_what_was_granted() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     for list in ["sites", "stages", "layers"] {
         let Some((last, report)) = watched_training(&gpu, "2.15", list, "transformer") else { return };
@@ -165,14 +165,14 @@ fn sites_stages_and_layers_each_add_up_to_what_was_granted() {
 }
 
 #[test]
-fn layers_say_what_rounding_wastes_of_each_how_long_they_take_and_what_watching_costs() {
+fn modules_have_rounding_durations_and_overhead() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &["stages_truth.py", "transformer"]) else {
         return;
     };
     let tgid = job.tgid().to_string();
     let words = ["--no-agent", "layers", "--fragmentation", "--json", "--duration", "10m", "--top", "100000", "--pid"];
-    let watch = PlacesWatch::of(gpu.memwatch(&[&words[..], &[&tgid]].concat()));
+    let watch = AttributionWatch::of(gpu.memwatch(&[&words[..], &[&tgid]].concat()));
     job.go_on();
     let mut last = job.next_checkpoint().expect("a training has checkpoints");
     while last["label"] != "trained" {
@@ -181,14 +181,15 @@ fn layers_say_what_rounding_wastes_of_each_how_long_they_take_and_what_watching_
     }
     let report = watch.interrupt();
     let process = &report["data"]["processes"][0];
-    let layers = process["devices"][0]["layers"].as_array().expect("a list");
+    let modules = process["devices"][0]["layers"].as_array().expect("a list");
     let stated = |key: &str| last["devices"][0]["memory_stats"][key].as_u64().expect("a statistic");
-    let rounding: u64 = layers.iter().map(|layer| layer["total_rounding_bytes"].as_u64().expect("all is seen")).sum();
+    let rounding: u64 =
+        modules.iter().map(|module| module["total_rounding_bytes"].as_u64().expect("all is seen")).sum();
     assert_eq!(rounding, stated("allocated_bytes.all.allocated") - stated("requested_bytes.all.allocated"));
-    let is_module = |layer: &&Value| layer["kind"] == "module";
-    let is_timed = |layer: &Value| layer["host_duration_seconds"].as_f64().is_some_and(|seconds| seconds > 0.0);
-    assert!(layers.iter().filter(is_module).any(is_timed), "no module has a duration");
-    let nearby = layers.iter().filter_map(|layer| layer["nearby_split_bytes"].as_u64()).max();
+    let is_module = |module: &&Value| module["kind"] == "module";
+    let is_timed = |module: &Value| module["host_duration_seconds"].as_f64().is_some_and(|seconds| seconds > 0.0);
+    assert!(modules.iter().filter(is_module).any(is_timed), "no module has a duration");
+    let nearby = modules.iter().filter_map(|module| module["nearby_split_bytes"].as_u64()).max();
     assert!(nearby.is_some_and(|bytes| bytes <= stated("inactive_split_bytes.all.current")), "{nearby:?}");
     let overhead = &process["overhead"];
     assert_eq!((&overhead["estimated"], &overhead["stacks_left_out"]), (&true.into(), &0.into()));
@@ -196,7 +197,7 @@ fn layers_say_what_rounding_wastes_of_each_how_long_they_take_and_what_watching_
 }
 
 #[test]
-fn the_snapshot_is_read_by_pytorchs_own_tools_and_has_what_its_own_would_have() {
+fn snapshot_is_read_by_pytorch_tools_with_the_expected_segments() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = held_job(
         &gpu,
@@ -209,7 +210,7 @@ fn the_snapshot_is_read_by_pytorchs_own_tools_and_has_what_its_own_would_have() 
     let pickle = gpu.directory().join("snapshot.pickle");
     let (tgid, path) = (job.tgid().to_string(), pickle.display().to_string());
     let words = ["--no-agent", "snapshot", "--pid", &tgid, "--duration", "10m", "-o", &path];
-    let watch = PlacesWatch::of(gpu.memwatch(&words));
+    let watch = AttributionWatch::of(gpu.memwatch(&words));
     job.go_on();
     let mut segments = None;
     while let Some(checkpoint) = job.next_checkpoint() {
@@ -231,7 +232,7 @@ fn the_snapshot_is_read_by_pytorchs_own_tools_and_has_what_its_own_would_have() 
 }
 
 #[test]
-fn the_log_has_a_line_for_each_module_and_stage_of_a_step() {
+fn the_log_has_a_line_for_each_module_and_phase_of_a_step() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) =
         held_job(&gpu, "2.8", TorchAllocator::Native, &["stages_truth.py", "accumulation", "--steps", "2"])
@@ -251,9 +252,9 @@ fn the_log_has_a_line_for_each_module_and_stage_of_a_step() {
     let log = std::fs::read_to_string(gpu.directory().join(format!("trace_pid{tgid}.log"))).expect("the log is there");
     let mut lines = log.lines();
     assert_eq!(lines.next(), Some("step\tmodule\tstage\tallocated\tcached\tmax_allocated\tmax_cached\ttime"));
-    let stages: std::collections::BTreeSet<&str> = lines.clone().filter_map(|line| line.split('\t').nth(2)).collect();
-    for stage in ["forward", "backward", "optimizer"] {
-        assert!(stages.contains(stage), "no {stage} in {stages:?}");
+    let phases: std::collections::BTreeSet<&str> = lines.clone().filter_map(|line| line.split('\t').nth(2)).collect();
+    for phase in ["forward", "backward", "optimizer"] {
+        assert!(phases.contains(phase), "no {phase} in {phases:?}");
     }
     assert!(lines.all(|line| line.split('\t').count() == 8), "{log}");
 }

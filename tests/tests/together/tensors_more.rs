@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use memwatch_tests::places::{PlacesWatch, assert_agreement, by_stage, measured, on_device, seen};
+use memwatch_tests::places::{AttributionWatch, assert_agreement, by_phase, measured, on_device, seen};
 use memwatch_tests::report::ReportLine;
 use memwatch_tests::statistics::{assert_all_exact, compare_statistics, held_job, stats_of};
 use memwatch_tests::{PrologueShape, RunningWatch, SimulatedGpu, TorchAllocator, TorchJob};
@@ -71,7 +71,7 @@ fn two_ranks_are_seen_each_by_itself(version: &str, kind: &str) {
     let Some(mut control) = Ranks::start(&gpu, version, kind, "--control") else { return };
     let Some(mut ranks) = Ranks::held(&gpu, version, kind) else { return };
     let mut stats = stats_of(&gpu, &ranks.all());
-    let layers = PlacesWatch::start(&gpu, "layers", &ranks.all());
+    let modules = AttributionWatch::start(&gpu, "layers", &ranks.all());
     ranks.go_on();
     ranks.trained(|ranks, checkpoints| {
         let report = stats.next_fresh();
@@ -80,11 +80,11 @@ fn two_ranks_are_seen_each_by_itself(version: &str, kind: &str) {
             assert_all_exact(&report, checkpoint, job.tgid());
         }
     });
-    let report = layers.interrupt();
+    let report = modules.interrupt();
     let truths = control.trained(|_, _| ());
     for (rank, (truth, job)) in truths.iter().zip(ranks.all()).enumerate() {
         let (truth, seen) = (measured(&truth["truth"]), seen(&report, job.tgid(), rank));
-        assert_agreement(&format!("stages of rank {rank}"), &by_stage(&truth), &by_stage(&seen));
+        assert_agreement(&format!("stages of rank {rank}"), &by_phase(&truth), &by_phase(&seen));
         assert_agreement(&format!("layers of rank {rank}"), &truth, &seen);
     }
 }
@@ -139,7 +139,7 @@ fn each_rank_has_a_log_of_its_own() {
 struct WatchedScript {
     job: TorchJob,
     stats: RunningWatch,
-    places: PlacesWatch,
+    places: AttributionWatch,
 }
 
 impl WatchedScript {
@@ -151,7 +151,7 @@ impl WatchedScript {
     ) -> Option<Self> {
         let mut job = held_job(gpu, version, allocator, words)?;
         let stats = stats_of(gpu, &[&job]);
-        let places = PlacesWatch::start(gpu, list, &[&job]);
+        let places = AttributionWatch::start(gpu, list, &[&job]);
         job.go_on();
         Some(Self { job, stats, places })
     }
@@ -201,7 +201,7 @@ fn two_devices_of_one_process_distinguished() {
     let (_, last, report) = script.run("trained");
     for (device, truth) in truth["truths"].as_array().expect("one of each device").iter().enumerate() {
         let (truth, seen) = (measured(truth), seen(&report, tgid(&last), device));
-        assert_agreement(&format!("stages of device {device}"), &by_stage(&truth), &by_stage(&seen));
+        assert_agreement(&format!("stages of device {device}"), &by_phase(&truth), &by_phase(&seen));
         assert_agreement(&format!("layers of device {device}"), &truth, &seen);
     }
 }
@@ -235,7 +235,7 @@ fn a_transformer_in_bf16_with_expandable_segments() {
     let Some(script) = WatchedScript::start(&gpu, how, "layers", &words) else { return };
     let (_, last, report) = script.run("trained");
     let (truth, seen) = (measured(&truth["truth"]), seen(&report, tgid(&last), 0));
-    assert_agreement("stages", &by_stage(&truth), &by_stage(&seen));
+    assert_agreement("stages", &by_phase(&truth), &by_phase(&seen));
     assert_agreement("layers", &truth, &seen);
 }
 
@@ -247,12 +247,12 @@ fn graphs_are_seen(version: &str) {
         return;
     };
     let (_, last, report) = script.run("trained");
-    let stages = &on_device(&report, tgid(&last), 0)["stages"];
-    let captured: Vec<&Value> = stages.as_array().into_iter().flatten().filter(|row| row["captured"] == true).collect();
+    let phases = &on_device(&report, tgid(&last), 0)["stages"];
+    let captured: Vec<&Value> = phases.as_array().into_iter().flatten().filter(|row| row["captured"] == true).collect();
     let total: u64 = captured.iter().filter_map(|row| row["total_bytes"].as_u64()).sum();
     assert_eq!(Some(total), last["captured_bytes"].as_u64(), "{captured:#?}");
-    for stage in ["forward", "backward"] {
-        assert!(captured.iter().any(|row| row["stage"] == stage), "no captured {stage} in {captured:#?}");
+    for phase in ["forward", "backward"] {
+        assert!(captured.iter().any(|row| row["stage"] == phase), "no captured {phase} in {captured:#?}");
     }
 }
 
@@ -273,8 +273,8 @@ fn named_ranges_are_seen(version: &str) {
     let how = (version, TorchAllocator::Native);
     let Some(script) = WatchedScript::start(&gpu, how, "stages", &["named_ranges.py"]) else { return };
     let (_, last, report) = script.run("trained");
-    let phases = &on_device(&report, tgid(&last), 0)["phases"];
-    let seen: BTreeMap<&str, &Value> = phases
+    let ranges = &on_device(&report, tgid(&last), 0)["phases"];
+    let seen: BTreeMap<&str, &Value> = ranges
         .as_array()
         .into_iter()
         .flatten()

@@ -4,7 +4,7 @@
 //! Python there is an executable with fixed addresses whose heap begins below 4 GiB, and the C
 //! library is newer than that of most machines.
 
-use memwatch_tests::places::{AttributedBytes, PlacesWatch, assert_agreement, measured, seen};
+use memwatch_tests::places::{AttributedBytes, AttributionWatch, assert_agreement, measured, seen};
 use memwatch_tests::statistics::{assert_all_exact, compare_statistics, held_job, stats_of};
 use memwatch_tests::{PrologueShape, SimulatedGpu, TorchAllocator};
 
@@ -27,7 +27,7 @@ fn training_is_what_it_says(version: &str) {
     let Some(mut job) = held_job(&gpu, version, TorchAllocator::Native, &["stages_truth.py", "transformer"]) else {
         return;
     };
-    let (tgid, places) = (job.tgid(), PlacesWatch::start(&gpu, "layers", &[&job]));
+    let (tgid, places) = (job.tgid(), AttributionWatch::start(&gpu, "layers", &[&job]));
     let mut statistics = stats_of(&gpu, &[&job]);
     job.go_on();
     let mut checkpoint = job.next_checkpoint().expect("a training has checkpoints");
@@ -45,8 +45,8 @@ fn training_is_what_it_says(version: &str) {
     let report = places.interrupt();
     assert_agreement("layers", &truth, &seen(&report, tgid, 0));
     let device = &report["data"]["processes"][0]["devices"][0];
-    let layers = device["layers"].as_array().expect("a list");
-    assert!(layers.iter().all(|layer| layer["kind"] != "not_known"), "{layers:#?}");
+    let modules = device["layers"].as_array().expect("a list");
+    assert!(modules.iter().all(|module| module["kind"] != "not_known"), "{modules:#?}");
 }
 
 #[test]

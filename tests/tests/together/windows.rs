@@ -26,7 +26,7 @@ fn estimate(report: &ReportLine, tgid: u32, name: &str) -> (u64, u64) {
 }
 
 #[test]
-fn lines_of_a_program_that_is_too_fast_are_sampled_and_its_totals_are_pytorchs_own() {
+fn windowed_lines_are_sampled_with_exact_pytorch_totals() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = gpu.torch("2.15", TorchAllocator::Native, &["two_lines.py"]) else { return };
     job.next_checkpoint().expect("it has begun");

@@ -39,7 +39,7 @@ enum Goal {
 }
 
 /// Modes with their goals. The number of probes per event depends on the mode: an allocation is
-/// reported and traced; a free is reported, its request completed, and traced. At `layers`, graph
+/// reported and traced; a free is reported, its request completed, and traced. At `modules`, graph
 /// nodes have probes as well.
 const MODES: [(TracingMode, Goal); 9] = [
     (TracingMode::Nobody, Goal::None),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_price_is_of_the_fast_steps_and_beside_the_count() {
+    fn bench_overhead_uses_the_fast_steps_relative_to_counting() {
         let all = [
             measured(TracingMode::Nobody, 1_000_000.0),
             measured(TracingMode::Memwatch(&[]), 1_010_000.0),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_drivers_calls_were_measured_apart_they_are_in_no_events_price() {
+    fn bench_overhead_per_event_excludes_separately_measured_driver_calls() {
         let all = [
             measured(TracingMode::Nobody, 1_000_000.0),
             measured(DRIVER_ALONE, 1_200_000.0),

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ratio_compares_added_time() {
+    fn bench_ratio_compares_added_time() {
         let all = [
             measured(WatcherMode::None, &[100.0, 120.0, 110.0]),
             measured(WatcherMode::Memwatch, &[400.0, 410.0, 900.0]),

@@ -48,9 +48,9 @@ impl TracingMode {
     /// Returns the name in the tables.
     pub(super) fn title(self) -> String {
         match self {
-            Self::Nobody => "nobody".to_owned(),
+            Self::Nobody => "no tool".to_owned(),
             Self::Memwatch([]) => "memwatch, as it is by default".to_owned(),
-            Self::Memwatch(["--tensors=off"]) => "memwatch, calls of the driver alone".to_owned(),
+            Self::Memwatch(["--tensors=off"]) => "memwatch, driver calls only".to_owned(),
             Self::Memwatch(["--budget=0"]) => "memwatch, read only".to_owned(),
             Self::Memwatch(options) => format!("memwatch {}", options.join(" ")),
             Self::History => "PyTorch's own history, Python stacks".to_owned(),

@@ -109,7 +109,7 @@ impl Watcher {
     /// The watcher does not end on SIGINT, or its last report is not JSON.
     pub(super) fn detach(mut self) -> Result<Option<Value>> {
         if self.program.interrupt(GRACE)?.is_none() {
-            bail!("it did not end {} s after it was asked", GRACE.as_secs());
+            bail!("the watcher did not exit {} s after SIGINT", GRACE.as_secs());
         }
         // The kernel removes a closed probe from the program's text a little later.
         std::thread::sleep(QUIET);

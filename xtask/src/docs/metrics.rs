@@ -42,7 +42,7 @@ with a NetworkPolicy. With `--otlp` the agent pushes the same by OpenTelemetry's
 
 /// Returns the whole document.
 pub(super) fn text() -> String {
-    let mut table = MarkdownTable::new(&["metric", "type", "labels", "what it says"]);
+    let mut table = MarkdownTable::new(&["metric", "type", "labels", "meaning"]);
     for family in ALL {
         let MetricFamily { name, kind, labels, help, .. } = family;
         table.row(vec![

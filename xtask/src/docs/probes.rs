@@ -22,8 +22,7 @@ counted from 0. *since* is the first CUDA version whose driver exports the funct
 
 /// Returns the whole document.
 pub(super) fn text() -> String {
-    let mut table =
-        MarkdownTable::new(&["id", "function", "since CUDA", "captured besides", "what it is to the ledger"]);
+    let mut table = MarkdownTable::new(&["id", "function", "since CUDA", "captured besides", "effect on the ledger"]);
     for probe in PROBES {
         table.row(vec![
             probe.id.to_string(),
@@ -235,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_has_words_and_stands_once() {
+    fn probe_documentation_lists_each_probe_once_with_a_description() {
         let text = text();
         for probe in PROBES {
             let name = format!("| `{}` ", probe.symbol);

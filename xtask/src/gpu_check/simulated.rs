@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_simulated_device_takes_for_itself_what_the_reported_one_did() {
+    fn simulated_device_takes_its_own_memory_from_the_gpu_report() {
         let run = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../docs/project/gpu-runs/2026-11-22-nvidia-h100-80gb-hbm3-580.159.04");
         let trace = Path::new(&format!("{}-traces", run.display())).join("oom-native.tsv");

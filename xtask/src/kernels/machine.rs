@@ -95,7 +95,7 @@ pub(super) fn run(processor: &Processor, kernel: &Path, archive: &Path) -> Resul
 fn outcome(lines: &[String]) -> Result<MachineOutcome> {
     let after = |mark: &str| lines.iter().find_map(|line| line.strip_prefix(mark)).map(str::to_owned);
     if !lines.iter().any(|line| line == ENDED) {
-        bail!("its last line is {:?}", lines.last().map_or("", String::as_str));
+        bail!("its last output line is {:?}", lines.last().map_or("", String::as_str));
     }
     let result = after(RESULT).context("it ran no test")?;
     let counted: Vec<&str> = result.split(';').map(str::trim).collect();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_machine_printed_is_read_and_half_of_it_is_none() {
+    fn kernel_run_output_is_parsed_and_a_partial_one_refused() {
         let refused = "KERNEL 6.1.0\nMECHANISM classic uprobes\nFRAMEWORKS the kernel refused it\n";
         let begin = "KERNEL 6.1.0\nMECHANISM classic uprobes\nFRAMEWORKS loaded: tensors can be traced\n";
         let good = outcome(&lines(&format!("{begin}test result: ok. 4 passed; 0 failed; 0 ignored\nENDED"))).unwrap();

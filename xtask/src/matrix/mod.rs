@@ -63,7 +63,7 @@ const ROWS: [MatrixFramework; 5] = [
         registry: Registry::PyPi("jax-cuda12-pjrt"),
         release: torch::jax_release,
         variable: "JAX",
-        tests: &["arenas::attached_late_an_arena_has_the_numbers_that_jax_says_at_every_checkpoint"],
+        tests: &["arenas::late_attach_to_jax_matches_its_statistics_at_each_checkpoint"],
         part: part!("jax"),
     },
     MatrixFramework {
@@ -72,10 +72,10 @@ const ROWS: [MatrixFramework; 5] = [
         release: torch::tensorflow_release,
         variable: "TENSORFLOW",
         tests: &[
-            "tensorflow::from_before_its_first_chunk_an_arena_has_the_numbers_that_tensorflow_says_at_every_checkpoint",
-            "tensorflow::attached_late_an_arena_has_the_numbers_that_tensorflow_says_from_its_next_event_on",
-            "tensorflow::an_arena_of_tensorflow_that_has_no_room_is_an_out_of_memory_failure_with_its_line",
-            "tensorflow::operators_have_the_bytes_that_the_program_knows_from_before_its_first_chunk",
+            "tensorflow::tensorflow_arena_probed_early_matches_its_statistics",
+            "tensorflow::late_attach_to_tensorflow_matches_from_its_next_event",
+            "tensorflow::tensorflow_arena_exhaustion_is_an_oom_failure_with_its_line",
+            "tensorflow::tensorflow_operators_probed_early_have_the_expected_bytes",
             "tensorflow::attached_late_operators_have_what_they_ask_for_from_then_on",
             "tensorflow::a_recording_of_tensorflow_has_its_operators",
         ],
@@ -86,9 +86,7 @@ const ROWS: [MatrixFramework; 5] = [
         registry: Registry::PyPi("onnxruntime-gpu"),
         release: torch::onnxruntime_release,
         variable: "ONNX",
-        tests: &[
-            "onnx::from_before_its_first_chunk_an_arena_has_onnx_runtimes_numbers_at_every_checkpoint_and_its_weights",
-        ],
+        tests: &["onnx::onnx_arena_probed_early_matches_its_statistics_and_weight_bytes"],
         part: part!("onnxruntime"),
     },
     MatrixFramework {
@@ -96,7 +94,7 @@ const ROWS: [MatrixFramework; 5] = [
         registry: Registry::Npm("@node-llama-cpp/linux-x64-cuda"),
         release: torch::ggml_release,
         variable: "GGML",
-        tests: &["ggml::attached_late_only_younger_buffers_are_known_and_no_number_is_that_of_all"],
+        tests: &["ggml::late_attach_to_ggml_knows_younger_buffers_and_no_totals"],
         part: part!("ggml"),
     },
     MatrixFramework {
@@ -204,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_test_is_there_and_every_part_is_in_the_document() {
+    fn matrix_tests_exist_and_its_parts_are_documented() {
         let repo = Repo::locate().unwrap();
         let document = fs::read_to_string(repo.path("docs/project/versions.md")).unwrap();
         for row in ROWS {

@@ -3,7 +3,7 @@
 
 use crate::table::MarkdownTable;
 
-const HEADER: [&str; 3] = ["version", "built for", "what came out"];
+const HEADER: [&str; 3] = ["version", "built for", "result"];
 
 /// Line of a version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_replaces_the_line_of_its_minor_version_and_leaves_the_others() {
+    fn matrix_run_replaces_only_the_line_of_its_minor_version() {
         let mut lines = Lines::of("");
         lines.put(VersionLine::new("2.9.0", "CUDA 12, Python 3.13", "equal"));
         lines.put(VersionLine::new("2.10.0", "CUDA 12, Python 3.13", "not equal: a"));

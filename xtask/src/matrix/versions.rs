@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_is_chosen_for_each_minor_one_and_no_candidate() {
+    fn matrix_uses_the_newest_release_of_each_minor_version() {
         let text =
             "jax (0.12.1)\nAvailable versions: 0.12.1, 0.12.0.1, 0.12.0, 0.11.0rc1, 0.10.3, 0.10.2\n  INSTALLED: 1.0\n";
         assert_eq!(one_of_each_minor(&listed(text)), ["0.12.1", "0.10.3"]);

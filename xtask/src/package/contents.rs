@@ -48,7 +48,7 @@ impl BuiltPackages {
         }
         // nfpm writes the owner of files that it generates as numbers.
         let of_root = |row: &&str| row.contains(" root/root ") || row.contains(" 0/0 ");
-        ensure!(listed.lines().all(|row| of_root(&row)), "not all is root's:\n{listed}");
+        ensure!(listed.lines().all(|row| of_root(&row)), "files not owned by root:\n{listed}");
         let control = folder.join("control");
         run_quietly(Command::new("dpkg-deb").arg("--control").arg(&self.deb).arg(&control))?;
         let read =

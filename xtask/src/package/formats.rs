@@ -60,16 +60,16 @@ impl PackageSource<'_> {
     /// Makes the .deb and the .rpm.
     pub(super) fn distributions(&self, binary: &Path) -> Result<(PathBuf, PathBuf)> {
         let programs = TOOLS.ensure(self.repo)?;
-        let stage = self.folder.join("distributions");
-        tree::write(self, binary, &stage.join("tree"), PREFIX)?;
-        tree::copy(&self.repo.path(OWN), &stage.join("packaging"))?;
+        let phase = self.folder.join("distributions");
+        tree::write(self, binary, &phase.join("tree"), PREFIX)?;
+        tree::copy(&self.repo.path(OWN), &phase.join("packaging"))?;
         // Both formats store file times.
         let epoch = format!("--date=@{}", self.epoch);
-        run_quietly(Command::new("find").arg(&stage).args(["-exec", "touch", &epoch, "{}", "+"]))?;
+        run_quietly(Command::new("find").arg(&phase).args(["-exec", "touch", &epoch, "{}", "+"]))?;
         let packed = |packager: &str, architecture: &str| {
             let mut nfpm = Command::new(programs.join("nfpm"));
             nfpm.args(["package", "--config", "packaging/nfpm.yaml", "--packager", packager, "--target"]);
-            nfpm.arg(std::path::absolute(self.folder)?).current_dir(&stage);
+            nfpm.arg(std::path::absolute(self.folder)?).current_dir(&phase);
             nfpm.env("NFPM_ARCH", architecture).env("NFPM_VERSION", self.version).env("SOURCE_DATE_EPOCH", self.epoch);
             let lines = String::from_utf8(install::captured(&mut nfpm)?).context("nfpm's words")?;
             let made = lines.lines().find_map(|line| line.strip_prefix("created package: "));

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_linked_is_listed_and_what_only_builds_is_not() {
+    fn licence_list_has_linked_packages_and_no_build_dependencies() {
         let packages = linked(&Repo::locate().unwrap()).unwrap();
         let has = |name: &str| packages.iter().any(|package| package.split(' ').next() == Some(name));
         assert!(has("inferno") && has("aya") && has("aya-ebpf") && has("zstd-sys"), "{packages:?}");

@@ -52,7 +52,7 @@ pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
 /// A package cannot be made, or its contents are wrong.
 pub(crate) fn check_contents(repo: &Repo, binary: &Path) -> Result<()> {
     make_and_look(repo, binary, &repo.made(&format!("{FOLDER}/contents")))?;
-    println!("a tarball, a wheel, a .deb and an .rpm have what belongs into them");
+    println!("the tarball, wheel, .deb and .rpm have the expected contents");
     Ok(())
 }
 

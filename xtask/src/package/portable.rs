@@ -99,7 +99,7 @@ fn version_of(name: &str) -> Result<Option<GlibcVersion>> {
     let mut numbers = digits.split('.').map(str::parse);
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => Ok(Some(GlibcVersion(major, minor))),
-        _ => bail!("it asks for {name}, which says no version"),
+        _ => bail!("it asks for {name}, which is not a version"),
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_asks_for_is_read_from_the_program() {
+    fn portable_glibc_requirement_is_read_from_the_program() {
         let own = fs::read("/proc/self/exe").unwrap();
         let asked = newest_glibc(&own).unwrap();
         assert!(asked >= GlibcVersion(2, 14) && asked < GlibcVersion(3, 0), "{asked}");

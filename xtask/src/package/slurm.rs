@@ -76,7 +76,7 @@ fn the_epilog_adds_each_nodes_peaks_to_the_jobs_comment() {
 }
 
 #[test]
-fn the_epilog_writes_nothing_of_a_job_without_gpu_memory_and_says_when_it_cannot_ask() {
+fn slurm_epilog_writes_nothing_without_gpu_memory_and_logs_failures() {
     let node = EpilogNode::new("nothing", "cat \"$folder/metrics\"");
     node.ends("7", "node1");
     node.ends("", "node1");

@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_of_each_device_is_what_a_run_says() {
+    fn simulation_run_output_gives_the_peak_of_each_device() {
         let output = "noise\n\
             {\"label\":\"step 1\",\"devices\":[{\"device\":0,\"max_memory_reserved\":8,\"max_memory_allocated\":3}]}\n\
             {\"label\":\"out of memory\",\"devices\":[{\"device\":1,\"max_memory_reserved\":9,\"max_memory_allocated\":4}]}\n";
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_runs_out_in_one_of_both_is_wrong_whatever_it_took() {
+    fn simulation_row_is_wrong_if_only_one_side_runs_out_of_memory() {
         let cell = PeakCell { real_bytes: 1000, simulated_bytes: 1005, is_out_of_memory: (false, false) };
         let off =
             |cell| SimulationRow { title: "x".into(), version: "2.15.0".into(), cells: vec![Some(cell)] }.off().len();

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_that_were_not_measured_stay_and_others_are_replaced() {
+    fn simulation_table_keeps_unmeasured_rows_and_replaces_the_others() {
         let row = |title: &str, real_mib: u64| {
             let cell = PeakCell {
                 real_bytes: real_mib << 20,

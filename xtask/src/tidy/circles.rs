@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_way_back_is_one_too_and_what_only_leads_into_it_is_none() {
+    fn tidy_finds_indirect_module_cycles_but_not_paths_into_them() {
         let files = [
             ("a/src/d/mod.rs", "fn a() { crate::e::f(); }"),
             ("a/src/e.rs", "use crate::g::h::Thing;"),
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_and_what_is_inside_it_are_one_thing() {
+    fn tidy_treats_a_module_and_its_submodules_as_one() {
         let files = [
             ("a/src/lib.rs", "use crate::b::Thing;"),
             ("a/src/b.rs", "use crate::b::c::Thing; use crate::Root;"),
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_and_other_crates_do_not_count() {
+    fn tidy_ignores_test_and_cross_crate_module_cycles() {
         let test = "struct B;\n#[cfg(test)]\nmod tests {\n    use crate::c::Thing;\n}\n";
         assert_eq!(found(&[("a/src/b.rs", test), ("a/src/c.rs", "use crate::b::B;")]), [""; 0]);
         assert_eq!(found(&[("a/src/b.rs", "use crate::c::C;"), ("d/src/c.rs", "use crate::b::B;")]), [""; 0]);

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_inside_another_is_no_root() {
+    fn tidy_import_root_matches_whole_words_only() {
         assert_eq!(named("let crate_std::x = my::std::fs; nostd::fs", &["std"]), [""; 0]);
     }
 }

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frequent_word_is_one_finding_where_most_of_it_is() {
+    fn tidy_reports_a_frequent_word_once_in_its_main_file() {
         let plain = "// The thread exits.\n".repeat(200);
         let files = [rust(&plain), rust("// Whoever reads\n// who holds\n// `who`\n"), rust("// whose\n")];
         let found = frequent_words(&files);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comment_that_needs_its_neighbour_is_found() {
+    fn tidy_reports_comments_that_depend_on_their_neighbours() {
         let found = |text| riddles(&rust(text)).len();
         assert_eq!(found("/// Bytes.\na: u64,\n/// And their count.\nb: u64,\n"), 1);
         assert_eq!(found("/// Likewise.\nb: u64,\n"), 1);

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_room_reads_only_what_comes_before_it() {
+    fn tidy_purity_permits_imports_of_earlier_modules_only() {
         let ledger = "memwatch-core/src/ledger/linear.rs";
         assert_eq!(found(direction, ledger, "use crate::decode::Call;\nuse super::totals;\n"), NOTHING);
         assert_eq!(found(direction, ledger, "use crate::{decode, snapshot::Snapshot};").len(), 1);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn no_room_reads_one_that_stands_above_it() {
+    fn tidy_purity_reports_modules_that_import_from_above() {
         for (root, rooms) in HOUSES {
             for (floor, room) in rooms.iter().enumerate() {
                 let path = format!("{root}/{room}.rs");
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_room_needs_a_row() {
+    fn tidy_purity_requires_a_row_for_a_new_module() {
         assert_eq!(found(direction, "memwatch-core/src/other.rs", "").len(), 1);
         assert_eq!(found(direction, "memwatch/src/other.rs", "").len(), 1);
     }

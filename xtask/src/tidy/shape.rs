@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_named_after_nothing_are_found_as_files_and_inline() {
+    fn tidy_reports_vague_module_names_in_files_and_inline() {
         assert_eq!(module_name(&Source::new("a/src/utils.rs", "")).len(), 1);
         assert_eq!(module_name(&Source::new("a/src/manager/mod.rs", "")).len(), 1);
         assert_eq!(module_name(&Source::new("a/src/b.rs", "pub mod helpers {}\n")).len(), 1);

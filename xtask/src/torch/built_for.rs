@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metadata_say_what_a_wheel_is_for() {
+    fn wheel_metadata_gives_cuda_cudnn_and_nccl_versions() {
         let twelve = "Name: torch\nRequires-Dist: nvidia-cuda-runtime-cu12==12.4.127; platform_system == \"Linux\"\n\
             Requires-Dist: nvidia-cudnn-cu12==9.1.0.70; x\nRequires-Dist: nvidia-nccl-cu12==2.21.5; x\n";
         let wheel = asked_for(twelve).unwrap();

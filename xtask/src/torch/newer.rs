@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_complete_with_what_it_was_made_from() {
+    fn torch_directory_is_complete_only_for_its_recorded_source() {
         let folder = std::env::temp_dir().join(format!("memwatch-newer-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let before = is_complete(&folder, "a\n");

@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_has_another_version_of_what_is_asked_for_alone() {
+    fn pinned_requirement_changes_only_the_requested_package() {
         assert_eq!(at_version("jax==1\nnumpy==2\n", "jax", "0.9"), "jax==0.9\nnumpy==2\n");
     }
 

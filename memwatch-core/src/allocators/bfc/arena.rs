@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::decode::{ArenaChunkReport, ChunkGoes};
-use crate::input::arenas::{ArenaBook, ArenaChunk, ArenaCounters};
+use crate::input::arenas::{ArenaReading, ArenaChunk, ArenaCounters};
 use crate::words::{Framework, Name, Ordinal};
 
 /// Location of an arena's memory, from the driver allocation that contains its first chunk.
@@ -221,7 +221,7 @@ impl BfcArena {
     }
 
     /// Applies a reading of the arena's state and returns the chunks that no event showed.
-    pub(super) fn learn(&mut self, book: &ArenaBook, time_ns: u64) -> Vec<ArenaChunk> {
+    pub(super) fn learn(&mut self, book: &ArenaReading, time_ns: u64) -> Vec<ArenaChunk> {
         self.name = Some(book.name.clone());
         self.framework = self.framework.or(book.framework);
         self.counters = Some(book.counters);

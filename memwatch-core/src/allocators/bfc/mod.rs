@@ -18,7 +18,7 @@ pub use self::arena::{BfcArena, Home};
 use super::pytorch::DriverChange;
 use super::{BlockChange, FrameworkAllocator, ReportedTotals, TensorBlock};
 use crate::decode::{ArenaChunkReport, ChunkGoes, TensorChange, TensorEvent};
-use crate::input::arenas::{ArenaBook, ArenaBooks, ArenaChunk};
+use crate::input::arenas::{ArenaReading, ArenaReadings, ArenaChunk};
 use crate::ledger::{DriverSegment, SegmentLocation};
 use crate::words::{Framework, Ordinal};
 
@@ -136,18 +136,18 @@ impl Arenas {
             cached: None,
             tid: event.tid,
             stack: event.stack,
-            is_drawn: event.is_drawn,
+            is_sampled: event.is_sampled,
             time_ns: event.time_ns,
         }))
     }
 
     /// Learns the state of arenas as read from memory, except those with an event since the reading
     /// began. Returns the chunks from before the attach.
-    pub(super) fn learn_arenas(&mut self, books: &ArenaBooks) -> Vec<OlderChunks> {
+    pub(super) fn learn_arenas(&mut self, books: &ArenaReadings) -> Vec<OlderChunks> {
         books.arenas.iter().filter_map(|book| self.learn_arena(book, books)).collect()
     }
 
-    fn learn_arena(&mut self, book: &ArenaBook, books: &ArenaBooks) -> Option<OlderChunks> {
+    fn learn_arena(&mut self, book: &ArenaReading, books: &ArenaReadings) -> Option<OlderChunks> {
         let known = self.arenas.get(&book.allocator);
         let is_late = known.is_some_and(|arena| arena.time_ns >= books.began_ns);
         if is_late || (known.is_none() && self.arenas.len() >= MOST_ARENAS) {
@@ -197,7 +197,7 @@ impl Arenas {
 /// XLA and TensorFlow name only the arena of a device `GPU_0_bfc` (xla/pjrt/gpu/gpu_helpers.cc,
 /// tensorflow/core/common_runtime/gpu). ONNX Runtime names that of any GPU `Cuda` and stores the
 /// device number separately (onnxruntime/core/framework/allocator.h).
-fn named_home(book: &ArenaBook) -> Home {
+fn named_home(book: &ArenaReading) -> Home {
     let device = if book.framework == Some(Framework::OnnxRuntime) {
         book.device.filter(|_| &*book.name == "Cuda")
     } else {

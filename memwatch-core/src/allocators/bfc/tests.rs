@@ -38,9 +38,9 @@ fn with_segment() -> Arenas {
     arenas
 }
 
-fn book(chunks: &[(u64, u64)], now: ArenaCounters) -> ArenaBooks {
+fn book(chunks: &[(u64, u64)], now: ArenaCounters) -> ArenaReadings {
     let chunks = chunks.iter().map(|&(address, bytes)| ArenaChunk { address, bytes, requested_bytes: bytes });
-    let arena = ArenaBook {
+    let arena = ArenaReading {
         allocator: ARENA,
         framework: Some(Framework::Jax),
         name: "GPU_0_bfc".into(),
@@ -50,7 +50,7 @@ fn book(chunks: &[(u64, u64)], now: ArenaCounters) -> ArenaBooks {
         regions: vec![(SEGMENT.address, SEGMENT.bytes)],
         chunks: chunks.collect(),
     };
-    ArenaBooks { tgid: Tgid(1), began_ns: 100, time_ns: 200, arenas: vec![arena] }
+    ArenaReadings { tgid: Tgid(1), began_ns: 100, time_ns: 200, arenas: vec![arena] }
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn an_arenas_counters_are_its_own_and_are_checked_with_each_event() {
 }
 
 #[test]
-fn one_whose_counters_contradict_an_event_is_in_no_exact_sum() {
+fn bfc_arena_contradicted_by_an_event_is_not_exact() {
     let mut arenas = with_segment();
     arenas.apply(&event(1, chunk(true, 0x10_0100, 1024, counters(1, 1024, 1024))));
     arenas.apply(&event(2, chunk(true, 0x10_0800, 512, counters(2, 9999, 9999))));
@@ -79,7 +79,7 @@ fn one_whose_counters_contradict_an_event_is_in_no_exact_sum() {
 }
 
 #[test]
-fn what_was_lost_is_no_contradiction_and_the_largest_is_not_known_after_it() {
+fn bfc_loss_is_not_out_of_step_but_clears_the_largest_bytes() {
     let mut arenas = with_segment();
     arenas.apply(&event(1, chunk(true, 0x10_0100, 1024, counters(1, 1024, 1024))));
     arenas.lose();
@@ -100,7 +100,7 @@ fn a_program_that_begins_its_counters_again_does_not_contradict_them() {
 }
 
 #[test]
-fn an_arena_in_host_memory_is_no_devices() {
+fn bfc_arena_in_host_memory_is_not_reported_on_a_device() {
     let mut arenas = with_segment();
     let host = ArenaChunkReport { allocator: HOST_ARENA, ..chunk(true, 0x7f00_0000, 512, counters(1, 512, 512)) };
     assert_eq!(arenas.apply(&event(1, host)), None, "all of the driver's memory was seen, and it is in none of it");
@@ -109,7 +109,7 @@ fn an_arena_in_host_memory_is_no_devices() {
 }
 
 #[test]
-fn a_segment_that_was_granted_before_the_watch_is_placed_by_the_arenas_own_books() {
+fn bfc_segment_granted_before_attach_gets_its_device_from_arena_state() {
     let mut arenas = Arenas::default();
     let granted = arenas.apply(&event(50, chunk(true, 0x10_0100, 1024, counters(7, 5120, 5120))));
     assert_eq!(granted, None, "nobody knows on which device");
@@ -146,15 +146,15 @@ fn the_ledger_adopts_older_chunks_and_has_the_arenas_sum() {
     ledger.learn_arenas(&book(&[(0x10_0100, 1024), (0x10_1000, 4096)], counters(7, 5120, 6144)));
     assert_eq!(ledger.reported()[&GPU].allocated_bytes, 5120);
     ledger.apply(&event(300, chunk(true, 0x10_4000, 512, counters(8, 5632, 6144))));
-    assert_eq!(ledger.places().devices()[&GPU].allocated_bytes(), 5632);
-    assert_eq!(ledger.places().devices()[&GPU].total().live_bytes, 5632);
+    assert_eq!(ledger.attribution().devices()[&GPU].allocated_bytes(), 5632);
+    assert_eq!(ledger.attribution().devices()[&GPU].total().live_bytes, 5632);
     ledger.apply(&event(301, chunk(false, 0x10_1000, 4096, counters(8, 1536, 6144))));
-    assert_eq!(ledger.places().devices()[&GPU].total().live_bytes, 1536);
+    assert_eq!(ledger.attribution().devices()[&GPU].total().live_bytes, 1536);
     assert!(ledger.arenas().arenas()[&ARENA].is_exact());
 }
 
 #[test]
-fn an_event_that_the_books_have_already_only_says_whose_its_chunk_is() {
+fn bfc_event_older_than_the_arena_state_only_attributes_its_chunk() {
     let mut arenas = with_segment();
     arenas.learn_arenas(&book(&[(0x10_1000, 4096)], counters(6, 4096, 8192)));
     let late = |chunk| event(90, chunk);
@@ -166,7 +166,7 @@ fn an_event_that_the_books_have_already_only_says_whose_its_chunk_is() {
 }
 
 #[test]
-fn memory_that_is_mapped_no_more_is_no_segment() {
+fn bfc_unmapped_memory_is_not_counted_as_a_segment() {
     let mut arenas = with_segment();
     arenas.apply(&event(1, chunk(true, 0x10_0100, 1024, counters(1, 1024, 1024))));
     assert_eq!(arenas.segment_bytes(&arenas.arenas()[&ARENA]), SEGMENT.bytes);
@@ -176,20 +176,20 @@ fn memory_that_is_mapped_no_more_is_no_segment() {
 }
 
 #[test]
-fn arenas_of_which_no_event_is_traced_are_as_they_were_read_last_and_never_exact() {
+fn bfc_arenas_without_events_keep_the_last_reading_and_are_not_exact() {
     let mut ledger = TensorLedger::default();
     ledger.learn_arenas(&book(&[(0x10_0100, 1024)], counters(7, 1024, 6144)));
     assert!(ledger.arenas().arenas()[&ARENA].is_exact() && ledger.arenas().wanted_books(Framework::Jax).is_empty());
     ledger.stop();
     assert!(!ledger.arenas().arenas()[&ARENA].is_exact() && ledger.arenas().is_stopped());
-    let later = ArenaBooks { began_ns: 300, time_ns: 400, ..book(&[(0x10_2000, 512)], counters(9, 512, 6144)) };
+    let later = ArenaReadings { began_ns: 300, time_ns: 400, ..book(&[(0x10_2000, 512)], counters(9, 512, 6144)) };
     ledger.read_arenas(&later);
     assert_eq!(ledger.reported()[&GPU].allocated_bytes, 512);
-    assert_eq!(ledger.places().devices()[&GPU].allocated_bytes(), 512);
+    assert_eq!(ledger.attribution().devices()[&GPU].allocated_bytes(), 512);
     assert_eq!(ledger.arenas().wanted_books(Framework::Jax), [ARENA], "it goes on, and nobody sees it");
     ledger.resume(0);
     assert!(!ledger.arenas().is_stopped() && !ledger.arenas().arenas()[&ARENA].is_exact());
-    let again = ArenaBooks { began_ns: 500, time_ns: 600, ..later };
+    let again = ArenaReadings { began_ns: 500, time_ns: 600, ..later };
     ledger.learn_arenas(&again);
     assert!(ledger.arenas().arenas()[&ARENA].is_exact());
 }
@@ -232,7 +232,7 @@ fn a_chunk_that_goes_by_its_address_has_the_size_that_it_came_with() {
 }
 
 #[test]
-fn a_chunk_that_goes_and_was_never_seen_leaves_an_arena_inexact_until_it_is_read() {
+fn bfc_free_of_an_unseen_chunk_makes_the_arena_inexact_until_read() {
     let mut arenas = with_segment();
     arenas.apply(&onnx(1, 0x10_0100, true, counters(5, 4096, 6144)));
     assert_eq!(arenas.apply(&goes(2, 0x10_4000, counters(5, 4096, 6144))), None);
@@ -259,7 +259,7 @@ fn onnx_runtimes_arenas_say_beside_their_name_on_which_device_they_are() {
 }
 
 #[test]
-fn a_request_without_room_is_refused_on_the_arenas_device_and_one_of_host_memory_on_none() {
+fn bfc_failure_is_refused_on_the_arena_device_and_host_arenas_ignored() {
     let fails = |allocator| {
         let change = TensorChange::ArenaFails { allocator, wanted_bytes: 4096 };
         TensorEvent::made((Tgid(1), Tid(1)), 3, StackRef::NoPython, change)

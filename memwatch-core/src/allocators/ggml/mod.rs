@@ -136,7 +136,7 @@ impl Buffers {
             cached: None,
             tid: event.tid,
             stack: event.stack,
-            is_drawn: event.is_drawn,
+            is_sampled: event.is_sampled,
             time_ns: event.time_ns,
         }))
     }

@@ -47,7 +47,7 @@ fn usages(buffers: &Buffers) -> Vec<(BufferUsage, u64, u64)> {
 }
 
 #[test]
-fn a_buffer_counts_by_what_it_is_for_until_it_goes() {
+fn ggml_buffer_counts_under_its_usage_until_freed() {
     let mut buffers = watched();
     plain(&mut buffers, CONTEXT, ADDRESS);
     plain(&mut buffers, CONTEXT + 8, ADDRESS + BYTES);
@@ -105,7 +105,7 @@ fn a_pool_that_gives_back_more_than_is_known_of_it_has_older_memory() {
 }
 
 #[test]
-fn a_pool_whose_memory_is_unmapped_without_an_event_is_out_of_step() {
+fn ggml_pool_unmapped_without_an_event_is_out_of_step() {
     let mut buffers = watched();
     grow(&mut buffers, ADDRESS, BYTES, GPU);
     grow(&mut buffers, ADDRESS + BYTES, BYTES, GPU);
@@ -127,7 +127,7 @@ fn a_buffer_of_another_backend_is_none_of_a_device() {
 }
 
 #[test]
-fn where_the_drivers_ledger_does_not_know_the_device_a_buffer_knows_its_own() {
+fn ggml_buffer_names_its_device_when_the_driver_ledger_cannot() {
     let mut buffers = watched();
     let somewhere = DriverSegment { memory: SegmentLocation::SomeDevice, ..segment(ADDRESS, BYTES) };
     let granted = make(&mut buffers, CONTEXT, (ADDRESS, BYTES), Some(somewhere));
@@ -135,7 +135,7 @@ fn where_the_drivers_ledger_does_not_know_the_device_a_buffer_knows_its_own() {
 }
 
 #[test]
-fn a_place_that_was_found_is_of_one_event() {
+fn ggml_lookup_result_applies_to_one_event_only() {
     let mut buffers = watched();
     plain(&mut buffers, CONTEXT, ADDRESS);
     let unplaced = event(CONTEXT + 8, BufferTurn::Made { bytes: BYTES, ordinal: GPU, address: ADDRESS });
@@ -158,7 +158,7 @@ fn memory_that_goes_under_a_buffer_shows_that_an_event_was_missed() {
 type BufferDoubt = (&'static str, fn(&mut Buffers));
 
 #[test]
-fn what_may_be_missing_keeps_the_rest_from_being_exact() {
+fn ggml_buffers_are_inexact_when_any_may_be_missing() {
     let unsure: [BufferDoubt; 5] = [
         ("older ones", |buffers| buffers.miss_start()),
         ("lost events", |buffers| buffers.lose()),
@@ -198,7 +198,7 @@ fn tensors(buffers: &Buffers) -> Vec<(&str, u64, BufferUsage)> {
 }
 
 #[test]
-fn a_tensor_has_what_lies_between_it_and_the_next_one_and_goes_with_its_buffer() {
+fn ggml_tensor_spans_to_the_next_tensor_and_is_dropped_with_its_buffer() {
     let mut buffers = watched();
     plain(&mut buffers, CONTEXT, ADDRESS);
     put(&mut buffers, ADDRESS, 0, "token_embd.weight");
@@ -216,7 +216,7 @@ fn a_tensor_has_what_lies_between_it_and_the_next_one_and_goes_with_its_buffer()
 }
 
 #[test]
-fn a_buffer_without_a_use_in_which_a_cache_lies_is_that_cache() {
+fn ggml_buffer_without_usage_that_has_a_cache_tensor_is_kv_cache() {
     let mut buffers = watched();
     plain(&mut buffers, CONTEXT, ADDRESS);
     put(&mut buffers, ADDRESS, 0, "cache_k_l0");
@@ -240,11 +240,11 @@ fn the_sums_by_line_and_the_totals_of_a_device_have_each_buffer() {
         ledger.apply(&made);
     }
     assert_eq!(ledger.reported()[&GPU].allocated_bytes, 2 * BYTES);
-    assert_eq!(ledger.places().blocks().count(), 2);
+    assert_eq!(ledger.attribution().blocks().count(), 2);
     ledger.apply(&event(CONTEXT, BufferTurn::Goes));
     let reported = ledger.reported()[&GPU];
     assert_eq!((reported.allocated_bytes, reported.reserved_bytes), (BYTES, BYTES));
-    assert_eq!(ledger.places().blocks().count(), 1);
+    assert_eq!(ledger.attribution().blocks().count(), 1);
     ledger.reset_peaks(9);
     assert_eq!(ledger.buffers().devices()[&GPU].peak_bytes(), BYTES);
 }

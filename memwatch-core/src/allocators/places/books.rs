@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::live::LiveBlock;
-use super::{BEFORE_ATTACH, BlockSum, CallPath, CodeAttribution, DevicePlaces, SumChange, UNTRACED, at};
-use crate::allocators::names::{LayerKey, SiteKey};
+use super::{BEFORE_ATTACH, BlockSum, CallPath, CodeAttribution, DeviceAttribution, SumChange, UNTRACED, at};
+use crate::allocators::names::{ModuleKey, SiteKey};
 use crate::allocators::threads::Attribution;
 use crate::words::{Ordinal, Tid};
 
@@ -16,14 +16,14 @@ impl CodeAttribution {
         &mut self,
         (ordinal, address): (Ordinal, u64),
         bytes: u64,
-        whose: impl FnOnce(bool) -> (SiteKey, Option<LayerKey>),
+        whose: impl FnOnce(bool) -> (SiteKey, Option<ModuleKey>),
     ) {
         let is_unnamed = |block: &&LiveBlock| {
             block.bytes == bytes && [SiteKey::BEFORE_ATTACH, SiteKey::UNTRACED].contains(&block.whose.site)
         };
         let Some(block) = self.live.get(ordinal, address).filter(is_unnamed).copied() else { return };
-        let (site, layer) = whose(block.whose.site == SiteKey::BEFORE_ATTACH);
-        let named = Attribution { site, layer: layer.unwrap_or(block.whose.layer), ..block.whose };
+        let (site, module) = whose(block.whose.site == SiteKey::BEFORE_ATTACH);
+        let named = Attribution { site, module: module.unwrap_or(block.whose.module), ..block.whose };
         self.live.insert(LiveBlock { whose: named, ..block });
         self.device(ordinal).rename(&block.whose, &named, bytes);
     }
@@ -175,7 +175,7 @@ impl CodeAttribution {
             }
             unseen_bytes = unseen_bytes.saturating_add(bytes);
             let block =
-                LiveBlock { ordinal, address, bytes, granted_ns: 0, tid: Tid(0), whose: unseen, is_drawn: false };
+                LiveBlock { ordinal, address, bytes, granted_ns: 0, tid: Tid(0), whose: unseen, is_sampled: false };
             if known.is_none()
                 && let Some(gone) = self.live.insert(block)
             {
@@ -192,7 +192,7 @@ impl CodeAttribution {
     }
 }
 
-impl DevicePlaces {
+impl DeviceAttribution {
     /// Moves a block that existed all the time to another attribution.
     fn rename(&mut self, from: &Attribution, to: &Attribution, bytes: u64) {
         let epoch = self.epoch;
@@ -212,9 +212,9 @@ impl DevicePlaces {
             self.step_floors.shift(place, site.live_bytes, by_bytes);
             take(site);
             take(self.call_path(CallPath::of(whose)));
-            let layer = at(&mut self.layers, whose.layer.0 as usize);
-            take(&mut layer.sum);
-            let live = &mut layer.live_by_stage[whose.stage as usize];
+            let module = at(&mut self.modules, whose.module.0 as usize);
+            take(&mut module.sum);
+            let live = &mut module.live_by_phase[whose.phase as usize];
             *live = live.saturating_add_signed(by_bytes);
         }
     }

@@ -14,7 +14,7 @@ use crate::allocators::sampling::Estimate;
 
 /// Sampled blocks of one call site.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Drawn {
+pub struct SampledBlocks {
     /// Weight of the live blocks.
     live: SampleWeight,
     /// Weight of all blocks since the attach.
@@ -60,7 +60,7 @@ impl SampleWeight {
     }
 }
 
-impl Drawn {
+impl SampledBlocks {
     pub(super) fn grant(&mut self, bytes: u64) {
         let weight = SampleWeight::of(bytes);
         self.live.add(weight);

@@ -29,7 +29,7 @@ pub struct LiveBlock {
     /// Attribution of the block.
     pub whose: Attribution,
     /// The stack of the block was sampled.
-    pub is_drawn: bool,
+    pub is_sampled: bool,
 }
 
 /// All live blocks of a process.

@@ -8,7 +8,7 @@ mod books;
 mod drawn;
 mod floor;
 mod live;
-mod phase;
+mod range;
 mod renamed;
 mod sum;
 
@@ -19,13 +19,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::allocators::TensorBlock;
 use crate::allocators::durations::Spent;
-use crate::allocators::names::{LayerKey, LibraryKey, PhaseKey, SiteKey};
-use crate::allocators::threads::{Attribution, PhaseEvidence, Stage};
+use crate::allocators::names::{LibraryKey, ModuleKey, RangeKey, SiteKey};
+use crate::allocators::threads::{Attribution, Phase, PhaseEvidence};
 use crate::words::Ordinal;
 
-pub use self::drawn::Drawn;
+pub use self::drawn::SampledBlocks;
 pub use self::live::LiveBlock;
-pub use self::phase::PhaseSum;
+pub use self::range::RangeSum;
 pub(super) use self::renamed::GrantInProgress;
 pub use self::sum::BlockSum;
 
@@ -38,25 +38,25 @@ const CALL_PATHS: usize = 1 << 16;
 const REFUSED: usize = 16;
 /// A phase, split by recomputation and graph capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct StageRow {
+pub struct PhaseRow {
     /// Phase of the training step.
-    pub stage: Stage,
+    pub phase: Phase,
     /// See [`Attribution::recomputed`].
     pub recomputed: bool,
     /// See [`Attribution::captured`].
     pub captured: bool,
 }
 
-impl StageRow {
-    const COUNT: usize = Stage::ALL.len() * 4;
+impl PhaseRow {
+    const COUNT: usize = Phase::ALL.len() * 4;
 
     /// Returns the row of a block.
     pub const fn of(whose: &Attribution) -> Self {
-        Self { stage: whose.stage, recomputed: whose.recomputed, captured: whose.captured }
+        Self { phase: whose.phase, recomputed: whose.recomputed, captured: whose.captured }
     }
 
     const fn index(self) -> usize {
-        (self.stage as usize) * 4 + (self.recomputed as usize) * 2 + self.captured as usize
+        (self.phase as usize) * 4 + (self.recomputed as usize) * 2 + self.captured as usize
     }
 }
 
@@ -70,13 +70,13 @@ pub struct CallPath {
     /// Library line called from the call site.
     pub library: LibraryKey,
     /// Phase row.
-    pub row: StageRow,
+    pub row: PhaseRow,
 }
 
 impl CallPath {
     /// Returns the call path of a block.
     const fn of(whose: &Attribution) -> Self {
-        Self { stack: whose.stack, site: whose.site, library: whose.library, row: StageRow::of(whose) }
+        Self { stack: whose.stack, site: whose.site, library: whose.library, row: PhaseRow::of(whose) }
     }
 
     /// Returns the path shared by all that exceed the limit.
@@ -87,13 +87,13 @@ impl CallPath {
 
 /// Sums of a module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LayerSum {
+pub struct ModuleSum {
     /// Sum over all phases.
     pub sum: BlockSum,
-    /// Live bytes by allocating phase, in the order of [`Stage::ALL`].
-    pub live_by_stage: [u64; Stage::ALL.len()],
-    /// Bytes allocated since the attach by phase, in the order of [`Stage::ALL`].
-    pub total_by_stage: [u64; Stage::ALL.len()],
+    /// Live bytes by allocating phase, in the order of [`Phase::ALL`].
+    pub live_by_phase: [u64; Phase::ALL.len()],
+    /// Bytes allocated since the attach by phase, in the order of [`Phase::ALL`].
+    pub total_by_phase: [u64; Phase::ALL.len()],
     /// Host time that threads spent in the module, nanoseconds.
     pub host_duration_ns: u64,
     /// Bytes added by rounding to the module's blocks since the attach.
@@ -102,7 +102,7 @@ pub struct LayerSum {
     unrounded: u64,
 }
 
-impl LayerSum {
+impl ModuleSum {
     /// Returns the bytes added by rounding; `None` without blocks or all requested sizes.
     pub fn total_rounding_bytes(&self) -> Option<u64> {
         (self.unrounded == 0 && self.sum.allocations > 0).then_some(self.rounding_bytes)
@@ -111,7 +111,7 @@ impl LayerSum {
 
 /// Sums of one device.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct DevicePlaces {
+pub struct DeviceAttribution {
     /// All blocks from before the attach are known, or there were none. Blocks without an event
     /// were thus allocated while nothing was traced.
     is_watched: bool,
@@ -122,15 +122,15 @@ pub struct DevicePlaces {
     epoch: u64,
     sites: Vec<BlockSum>,
     /// Sampled blocks of call sites that have any.
-    drawn: BTreeMap<SiteKey, Drawn>,
+    drawn: BTreeMap<SiteKey, SampledBlocks>,
     /// Minimum of each call site per time window.
     floors: Floors,
     /// Minimum of each call site per step window.
     step_floors: Floors,
-    layers: Vec<LayerSum>,
-    stages: Vec<BlockSum>,
+    modules: Vec<ModuleSum>,
+    phases: Vec<BlockSum>,
     /// Sums by range. Row 0 is for blocks in no range, row 1 for the rest.
-    phases: Vec<PhaseSum>,
+    ranges: Vec<RangeSum>,
     call_paths: HashMap<CallPath, BlockSum, RandomState>,
 }
 
@@ -150,7 +150,7 @@ pub struct RefusedBlock {
 /// Sums of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CodeAttribution {
-    devices: BTreeMap<Ordinal, DevicePlaces>,
+    devices: BTreeMap<Ordinal, DeviceAttribution>,
     /// The process started during the session, so no block is older.
     is_from_start: bool,
     /// Blocks missing from the last reading made while the allocators were running.
@@ -164,7 +164,7 @@ impl CodeAttribution {
     /// Records the bytes a device's allocator has allocated; `before_bytes` excludes the event.
     pub(super) fn observe(&mut self, ordinal: Ordinal, before_bytes: u64, allocated_bytes: u64) {
         let before = if self.is_from_start { &UNTRACED } else { &BEFORE_ATTACH };
-        let device = self.devices.entry(ordinal).or_insert_with(|| DevicePlaces::with(before, before_bytes));
+        let device = self.devices.entry(ordinal).or_insert_with(|| DeviceAttribution::with(before, before_bytes));
         device.allocated_bytes = allocated_bytes;
         // Untraced blocks that were freed unseen are dropped as soon as the totals show it.
         let excess_bytes = device.total.live_bytes.saturating_sub(before_bytes);
@@ -182,7 +182,7 @@ impl CodeAttribution {
             granted_ns: block.time_ns,
             tid: block.tid,
             whose,
-            is_drawn: block.is_drawn,
+            is_sampled: block.is_sampled,
         };
         // Two live blocks cannot share an address: the free of the previous one was lost.
         if let Some(gone) = self.live.insert(live) {
@@ -190,16 +190,16 @@ impl CodeAttribution {
         }
         let device = self.device(block.ordinal);
         device.change(&whose, SumChange::Grant(block.block_bytes));
-        if block.is_drawn {
+        if block.is_sampled {
             device.drawn.entry(whose.site).or_default().grant(block.block_bytes);
         }
-        at(&mut device.layers, whose.layer.0 as usize).round(block.block_bytes, block.requested_bytes);
+        at(&mut device.modules, whose.module.0 as usize).round(block.block_bytes, block.requested_bytes);
     }
 
     /// Adds host time spent in a module.
     pub(super) fn spend(&mut self, spent: Spent) {
-        let layer = at(&mut self.device(spent.ordinal).layers, spent.layer.0 as usize);
-        layer.host_duration_ns = layer.host_duration_ns.saturating_add(spent.time_ns);
+        let module = at(&mut self.device(spent.ordinal).modules, spent.module.0 as usize);
+        module.host_duration_ns = module.host_duration_ns.saturating_add(spent.time_ns);
     }
 
     /// Returns the live block at this address.
@@ -240,15 +240,15 @@ impl CodeAttribution {
 
     /// Resets the peaks to the live bytes.
     pub(super) fn reset_peaks(&mut self) {
-        self.devices.values_mut().for_each(DevicePlaces::reset_peaks);
+        self.devices.values_mut().for_each(DeviceAttribution::reset_peaks);
     }
 
-    /// Closes the window and opens the next one: see [`DevicePlaces::floor_bytes`].
+    /// Closes the window and opens the next one: see [`DeviceAttribution::floor_bytes`].
     pub(super) fn close_window(&mut self) {
         self.devices.values_mut().for_each(|device| device.floors.close());
     }
 
-    /// Closes the step window and opens the next one: see [`DevicePlaces::step_floor_bytes`].
+    /// Closes the step window and opens the next one: see [`DeviceAttribution::step_floor_bytes`].
     pub(super) fn close_step_window(&mut self) {
         self.devices.values_mut().for_each(|device| device.step_floors.close());
     }
@@ -259,7 +259,7 @@ impl CodeAttribution {
     }
 
     /// Returns the sums by device.
-    pub const fn devices(&self) -> &BTreeMap<Ordinal, DevicePlaces> {
+    pub const fn devices(&self) -> &BTreeMap<Ordinal, DeviceAttribution> {
         &self.devices
     }
 
@@ -273,7 +273,7 @@ impl CodeAttribution {
         &self.refused
     }
 
-    fn device(&mut self, ordinal: Ordinal) -> &mut DevicePlaces {
+    fn device(&mut self, ordinal: Ordinal) -> &mut DeviceAttribution {
         self.devices.entry(ordinal).or_default()
     }
 }
@@ -309,23 +309,23 @@ impl SumChange {
 }
 
 const BEFORE_ATTACH: Attribution = Attribution {
-    stage: Stage::BeforeAttach,
+    phase: Phase::BeforeAttach,
     by: PhaseEvidence::Nothing,
     recomputed: false,
     captured: false,
     site: SiteKey::BEFORE_ATTACH,
     library: LibraryKey::NONE,
-    layer: LayerKey::BEFORE_ATTACH,
-    phase: None,
-    phase_of: None,
+    module: ModuleKey::BEFORE_ATTACH,
+    range: None,
+    range_of: None,
     stack: None,
     step: 0,
 };
 
 const UNTRACED: Attribution =
-    Attribution { stage: Stage::Untraced, site: SiteKey::UNTRACED, layer: LayerKey::UNTRACED, ..BEFORE_ATTACH };
+    Attribution { phase: Phase::Untraced, site: SiteKey::UNTRACED, module: ModuleKey::UNTRACED, ..BEFORE_ATTACH };
 
-impl DevicePlaces {
+impl DeviceAttribution {
     /// Creates the sums of a device with this many bytes without an event.
     fn with(unseen: &Attribution, bytes: u64) -> Self {
         let mut device = Self::default();
@@ -340,8 +340,8 @@ impl DevicePlaces {
     fn change(&mut self, whose: &Attribution, step: SumChange) {
         let step = step.at_most(self.live_bytes(whose.site));
         let epoch = self.epoch;
-        let row = StageRow::of(whose);
-        let phase = phase_index(whose.phase);
+        let row = PhaseRow::of(whose);
+        let range = range_index(whose.range);
         let site = at(&mut self.sites, whose.site.0 as usize);
         let before_bytes = site.live_bytes;
         step.take(site, epoch);
@@ -349,20 +349,20 @@ impl DevicePlaces {
         for floors in [&mut self.floors, &mut self.step_floors] {
             floors.change(whose.site.0 as usize, before_bytes, after_bytes);
         }
-        step.take(at_stage(&mut self.stages, row), epoch);
-        step.take(&mut at(&mut self.phases, phase).sum, epoch);
+        step.take(at_phase(&mut self.phases, row), epoch);
+        step.take(&mut at(&mut self.ranges, range).sum, epoch);
         step.take(self.call_path(CallPath::of(whose)), epoch);
-        let layer = at(&mut self.layers, whose.layer.0 as usize);
-        step.take(&mut layer.sum, epoch);
-        let stage = whose.stage as usize;
+        let module = at(&mut self.modules, whose.module.0 as usize);
+        step.take(&mut module.sum, epoch);
+        let phase = whose.phase as usize;
         match step {
             SumChange::Grant(bytes) => {
-                layer.live_by_stage[stage] = layer.live_by_stage[stage].saturating_add(bytes);
-                layer.total_by_stage[stage] = layer.total_by_stage[stage].saturating_add(bytes);
+                module.live_by_phase[phase] = module.live_by_phase[phase].saturating_add(bytes);
+                module.total_by_phase[phase] = module.total_by_phase[phase].saturating_add(bytes);
             }
-            SumChange::Adopt(bytes) => layer.live_by_stage[stage] = layer.live_by_stage[stage].saturating_add(bytes),
+            SumChange::Adopt(bytes) => module.live_by_phase[phase] = module.live_by_phase[phase].saturating_add(bytes),
             SumChange::Free(bytes, _) | SumChange::Forget(bytes) => {
-                layer.live_by_stage[stage] = layer.live_by_stage[stage].saturating_sub(bytes);
+                module.live_by_phase[phase] = module.live_by_phase[phase].saturating_sub(bytes);
             }
         }
         let peak_bytes = self.total.peak_bytes;
@@ -375,7 +375,7 @@ impl DevicePlaces {
     /// Removes a block.
     fn lose(&mut self, block: &LiveBlock, step: SumChange) {
         self.change(&block.whose, step);
-        if let Some(drawn) = self.drawn.get_mut(&block.whose.site).filter(|_| block.is_drawn) {
+        if let Some(drawn) = self.drawn.get_mut(&block.whose.site).filter(|_| block.is_sampled) {
             drawn.free(block.bytes);
         }
     }
@@ -387,9 +387,9 @@ impl DevicePlaces {
     }
 
     fn reset_peaks(&mut self) {
-        let layers = self.layers.iter_mut().map(|layer| &mut layer.sum);
-        let phases = self.phases.iter_mut().map(|phase| &mut phase.sum);
-        let lists = self.sites.iter_mut().chain(&mut self.stages).chain(phases).chain(layers);
+        let modules = self.modules.iter_mut().map(|module| &mut module.sum);
+        let ranges = self.ranges.iter_mut().map(|range| &mut range.sum);
+        let lists = self.sites.iter_mut().chain(&mut self.phases).chain(ranges).chain(modules);
         lists.chain(self.call_paths.values_mut()).for_each(BlockSum::reset_peak);
         self.total.reset_peak();
         self.epoch += 1;
@@ -436,32 +436,34 @@ impl DevicePlaces {
     }
 
     /// Returns the estimate from sampled blocks of a call site; `None` if it has none.
-    pub fn drawn(&self, site: SiteKey) -> Option<&Drawn> {
+    pub fn drawn(&self, site: SiteKey) -> Option<&SampledBlocks> {
         self.drawn.get(&site)
     }
 
     /// Returns the sums by module.
-    pub fn layers(&self) -> impl Iterator<Item = (LayerKey, &LayerSum)> {
-        keyed(&self.layers).map(|(index, layer)| (LayerKey(index), layer)).filter(|(_, layer)| layer.sum.is_used())
+    pub fn modules(&self) -> impl Iterator<Item = (ModuleKey, &ModuleSum)> {
+        keyed(&self.modules)
+            .map(|(index, module)| (ModuleKey(index), module))
+            .filter(|(_, module)| module.sum.is_used())
     }
 
     /// Returns the sums by phase, with recomputed and captured blocks separate.
-    pub fn stages(&self) -> impl Iterator<Item = (StageRow, &BlockSum)> {
-        let rows = Stage::ALL.into_iter().flat_map(|stage| {
-            [(false, false), (false, true), (true, false), (true, true)].map(|(recomputed, captured)| StageRow {
-                stage,
+    pub fn phases(&self) -> impl Iterator<Item = (PhaseRow, &BlockSum)> {
+        let rows = Phase::ALL.into_iter().flat_map(|phase| {
+            [(false, false), (false, true), (true, false), (true, true)].map(|(recomputed, captured)| PhaseRow {
+                phase,
                 recomputed,
                 captured,
             })
         });
-        rows.zip(&self.stages).filter(|(_, sum)| sum.is_used())
+        rows.zip(&self.phases).filter(|(_, sum)| sum.is_used())
     }
 
     /// Returns the sums by range; `None` is the row for blocks in no range.
-    pub fn phases(&self) -> impl Iterator<Item = (Option<PhaseKey>, &PhaseSum)> {
-        keyed(&self.phases)
-            .map(|(index, phase)| (index.checked_sub(1).map(PhaseKey), phase))
-            .filter(|(_, phase)| phase.sum.is_used())
+    pub fn ranges(&self) -> impl Iterator<Item = (Option<RangeKey>, &RangeSum)> {
+        keyed(&self.ranges)
+            .map(|(index, range)| (index.checked_sub(1).map(RangeKey), range))
+            .filter(|(_, range)| range.sum.is_used())
     }
 
     /// Returns the sums by call path, in no order.
@@ -481,15 +483,15 @@ fn at<T: Clone + Default>(list: &mut Vec<T>, index: usize) -> &mut T {
     &mut list[index]
 }
 
-fn phase_index(phase: Option<PhaseKey>) -> usize {
-    phase.map_or(0, |phase| phase.0 as usize + 1)
+fn range_index(range: Option<RangeKey>) -> usize {
+    range.map_or(0, |range| range.0 as usize + 1)
 }
 
-fn at_stage(stages: &mut Vec<BlockSum>, row: StageRow) -> &mut BlockSum {
-    if stages.is_empty() {
-        stages.resize(StageRow::COUNT, BlockSum::default());
+fn at_phase(phases: &mut Vec<BlockSum>, row: PhaseRow) -> &mut BlockSum {
+    if phases.is_empty() {
+        phases.resize(PhaseRow::COUNT, BlockSum::default());
     }
-    &mut stages[row.index()]
+    &mut phases[row.index()]
 }
 
 #[cfg(test)]

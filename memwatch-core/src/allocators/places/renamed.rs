@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BlockSum, CodeAttribution, LayerSum, LiveBlock, at};
+use super::{BlockSum, CodeAttribution, LiveBlock, ModuleSum, at};
 use crate::allocators::TensorBlock;
-use crate::allocators::names::LayerKey;
+use crate::allocators::names::ModuleKey;
 use crate::allocators::threads::Attribution;
 use crate::words::Ordinal;
 
@@ -23,10 +23,10 @@ pub(in crate::allocators) struct GrantInProgress {
 
 impl CodeAttribution {
     /// Records the sums before a block is added to a module.
-    pub(in crate::allocators) fn granted(&self, block: &TensorBlock, layer: LayerKey) -> GrantInProgress {
+    pub(in crate::allocators) fn granted(&self, block: &TensorBlock, module: ModuleKey) -> GrantInProgress {
         let device = self.devices.get(&block.ordinal);
         let peak_bytes =
-            device.and_then(|device| device.layers.get(layer.0 as usize)).map(|layer| layer.sum.peak_bytes);
+            device.and_then(|device| device.modules.get(module.0 as usize)).map(|module| module.sum.peak_bytes);
         GrantInProgress {
             ordinal: block.ordinal,
             address: block.address,
@@ -38,30 +38,30 @@ impl CodeAttribution {
     }
 
     /// Moves the block just allocated to another module, and restores the sums of its first module.
-    pub(in crate::allocators) fn move_granted(&mut self, granted: &GrantInProgress, layer: LayerKey) {
+    pub(in crate::allocators) fn move_granted(&mut self, granted: &GrantInProgress, module: ModuleKey) {
         let is_it = |block: &&LiveBlock| block.granted_ns == granted.granted_ns;
         let Some(block) = self.live.get(granted.ordinal, granted.address).filter(is_it).copied() else { return };
-        let named = Attribution { layer, ..block.whose };
+        let named = Attribution { module, ..block.whose };
         self.live.insert(LiveBlock { whose: named, ..block });
-        let layers = &mut self.device(granted.ordinal).layers;
-        let stage = block.whose.stage as usize;
-        let from = at(layers, block.whose.layer.0 as usize);
+        let modules = &mut self.device(granted.ordinal).modules;
+        let phase = block.whose.phase as usize;
+        let from = at(modules, block.whose.module.0 as usize);
         from.sum.take_back(block.bytes, granted.peak_bytes);
-        from.live_by_stage[stage] = from.live_by_stage[stage].saturating_sub(block.bytes);
-        from.total_by_stage[stage] = from.total_by_stage[stage].saturating_sub(block.bytes);
+        from.live_by_phase[phase] = from.live_by_phase[phase].saturating_sub(block.bytes);
+        from.total_by_phase[phase] = from.total_by_phase[phase].saturating_sub(block.bytes);
         match granted.requested_bytes {
             Some(requested) => from.rounding_bytes -= from.rounding_bytes.min(block.bytes.saturating_sub(requested)),
             None => from.unrounded = from.unrounded.saturating_sub(1),
         }
-        let to = at(layers, layer.0 as usize);
+        let to = at(modules, module.0 as usize);
         to.sum.grant(block.bytes, granted.epoch);
-        to.live_by_stage[stage] = to.live_by_stage[stage].saturating_add(block.bytes);
-        to.total_by_stage[stage] = to.total_by_stage[stage].saturating_add(block.bytes);
+        to.live_by_phase[phase] = to.live_by_phase[phase].saturating_add(block.bytes);
+        to.total_by_phase[phase] = to.total_by_phase[phase].saturating_add(block.bytes);
         to.round(block.bytes, granted.requested_bytes);
     }
 }
 
-impl LayerSum {
+impl ModuleSum {
     /// Adds the bytes by which an allocated block was rounded up.
     pub(super) fn round(&mut self, bytes: u64, requested_bytes: Option<u64>) {
         match requested_bytes {

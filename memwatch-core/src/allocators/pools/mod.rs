@@ -36,7 +36,7 @@ struct ArenaRequest {
     pool: u64,
     bytes: u64,
     stack: StackRef,
-    is_drawn: bool,
+    is_sampled: bool,
 }
 
 /// Pools of a process, by address.
@@ -166,7 +166,7 @@ impl MemoryPools {
             cached: None,
             tid: event.tid,
             stack: event.stack,
-            is_drawn: event.is_drawn,
+            is_sampled: event.is_sampled,
             time_ns: event.time_ns,
         })
     }
@@ -196,15 +196,15 @@ impl MemoryPools {
         if self.wanted.len() >= MOST_ASKING {
             self.wanted.clear();
         }
-        let (stack, is_drawn) = (event.stack, event.is_drawn);
-        self.wanted.insert(event.tid, ArenaRequest { pool, bytes, stack, is_drawn });
+        let (stack, is_drawn) = (event.stack, event.is_sampled);
+        self.wanted.insert(event.tid, ArenaRequest { pool, bytes, stack, is_sampled: is_drawn });
     }
 
     /// Completes the thread's last request to an arena. A request that threw an exception is never
     /// answered.
     fn answer(&mut self, event: &TensorEvent, kind: PoolKind, address: u64) -> Option<BlockChange> {
         let wanted = self.wanted.remove(&event.tid)?;
-        let asked = TensorEvent { stack: wanted.stack, is_drawn: wanted.is_drawn, ..event.clone() };
+        let asked = TensorEvent { stack: wanted.stack, is_sampled: wanted.is_sampled, ..event.clone() };
         let bytes = aligned(wanted.bytes);
         if address == 0 || bytes == 0 {
             return None;

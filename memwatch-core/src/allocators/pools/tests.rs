@@ -3,7 +3,7 @@ use memwatch_common::tensor::STATISTICS_WORDS;
 use super::*;
 use crate::allocators::TensorLedger;
 use crate::decode::{PoolCounter, TraceAction, Traced};
-use crate::input::books::{AllocatorState, DeviceBooks};
+use crate::input::books::{AllocatorState, DeviceAllocatorState};
 use crate::words::Tgid;
 
 const GPU: Ordinal = Ordinal(0);
@@ -72,7 +72,7 @@ fn blocks_of_a_pool_count_until_they_go_and_its_size_is_its_own_number() {
 }
 
 #[test]
-fn a_pool_from_before_the_attach_has_no_numbers_of_all_unless_it_counts_them() {
+fn pool_older_than_attach_has_no_totals_unless_it_counts_them() {
     let mut pools = watched(false);
     take(&mut pools, PoolKind::Pool, PoolTurn::Granted(sized(POOL, BASE, BYTES)));
     let pool = &pools.pools()[&POOL];
@@ -92,7 +92,7 @@ const fn chunk(address: u64, bytes: u64, used: u64) -> PoolBlock {
 }
 
 #[test]
-fn cupys_pool_says_what_is_in_use_and_older_chunks_go_one_by_one() {
+fn cupy_pool_reports_bytes_in_use_and_older_chunks_are_freed_singly() {
     let mut pools = watched(false);
     let turn = |pools: &mut MemoryPools, turn| take(pools, PoolKind::MemoryPool, turn);
     turn(&mut pools, PoolTurn::Granted(chunk(BASE, BYTES, 3 * BYTES)));
@@ -153,7 +153,7 @@ fn a_pool_that_contradicts_itself_is_inexact_and_in_no_sum() {
 }
 
 #[test]
-fn after_a_loss_cupys_number_is_gone_by_again_and_rapids_has_none_for_all() {
+fn cupy_pool_is_exact_again_after_a_loss_but_rmm_totals_are_unknown() {
     let mut pools = watched(true);
     take(&mut pools, PoolKind::MemoryPool, PoolTurn::Granted(chunk(BASE, BYTES, BYTES)));
     take(&mut pools, PoolKind::Pool, PoolTurn::Granted(sized(OTHER, BASE + 2 * BYTES, BYTES)));
@@ -168,7 +168,7 @@ fn after_a_loss_cupys_number_is_gone_by_again_and_rapids_has_none_for_all() {
 }
 
 #[test]
-fn blocks_of_one_size_have_that_size_whatever_was_asked_for() {
+fn fixed_size_pool_blocks_count_their_block_size() {
     let mut pools = watched(true);
     let fixed = |address, bytes| block(POOL, address, bytes, Some(PoolCounter::BlockSize(BYTES)));
     take(&mut pools, PoolKind::FixedSize, PoolTurn::Granted(fixed(BASE, 256)));
@@ -216,7 +216,7 @@ fn a_pool_in_host_memory_is_none_of_a_device() {
 }
 
 #[test]
-fn a_block_that_is_another_pools_memory_is_in_the_sums_of_the_inner_one_alone() {
+fn nested_pool_block_counts_in_the_inner_pool_only() {
     let mut pools = watched(true);
     take(&mut pools, PoolKind::Pool, PoolTurn::Granted(sized(POOL, BASE, 64 * BYTES)));
     let inner = block(OTHER, BASE, BYTES, Some(PoolCounter::Size(64 * BYTES)));
@@ -236,7 +236,7 @@ fn a_block_that_is_another_pools_memory_is_in_the_sums_of_the_inner_one_alone() 
 }
 
 #[test]
-fn an_inner_pools_first_block_is_in_the_sums_though_it_begins_where_the_outer_one_does() {
+fn nested_pool_first_block_at_the_outer_address_is_counted() {
     let mut ledger = TensorLedger::default();
     ledger.watch_pools(Framework::Rmm, true);
     let inner = block(OTHER, BASE, BYTES, Some(PoolCounter::Size(64 * BYTES)));
@@ -245,7 +245,7 @@ fn an_inner_pools_first_block_is_in_the_sums_though_it_begins_where_the_outer_on
         ledger.place(&event, &segment);
         ledger.apply(&event);
     }
-    assert_eq!(ledger.places().devices()[&GPU].total().live_bytes, BYTES);
+    assert_eq!(ledger.attribution().devices()[&GPU].total().live_bytes, BYTES);
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn pytorch_within_a_block_of_rapids_adds_nothing_twice() {
         let event = TensorEvent::made((Tgid(1), Tid(1)), 5, StackRef::NoPython, what);
         ledger.place(&event, &segment);
         ledger.apply(&event);
-        (ledger.reported()[&GPU], ledger.places().devices()[&GPU].total().live_bytes)
+        (ledger.reported()[&GPU], ledger.attribution().devices()[&GPU].total().live_bytes)
     };
     let pool = |turn| TensorChange::Pool(PoolChange { kind: PoolKind::Pool, turn });
     let (reported, lines) = take(pool(PoolTurn::Granted(sized(POOL, BASE, 512 << 10))));
@@ -280,13 +280,13 @@ fn pytorch_within_a_block_of_rapids_adds_nothing_twice() {
     let (reported, lines) = take(pool(PoolTurn::Granted(sized(POOL, BASE + (512 << 10), BYTES))));
     assert_eq!((reported.allocated_bytes, lines), (1024 + BYTES, 1024 + BYTES), "one beside it counts");
     take(tensor(512, 1536));
-    assert_eq!(ledger.places().devices()[&GPU].unplaced_bytes(), 0, "what RAPIDS has is no doubt of PyTorch's report");
+    assert_eq!(ledger.attribution().devices()[&GPU].unplaced_bytes(), 0, "what RAPIDS has is no doubt of PyTorch's report");
     let view = &ledger.pools().pools()[&POOL];
     assert_eq!((view.known_bytes(), view.divided_bytes()), ((512 << 10) + BYTES, 512 << 10));
 }
 
 #[test]
-fn what_rapids_has_stays_in_the_sums_when_pytorchs_own_books_are_read() {
+fn rmm_sums_are_kept_when_pytorch_allocator_state_is_read() {
     let mut ledger = TensorLedger::default();
     ledger.begin(false, &[]);
     ledger.watch_pools(Framework::Rmm, true);
@@ -294,10 +294,10 @@ fn what_rapids_has_stays_in_the_sums_when_pytorchs_own_books_are_read() {
     let event = event(PoolKind::Pool, turn);
     ledger.place(&event, &segment);
     ledger.apply(&event);
-    let lines = |ledger: &TensorLedger| ledger.places().devices()[&GPU].total().live_bytes;
+    let lines = |ledger: &TensorLedger| ledger.attribution().devices()[&GPU].total().live_bytes;
     assert_eq!(lines(&ledger), BYTES);
-    let books = DeviceBooks { ordinal: GPU, allocator: 1, words: vec![0; STATISTICS_WORDS], segments: Vec::new() };
+    let books = DeviceAllocatorState { ordinal: GPU, allocator: 1, words: vec![0; STATISTICS_WORDS], segments: Vec::new() };
     let (began_ns, time_ns) = (10, 20);
     ledger.learn_books(&AllocatorState { tgid: Tgid(1), began_ns, time_ns, devices: vec![books] });
-    assert_eq!((lines(&ledger), ledger.places().devices()[&GPU].allocated_bytes()), (BYTES, BYTES));
+    assert_eq!((lines(&ledger), ledger.attribution().devices()[&GPU].allocated_bytes()), (BYTES, BYTES));
 }

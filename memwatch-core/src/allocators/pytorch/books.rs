@@ -11,13 +11,13 @@ use super::statistics::{PoolSize, StatFamily, StatScope};
 use super::trust::Doubt;
 use crate::allocators::ReportedTotals;
 use crate::decode::StackRef;
-use crate::input::books::{BookBlock, BookSegment, BookState, DeviceBooks};
+use crate::input::books::{StateBlock, StateSegment, StateBlockUse, DeviceAllocatorState};
 use crate::words::Tid;
 
 impl DeviceAllocator {
     /// Replaces the state with a reading of this time. No event applied so far is later than it.
     /// Returns whether the reading is plausible.
-    pub(super) fn learn_books(&mut self, books: &DeviceBooks, time_ns: u64) -> bool {
+    pub(super) fn learn_books(&mut self, books: &DeviceAllocatorState, time_ns: u64) -> bool {
         let words = books.words().map(|words| (words, readout::totals(words)));
         let read = words.and_then(|(words, (allocated, reserved))| readout::read(words, allocated, reserved));
         let Some(mut read) = read else {
@@ -49,10 +49,10 @@ impl DeviceAllocator {
 
     /// Adopts those of the blocks that no event mentioned, if all known blocks then add up to the
     /// total. Returns the adopted blocks.
-    pub(super) fn adopt_older(&mut self, blocks: &[BookBlock]) -> Vec<BookBlock> {
-        let is_unknown = |block: &&BookBlock| !self.memory.has_cell_within(block.address, block.bytes);
-        let older: Vec<BookBlock> = blocks.iter().filter(is_unknown).copied().collect();
-        let ends = |[before, after]: &[BookBlock; 2]| before.address.saturating_add(before.bytes) <= after.address;
+    pub(super) fn adopt_older(&mut self, blocks: &[StateBlock]) -> Vec<StateBlock> {
+        let is_unknown = |block: &&StateBlock| !self.memory.has_cell_within(block.address, block.bytes);
+        let older: Vec<StateBlock> = blocks.iter().filter(is_unknown).copied().collect();
+        let ends = |[before, after]: &[StateBlock; 2]| before.address.saturating_add(before.bytes) <= after.address;
         let older_bytes = older.iter().map(|block| block.bytes).fold(0, u64::saturating_add);
         let all_bytes = self.memory.allocated_bytes().saturating_add(older_bytes);
         let add_up = self.reported.is_some_and(|reported| reported.allocated_bytes == all_bytes);
@@ -87,13 +87,13 @@ impl DeviceAllocator {
 
 impl AllocatorMemory {
     /// Creates the memory from a reading. Known blocks and segments keep their stacks.
-    fn of_books(segments: &[BookSegment], known: &Self) -> Self {
-        let cell = |block: &BookBlock| {
+    fn of_books(segments: &[StateSegment], known: &Self) -> Self {
+        let cell = |block: &StateBlock| {
             let before = known.cells().get(&block.address).filter(|cell| cell.bytes == block.bytes);
             let is_same = |cell: &&SegmentCell| cell.state == BlockState::Allocated && cell.state == block.state.into();
             cell_of(block, before.filter(is_same))
         };
-        let segment = |segment: &BookSegment| {
+        let segment = |segment: &StateSegment| {
             let before = known.segments().get(&segment.address).filter(|before| before.bytes == segment.bytes);
             let read = AllocatorSegment {
                 bytes: segment.bytes,
@@ -112,18 +112,18 @@ impl AllocatorMemory {
     }
 }
 
-impl From<BookState> for BlockState {
-    fn from(state: BookState) -> Self {
+impl From<StateBlockUse> for BlockState {
+    fn from(state: StateBlockUse) -> Self {
         match state {
-            BookState::ActiveAllocated => Self::Allocated,
-            BookState::ActivePendingFree => Self::Pending,
-            BookState::Inactive => Self::Inactive,
+            StateBlockUse::ActiveAllocated => Self::Allocated,
+            StateBlockUse::ActivePendingFree => Self::Pending,
+            StateBlockUse::Inactive => Self::Inactive,
         }
     }
 }
 
 /// Creates a block from a reading, with the origin of the block known before.
-fn cell_of(block: &BookBlock, before: Option<&SegmentCell>) -> SegmentCell {
+fn cell_of(block: &StateBlock, before: Option<&SegmentCell>) -> SegmentCell {
     SegmentCell {
         bytes: block.bytes,
         requested_bytes: Some(block.requested_bytes),

@@ -173,7 +173,7 @@ impl DeviceAllocator {
                 cached,
                 tid,
                 stack,
-                is_drawn: event.is_drawn,
+                is_sampled: event.is_sampled,
                 time_ns,
             })
         } else {

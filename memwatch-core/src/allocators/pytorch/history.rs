@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::memory::AllocatorSegment;
-use crate::allocators::threads::Stage;
+use crate::allocators::threads::Phase;
 use crate::decode::{StackRef, TensorEvent};
 use crate::words::Tid;
 
@@ -64,7 +64,7 @@ pub struct HistoryEntry {
     /// Stack of the call; for a free, the stack of the block's allocation.
     pub stack: StackRef,
     /// Phase in which a block was allocated, if known.
-    pub stage: Option<Stage>,
+    pub phase: Option<Phase>,
 }
 
 /// The most recent history entries of an allocator.
@@ -138,9 +138,9 @@ impl AllocatorHistory {
     }
 
     /// Sets the phase in which the last block was allocated.
-    pub(super) fn report_stage(&mut self, stage: Stage) {
+    pub(super) fn report_phase(&mut self, phase: Phase) {
         if let Some(line) = self.lines.back_mut().filter(|line| line.action == LineAction::Alloc) {
-            line.stage = Some(stage);
+            line.phase = Some(phase);
         }
     }
 
@@ -163,7 +163,7 @@ impl AllocatorHistory {
 
     fn push(&mut self, action: LineAction, address: u64, bytes: u64, stack: StackRef) -> Option<&mut HistoryEntry> {
         let (time_ns, tid) = self.now.filter(|_| self.limit > 0)?;
-        let (block_bytes, stream, private_pool, stage) = (0, 0, (0, 0), None);
+        let (block_bytes, stream, private_pool, phase) = (0, 0, (0, 0), None);
         self.lines.push_back(HistoryEntry {
             action,
             address,
@@ -174,7 +174,7 @@ impl AllocatorHistory {
             tid,
             time_ns,
             stack,
-            stage,
+            phase,
         });
         self.shorten();
         self.lines.back_mut()

@@ -33,10 +33,10 @@ pub use readout::{StatisticsWords, statistics_of, totals};
 pub use statistics::{AllocatorCounters, AllocatorStat, AllocatorStatistics, PoolSize, StatFamily, StatScope};
 pub use trust::{Certainty, Doubt, NamedNumber, RatedNumber};
 
-use super::threads::Stage;
+use super::threads::Phase;
 use super::{BlockChange, FrameworkAllocator, ReportedTotals};
 use crate::decode::{PendingBlocks, TensorChange, TensorEvent, TraceAction, Traced};
-use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
+use crate::input::books::{StateBlock, DeviceAllocatorState, DeviceNumbers};
 use crate::words::{Ordinal, Tid};
 
 /// Maximum number of events kept of allocators on a still unknown device.
@@ -245,9 +245,9 @@ impl FrameworkAllocator for Allocators {
         self.devices.values_mut().for_each(|device| device.history.keep(limit));
     }
 
-    fn note_phase(&mut self, ordinal: Ordinal, phase: Stage) {
+    fn note_range(&mut self, ordinal: Ordinal, range: Phase) {
         if let Some(device) = self.devices.get_mut(&ordinal) {
-            device.history.report_stage(phase);
+            device.history.report_phase(range);
         }
     }
 
@@ -348,7 +348,7 @@ impl FrameworkAllocator for Allocators {
         device.is_some_and(|device| device.learn_statistics(time_ns, words))
     }
 
-    fn learn_books(&mut self, books: &DeviceBooks, time_ns: u64) -> bool {
+    fn learn_books(&mut self, books: &DeviceAllocatorState, time_ns: u64) -> bool {
         self.places.insert(books.allocator, books.ordinal);
         let kept = self.unplaced.remove(&books.allocator).unwrap_or_default();
         self.unplaced_events = self.unplaced_events.saturating_sub(kept.len());
@@ -378,7 +378,7 @@ impl FrameworkAllocator for Allocators {
         self.devices.values_mut().for_each(DeviceAllocator::resume);
     }
 
-    fn adopt_older(&mut self, ordinal: Ordinal, blocks: &[BookBlock]) -> Vec<BookBlock> {
+    fn adopt_older(&mut self, ordinal: Ordinal, blocks: &[StateBlock]) -> Vec<StateBlock> {
         self.devices.get_mut(&ordinal).map_or_else(Vec::new, |device| device.adopt_older(blocks))
     }
 

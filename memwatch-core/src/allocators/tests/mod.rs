@@ -6,7 +6,7 @@ mod seam;
 use super::test_stacks::stack;
 use super::*;
 use crate::allocators::names::{CallSite, ModuleEntry};
-use crate::allocators::threads::Stage;
+use crate::allocators::threads::Phase;
 use crate::decode::NodeWords;
 use crate::words::Tgid;
 
@@ -59,72 +59,72 @@ impl TrainingProcess {
             .event(MAIN, report, TensorChange::RangeEnds)
     }
 
-    fn by_stage(&self) -> Vec<(Stage, u64, u64)> {
-        let device = &self.ledger.places().devices()[&GPU];
-        device.stages().map(|(row, sum)| (row.stage, sum.total_bytes, sum.live_bytes)).collect()
+    fn by_phase(&self) -> Vec<(Phase, u64, u64)> {
+        let device = &self.ledger.attribution().devices()[&GPU];
+        device.phases().map(|(row, sum)| (row.phase, sum.total_bytes, sum.live_bytes)).collect()
     }
 }
 
 #[test]
-fn a_step_is_divided_into_its_stages_and_adds_up() {
+fn a_step_is_divided_into_its_phases_and_adds_up() {
     let mut process = TrainingProcess::new(300);
     process.step();
     let expected = [
-        (Stage::Forward, 1024, 0),
-        (Stage::Backward, 2048, 2048),
-        (Stage::Optimizer, 4096, 4096),
-        (Stage::Outside, 512, 512),
-        (Stage::BeforeAttach, 0, 300),
+        (Phase::Forward, 1024, 0),
+        (Phase::Backward, 2048, 2048),
+        (Phase::Optimizer, 4096, 4096),
+        (Phase::Outside, 512, 512),
+        (Phase::BeforeAttach, 0, 300),
     ];
-    assert_eq!(process.by_stage(), expected);
-    let device = &process.ledger.places().devices()[&GPU];
+    assert_eq!(process.by_phase(), expected);
+    let device = &process.ledger.attribution().devices()[&GPU];
     assert_eq!((device.total().live_bytes, device.unplaced_bytes()), (process.allocated_bytes, 0));
     assert_eq!(process.ledger.threads().steps(), 1);
 }
 
 #[test]
-fn the_backward_pass_is_charged_to_the_layer_and_to_its_line() {
+fn the_backward_pass_is_charged_to_the_module_and_to_its_line() {
     let mut process = TrainingProcess::new(0);
     process.step();
     let names = process.ledger.names();
-    let device = &process.ledger.places().devices()[&GPU];
-    let layer =
-        device.layers().find(|(key, _)| matches!(names.layer_of(*key), ModuleEntry::Module(_))).expect("a layer").1;
-    assert_eq!(layer.total_by_stage, [1024, 2048, 0, 0, 0, 0, 0]);
+    let device = &process.ledger.attribution().devices()[&GPU];
+    let module =
+        device.modules().find(|(key, _)| matches!(names.module_of(*key), ModuleEntry::Module(_))).expect("a layer").1;
+    assert_eq!(module.total_by_phase, [1024, 2048, 0, 0, 0, 0, 0]);
     let of_line = |site: &CallSite| matches!(site, CallSite::BackwardOf(line) if line.line == Some(8));
     let (_, sum) = device.sites().find(|(key, _)| of_line(names.site_of(*key))).expect("the line");
     assert_eq!(sum.live_bytes, 2048);
 }
 
 #[test]
-fn a_failed_allocation_is_remembered_with_whose_it_would_have_been() {
+fn refused_allocation_keeps_its_phase_and_step() {
     let mut process = TrainingProcess::new(0);
     process.step();
     for wanted_bytes in 0..100 {
         let what = TensorChange::OutOfMemory { ordinal: GPU, wanted_bytes, allocated_bytes: 0, reserved_bytes: 0 };
         process.event(MAIN, StackRef::Known(FORWARD), what);
     }
-    let refused = process.ledger.places().refused();
+    let refused = process.ledger.attribution().refused();
     assert_eq!((refused.len(), refused.back().map(|last| last.wanted_bytes)), (16, Some(99)));
-    assert!(refused.iter().all(|refusal| refusal.whose.stage == Stage::Forward && refusal.whose.step == 1));
+    assert!(refused.iter().all(|refusal| refusal.whose.phase == Phase::Forward && refusal.whose.step == 1));
 }
 
 #[test]
-fn the_log_has_a_line_where_layer_or_stage_changes_and_only_when_it_is_wanted() {
+fn log_writes_a_line_on_module_or_phase_change_only_when_enabled() {
     let mut process = TrainingProcess::new(0);
     process.step();
     assert_eq!(process.ledger.take_log(), (Vec::new(), 0));
     process.ledger.want_log(true);
     process.step();
     let (lines, missing) = process.ledger.take_log();
-    let stages: Vec<_> = lines.iter().map(|line| line.stage).collect();
-    assert_eq!(stages, [Stage::Forward, Stage::Outside, Stage::Backward, Stage::Optimizer]);
+    let phases: Vec<_> = lines.iter().map(|line| line.phase).collect();
+    assert_eq!(phases, [Phase::Forward, Phase::Outside, Phase::Backward, Phase::Optimizer]);
     assert!(lines.iter().all(|line| line.step == 1 && line.cached_bytes == 1 << 20) && missing == 0);
     assert!(lines.iter().all(|line| line.max_allocated_bytes >= line.allocated_bytes));
 }
 
 #[test]
-fn a_log_that_nobody_takes_drops_its_oldest_lines_and_says_how_many() {
+fn log_not_drained_drops_its_oldest_lines_and_counts_them() {
     let mut process = TrainingProcess::new(0);
     process.ledger.want_log(true);
     for number in 0..40_000 {

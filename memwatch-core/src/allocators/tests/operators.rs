@@ -1,6 +1,6 @@
 use crate::allocators::TensorLedger;
 use crate::allocators::names::ModuleEntry;
-use crate::allocators::places::LayerSum;
+use crate::allocators::places::ModuleSum;
 use crate::decode::{ArenaChunkReport, ChunkNamed, StackRef, TensorChange, TensorEvent};
 use crate::ledger::{DriverSegment, SegmentLocation};
 use crate::words::{Framework, Ordinal, Tgid, Tid};
@@ -55,23 +55,23 @@ impl ArenaProcess {
 
     /// Returns each row of the modules that has ever had memory: its operator, its sums, and its
     /// bytes at the overall peak.
-    fn layers(&self) -> Vec<(Option<&str>, LayerSum, u64)> {
-        let device = &self.ledger.places().devices()[&GPU];
-        let row = |(key, layer): (_, &LayerSum)| {
-            let operator = match self.ledger.names().layer_of(key) {
+    fn modules(&self) -> Vec<(Option<&str>, ModuleSum, u64)> {
+        let device = &self.ledger.attribution().devices()[&GPU];
+        let row = |(key, module): (_, &ModuleSum)| {
+            let operator = match self.ledger.names().module_of(key) {
                 ModuleEntry::Operator(name) => Some(&**name),
                 _ => None,
             };
-            (operator, *layer, device.at_peak_bytes(&layer.sum))
+            (operator, *module, device.at_peak_bytes(&module.sum))
         };
-        device.layers().map(row).collect()
+        device.modules().map(row).collect()
     }
 
     /// Returns an operator's live bytes, peak bytes, total bytes, bytes at the overall peak, and
     /// number of chunks.
     fn row(&self, operator: Option<&str>) -> Option<[u64; 5]> {
-        let (_, layer, at_peak) = self.layers().into_iter().find(|(name, ..)| *name == operator)?;
-        let sum = layer.sum;
+        let (_, module, at_peak) = self.modules().into_iter().find(|(name, ..)| *name == operator)?;
+        let sum = module.sum;
         Some([sum.live_bytes, sum.peak_bytes, sum.total_bytes, at_peak, sum.allocations])
     }
 }
@@ -105,17 +105,17 @@ fn a_chunk_is_its_operators_whether_the_name_comes_before_it_or_behind() {
     assert_eq!(before.row(Some("AddV2")), Some([512, 512, 512, 512, 1]));
     assert_eq!(before.row(None), Some([256, 256, 256, 256, 1]), "it has no name");
     let all = |process: &ArenaProcess| {
-        let rows = process.layers().into_iter().map(|(name, layer, _)| {
+        let rows = process.modules().into_iter().map(|(name, module, _)| {
             let sums = process.row(name).expect("it is one of them");
-            let rounding_bytes = layer.total_rounding_bytes();
-            (name.map(str::to_owned), sums, layer.live_by_stage, layer.total_by_stage, rounding_bytes)
+            let rounding_bytes = module.total_rounding_bytes();
+            (name.map(str::to_owned), sums, module.live_by_phase, module.total_by_phase, rounding_bytes)
         });
         rows.collect::<Vec<_>>()
     };
     assert_eq!(all(&before), all(&behind));
     assert_eq!(all(&behind).iter().map(|row| row.4).collect::<Vec<_>>(), [Some(6), Some(12), Some(6)]);
     let has_time =
-        |process: &ArenaProcess| process.layers().iter().filter(|(_, layer, _)| layer.host_duration_ns > 0).count();
+        |process: &ArenaProcess| process.modules().iter().filter(|(_, module, _)| module.host_duration_ns > 0).count();
     assert_eq!(has_time(&before), has_time(&behind));
     let mut behind = behind;
     behind.chunk(OTHER, (false, FIRST + 0x2000, 2048));
@@ -128,13 +128,13 @@ fn names_of_other_threads_and_other_chunks_are_not_taken() {
     process.name(OTHER, FIRST, "MatMul").chunk(MAIN, (true, FIRST, 1024));
     process.name(MAIN, SECOND, "AddV2").chunk(MAIN, (true, FIRST + 0x3000, 512));
     process.chunk(MAIN, (true, SECOND, 256));
-    assert_eq!(process.layers().len(), 1, "none has one");
+    assert_eq!(process.modules().len(), 1, "none has one");
     process.name(MAIN, SECOND, "Relu").name(MAIN, SECOND, "Relu");
     assert_eq!(process.row(Some("Relu")), Some([256, 256, 256, 256, 1]), "the last grant has its name, once");
 }
 
 #[test]
-fn a_name_that_waits_when_events_are_lost_is_nobodys() {
+fn operator_name_pending_at_a_loss_is_dropped() {
     let mut process = ArenaProcess::default();
     process.name(MAIN, FIRST, "MatMul");
     process.ledger.lose(Loss::TensorEventLost, 1);
@@ -150,7 +150,7 @@ fn more_names_than_are_distinguished_share_a_row() {
         process.name(MAIN, address, &format!("node_{number}")).chunk(MAIN, (true, address, 256));
     }
     let rest =
-        process.layers().into_iter().filter(|(name, ..)| name.is_none()).map(|(_, layer, _)| layer.sum.allocations);
-    assert_eq!(rest.sum::<u64>() + process.layers().len() as u64 - 1, 20_000);
-    assert!(process.layers().len() < 1 << 14);
+        process.modules().into_iter().filter(|(name, ..)| name.is_none()).map(|(_, module, _)| module.sum.allocations);
+    assert_eq!(rest.sum::<u64>() + process.modules().len() as u64 - 1, 20_000);
+    assert!(process.modules().len() < 1 << 14);
 }

@@ -120,7 +120,7 @@ impl SampleCoverage {
 }
 
 #[test]
-fn the_truth_lies_within_two_standard_errors_as_often_as_it_should() {
+fn sampled_runs_are_within_two_standard_errors_at_the_expected_rate() {
     let mut covered = SampleCoverage::default();
     for (seed, path) in (1..).zip(recordings()) {
         let truths = play(&path, Schedule::new(seed, true));

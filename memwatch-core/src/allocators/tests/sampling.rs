@@ -1,21 +1,21 @@
 use super::*;
 use crate::allocators::names::LibraryKey;
-use crate::allocators::threads::{PhaseEvidence, Stage};
+use crate::allocators::threads::{Phase, PhaseEvidence};
 
 const GPU: Ordinal = Ordinal(0);
 const MIB: u64 = 1 << 20;
 
 fn of_line(line: u32) -> Attribution {
     Attribution {
-        stage: Stage::Outside,
+        phase: Phase::Outside,
         by: PhaseEvidence::Nothing,
         recomputed: false,
         captured: false,
         site: SiteKey(line),
         library: LibraryKey::NONE,
-        layer: LayerKey(0),
-        phase: None,
-        phase_of: None,
+        module: ModuleKey(0),
+        range: None,
+        range_of: None,
         stack: None,
         step: 0,
     }
@@ -64,7 +64,7 @@ fn program(draws: &mut Draws, windows: u64) -> (Sampling, Vec<u64>) {
 }
 
 #[test]
-fn errors_of_a_program_that_does_the_same_all_the_time_are_not_too_small_and_at_most_three_times_too_large() {
+fn sampling_errors_of_a_regular_program_are_at_most_three_times_too_big() {
     let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
     let (mut within, mut all) = (0_u32, 0_u32);
     // In MiB, squared: the actual and the expected deviation.
@@ -95,8 +95,8 @@ fn all_lines_together_are_what_the_allocator_counts() {
     let sum: u64 = lines.map(|estimate| estimate.bytes).sum();
     let whole: u64 = truth[..10].iter().sum();
     assert!(sum.abs_diff(whole) <= 10, "{sum} and {whole}: each is rounded");
-    let layer = sampling.estimate(GPU, SampleKey::Layer(LayerKey(0)), counted).expect("it was traced");
-    assert_eq!((layer.bytes.abs_diff(whole), layer.standard_error_bytes), (0, Some(0)), "all of it is one layer's");
+    let module = sampling.estimate(GPU, SampleKey::Module(ModuleKey(0)), counted).expect("it was traced");
+    assert_eq!((module.bytes.abs_diff(whole), module.standard_error_bytes), (0, Some(0)), "all of it is one layer's");
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_window_of_which_events_were_lost_does_not_count() {
 }
 
 #[test]
-fn nothing_counts_between_windows_and_totals_that_were_set_to_0_say_nothing() {
+fn sampling_ignores_grants_outside_windows_and_unknown_totals() {
     let mut sampling = Sampling::default();
     sampling.open(1, 0);
     sampling.count_from(GPU, 5 * MIB);

@@ -37,7 +37,7 @@ impl FrameworkAllocator for FakeArena {
             cached: Some(false),
             tid,
             stack,
-            is_drawn: false,
+            is_sampled: false,
             time_ns,
         };
         Some(BlockChange::Granted(block))
@@ -68,7 +68,7 @@ fn another_framework_has_totals_and_places_through_the_seam_alone() {
     report(0x2000, 1024, 5120);
     report(0x1000, -4096, 1024);
     assert_eq!(ledger.reported()[&GPU].allocated_bytes, 1024);
-    let live: Vec<u64> = ledger.places().devices()[&GPU].sites().map(|(_, sum)| sum.live_bytes).collect();
+    let live: Vec<u64> = ledger.attribution().devices()[&GPU].sites().map(|(_, sum)| sum.live_bytes).collect();
     assert_eq!(live, [1024]);
     assert!(!ledger.wants_statistics());
     ledger.lose(Loss::TensorEventLost, 1);

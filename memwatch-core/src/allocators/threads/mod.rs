@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
 
-use crate::allocators::names::{LayerKey, LibraryKey, NameTable, PhaseKey, SiteKey};
+use crate::allocators::names::{LibraryKey, ModuleKey, NameTable, RangeKey, SiteKey};
 use crate::decode::{NodeLayout, NodeWords, StackRef, TensorChange, TensorEvent};
 use crate::input::holdings::OwnerModule;
 use crate::stack::PythonStack;
@@ -40,7 +40,7 @@ const NUMBERS: usize = 1 << 21;
 
 /// Phase of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Stage {
+pub enum Phase {
     /// Inside the call of a module.
     Forward,
     /// Inside the backward pass, including recomputation.
@@ -57,7 +57,7 @@ pub enum Stage {
     Untraced,
 }
 
-impl Stage {
+impl Phase {
     /// All phases, in the order of their indices.
     pub const ALL: [Self; 7] = [
         Self::Forward,
@@ -87,7 +87,7 @@ pub enum PhaseEvidence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attribution {
     /// Phase of the training step.
-    pub stage: Stage,
+    pub phase: Phase,
     /// Evidence for the phase.
     pub by: PhaseEvidence,
     /// The block holds values recomputed in the backward pass: activation checkpointing.
@@ -99,11 +99,11 @@ pub struct Attribution {
     /// Library line called from the call site.
     pub library: LibraryKey,
     /// Module that allocated.
-    pub layer: LayerKey,
+    pub module: ModuleKey,
     /// Innermost range of the program around the allocation.
-    pub phase: Option<PhaseKey>,
+    pub range: Option<RangeKey>,
     /// Thread that opened the range.
-    pub phase_of: Option<Tid>,
+    pub range_of: Option<Tid>,
     /// Number of the stack.
     pub stack: Option<u64>,
     /// Training steps done before the allocation.
@@ -191,8 +191,8 @@ impl Threads {
     }
 
     /// Returns the row of the module that owns a tensor.
-    pub(super) fn owner_layer(&mut self, owner: &OwnerModule, names: &mut NameTable) -> LayerKey {
-        self.origins.owner_layer(owner, names)
+    pub(super) fn owner_module(&mut self, owner: &OwnerModule, names: &mut NameTable) -> ModuleKey {
+        self.origins.owner_module(owner, names)
     }
 
     /// Applies one event.
@@ -205,16 +205,16 @@ impl Threads {
                 thread.ranges.begin_optimizer(name, moment, steps);
             }
             TensorChange::RangeBegins(name) => {
-                let phase = names.phase(name);
-                self.thread(tid).ranges.begin_phase(phase, event.time_ns);
+                let range = names.range(name);
+                self.thread(tid).ranges.begin_range(range, event.time_ns);
             }
             TensorChange::RangeEnds => {
                 let (thread, steps) = self.thread_and_steps(tid);
                 thread.ranges.end(steps);
             }
             TensorChange::NvtxPush(name) => {
-                let phase = names.phase(name);
-                self.thread(tid).ranges.push(phase, event.time_ns);
+                let range = names.range(name);
+                self.thread(tid).ranges.push(range, event.time_ns);
             }
             TensorChange::NvtxPop => self.thread(tid).ranges.pop(),
             TensorChange::NodeBegins { words } => {
@@ -286,30 +286,30 @@ impl Threads {
                 thread.ranges.close_optimizers();
             }
         }
-        let (stage, by) = stage(thread, stack, origin.as_ref());
+        let (phase, by) = phase(thread, stack, origin.as_ref());
         let in_node =
-            by == PhaseEvidence::Node || (stage == Stage::Backward && origin.is_some_and(|origin| origin.in_engine));
+            by == PhaseEvidence::Node || (phase == Phase::Backward && origin.is_some_and(|origin| origin.in_engine));
         let made = if in_node { thread.made(stack, origin.as_ref()) } else { None };
         let builder = if in_node { thread.node.and_then(|node| node.builder) } else { None };
-        let recomputed = stage == Stage::Backward
+        let recomputed = phase == Phase::Backward
             && origin.is_some_and(|origin| matches!(origin.doing, Doing::Forward | Doing::Recomputation));
-        let phase = thread.ranges.phase().map(|phase| (phase, tid));
+        let range = thread.ranges.range().map(|range| (range, tid));
         if let Some(key) = key.filter(|_| !in_node || recomputed) {
             thread.last = Some(key);
-            if matches!(stage, Stage::Forward | Stage::Outside) || recomputed {
+            if matches!(phase, Phase::Forward | Phase::Outside) || recomputed {
                 thread.numbers.settle(key);
             }
         }
         let of_node = made.map(|key| self.origins.get(key));
-        let phase = phase.or_else(|| Some((self.all.get(&builder?)?.ranges.phase()?, builder?)));
-        let (phase, phase_of) = phase.unzip();
+        let range = range.or_else(|| Some((self.all.get(&builder?)?.ranges.range()?, builder?)));
+        let (range, range_of) = range.unzip();
         let has_node = in_node && self.all.get(&tid).is_some_and(|thread| thread.node.is_some());
-        let layer = match origin.map(|origin| origin.layer) {
+        let module = match origin.map(|origin| origin.module) {
             Some(own) if own.is_module() => own,
-            _ if has_node => of_node.map_or(LayerKey::NOT_KNOWN, |of_node| of_node.layer),
+            _ if has_node => of_node.map_or(ModuleKey::NOT_KNOWN, |of_node| of_node.module),
             Some(own) => own,
-            None if stack.is_without_python() => LayerKey::NONE,
-            None => LayerKey::NOT_KNOWN,
+            None if stack.is_without_python() => ModuleKey::NONE,
+            None => ModuleKey::NOT_KNOWN,
         };
         let (site, library) = match (&origin, &of_node) {
             (Some(origin), _) => (origin.site, origin.library),
@@ -319,14 +319,14 @@ impl Threads {
                 (native.unwrap_or(SiteKey::without_frames(stack)), LibraryKey::NONE)
             }
         };
-        Attribution { stage, by, recomputed, captured, site, library, layer, phase, phase_of, stack: id, step }
+        Attribution { phase, by, recomputed, captured, site, library, module, range, range_of, stack: id, step }
     }
 
     /// Frees a block with this attribution and allocation time. If its range is still open, returns
     /// the bytes allocated and freed on the block's device since the range was opened.
     pub(super) fn give_back(&mut self, whose: &Attribution, granted_ns: u64, block: (Ordinal, u64)) -> Option<u64> {
-        let (phase, thread) = (whose.phase?, self.all.get_mut(&whose.phase_of?)?);
-        thread.ranges.give_back(phase, granted_ns, block)
+        let (range, thread) = (whose.range?, self.all.get_mut(&whose.range_of?)?);
+        thread.ranges.give_back(range, granted_ns, block)
     }
 
     /// Returns the sequence number of a node from its words.
@@ -386,8 +386,8 @@ impl Threads {
             match (node, found) {
                 (None, _) => {}
                 (Some(node), Some((_, other))) if node.ran == other.ran => {
-                    let layer = |node: Numbered| node.origin.map(|origin| self.origins.get(origin).layer);
-                    differ |= layer(node) != layer(other);
+                    let module = |node: Numbered| node.origin.map(|origin| self.origins.get(origin).module);
+                    differ |= module(node) != module(other);
                 }
                 (Some(node), Some((_, other))) if node.ran && !other.ran => {}
                 (Some(node), _) => {
@@ -445,26 +445,26 @@ impl Threads {
 }
 
 /// Returns the phase of a block and the evidence for it.
-fn stage(thread: &ThreadActivity, stack: StackRef, origin: Option<&StackOrigin>) -> (Stage, PhaseEvidence) {
+fn phase(thread: &ThreadActivity, stack: StackRef, origin: Option<&StackOrigin>) -> (Phase, PhaseEvidence) {
     let optimizer = thread.ranges.optimizer();
     if let Some(node) = thread.node.filter(|_| !thread.of_program) {
         let is_within = optimizer.is_some_and(|begun| begun > node.moment);
         return if is_within {
-            (Stage::Optimizer, PhaseEvidence::Range)
+            (Phase::Optimizer, PhaseEvidence::Range)
         } else {
-            (Stage::Backward, PhaseEvidence::Node)
+            (Phase::Backward, PhaseEvidence::Node)
         };
     }
     let doing = origin.map(|origin| origin.doing);
     match (doing, optimizer) {
-        (Some(Doing::Forward), _) => (Stage::Forward, PhaseEvidence::Frames),
-        (Some(Doing::Backward | Doing::Recomputation), _) => (Stage::Backward, PhaseEvidence::Frames),
-        (Some(Doing::Closure), _) => (Stage::Outside, PhaseEvidence::Frames),
-        (_, Some(_)) => (Stage::Optimizer, PhaseEvidence::Range),
-        (Some(Doing::Optimizer), None) => (Stage::Optimizer, PhaseEvidence::Frames),
-        (Some(Doing::Nothing), None) => (Stage::Outside, PhaseEvidence::Nothing),
-        (None, None) if stack.is_without_python() => (Stage::Outside, PhaseEvidence::Nothing),
-        (None, None) => (Stage::NotKnown, PhaseEvidence::Nothing),
+        (Some(Doing::Forward), _) => (Phase::Forward, PhaseEvidence::Frames),
+        (Some(Doing::Backward | Doing::Recomputation), _) => (Phase::Backward, PhaseEvidence::Frames),
+        (Some(Doing::Closure), _) => (Phase::Outside, PhaseEvidence::Frames),
+        (_, Some(_)) => (Phase::Optimizer, PhaseEvidence::Range),
+        (Some(Doing::Optimizer), None) => (Phase::Optimizer, PhaseEvidence::Frames),
+        (Some(Doing::Nothing), None) => (Phase::Outside, PhaseEvidence::Nothing),
+        (None, None) if stack.is_without_python() => (Phase::Outside, PhaseEvidence::Nothing),
+        (None, None) => (Phase::NotKnown, PhaseEvidence::Nothing),
     }
 }
 

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_go_when_there_is_no_room() {
+    fn sequence_numbers_evict_the_oldest_at_capacity() {
         let mut numbers = numbers(0..100);
         numbers.push(100, BLANK, 10);
         assert_eq!((numbers.len(), numbers.get(90), numbers.get(91).is_some()), (10, None, true));

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::frames::{self, Doing, StackReading};
 use super::packages::PackageFolders;
 use crate::allocators::names::{
-    CallSite, LayerKey, LibraryKey, LibraryLine, NameTable, NativeCode, SiteKey, TorchModule,
+    CallSite, LibraryKey, LibraryLine, ModuleKey, NameTable, NativeCode, SiteKey, TorchModule,
 };
 use crate::decode::StackRef;
 use crate::input::holdings::OwnerModule;
@@ -39,7 +39,7 @@ pub(super) struct StackOrigin {
     /// Library line called from the call site.
     pub(super) library: LibraryKey,
     /// Innermost module.
-    pub(super) layer: LayerKey,
+    pub(super) module: ModuleKey,
     /// Activity of the program.
     pub(super) doing: Doing,
     /// See [`StackReading::from_the_start`].
@@ -56,7 +56,7 @@ const UNKNOWN: StackOrigin = StackOrigin {
     site: SiteKey::MISSING,
     backward_site: SiteKey::MISSING,
     library: LibraryKey::NONE,
-    layer: LayerKey::NOT_KNOWN,
+    module: ModuleKey::NOT_KNOWN,
     doing: Doing::Nothing,
     from_the_start: false,
     without_optimizer: false,
@@ -131,7 +131,7 @@ impl Origins {
             site,
             backward_site,
             library: library.unwrap_or(LibraryKey::NONE),
-            layer: self.layer(&reading.modules, names),
+            module: self.module(&reading.modules, names),
             doing: reading.doing,
             from_the_start: reading.from_the_start,
             without_optimizer: reading.without_optimizer,
@@ -141,7 +141,7 @@ impl Origins {
     }
 
     /// Returns the row of the module that owns a tensor.
-    pub(super) fn owner_layer(&mut self, owner: &OwnerModule, names: &mut NameTable) -> LayerKey {
+    pub(super) fn owner_module(&mut self, owner: &OwnerModule, names: &mut NameTable) -> ModuleKey {
         let module = |address, class: &Arc<str>, name: &Arc<str>| PythonModule {
             address,
             class: class.clone(),
@@ -151,14 +151,14 @@ impl Origins {
         let root = module(owner.root_address, &owner.root_class, &Arc::from(""));
         let own = module(owner.address, &owner.class, &owner.name);
         if owner.address == owner.root_address {
-            return self.layer(&[&root], names);
+            return self.module(&[&root], names);
         }
-        self.layer(&[&own, &root], names)
+        self.module(&[&own, &root], names)
     }
 
     /// Returns the row of the innermost of these modules.
-    fn layer(&mut self, modules: &[&PythonModule], names: &mut NameTable) -> LayerKey {
-        let Some(outermost) = modules.last() else { return LayerKey::NONE };
+    fn module(&mut self, modules: &[&PythonModule], names: &mut NameTable) -> ModuleKey {
+        let Some(outermost) = modules.last() else { return ModuleKey::NONE };
         let own = modules.iter().rev().copied().find(|module| wrapped_as(&module.class).is_none());
         // If only wrappers are called, the call counts for the module they wrap.
         let wrapped = || modules.first().and_then(|module| module.wraps.as_deref());
@@ -171,7 +171,7 @@ impl Origins {
             self.meet(module, &model, (&above, &outermost.class));
         }
         let innermost = modules.first().and_then(|module| self.met.get(&module.address));
-        innermost.map_or(LayerKey::NOT_KNOWN, |module| names.layer(module.clone()))
+        innermost.map_or(ModuleKey::NOT_KNOWN, |module| names.module(module.clone()))
     }
 
     /// Returns the model that contains the stack's outermost own module, and that module's name in
@@ -212,7 +212,7 @@ fn joined(above: &str, name: &str) -> String {
     parts.collect::<Vec<_>>().join(".")
 }
 
-/// Returns whether a name is a suffix of a longer one, or equal: `fc1` of `layers.0.fc1`.
+/// Returns whether a name is a suffix of a longer one, or equal: `fc1` of `modules.0.fc1`.
 fn is_end_of(name: &str, whole: &str) -> bool {
     name.is_empty() || whole.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }

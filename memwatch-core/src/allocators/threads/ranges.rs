@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
-use crate::allocators::names::PhaseKey;
+use crate::allocators::names::RangeKey;
 use crate::words::Ordinal;
 
 /// Maximum number of open ranges tracked per thread and kind. Ranges that are never closed must not
@@ -22,9 +22,9 @@ pub const STEP: &str = "Optimizer.step#";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum RangeKind {
     /// A `record_function` range of the program or a library.
-    Phase(PhaseKey),
+    Range(RangeKey),
     /// An NVTX range. Ranges of the two kinds end independently.
-    Nvtx(PhaseKey),
+    Nvtx(RangeKey),
     /// An optimizer method. `steps` is the optimizer's number in [`Steps`] if the method is a step;
     /// `moment` is the thread's event count at the beginning.
     Optimizer { steps: Option<u32>, moment: u64 },
@@ -35,9 +35,9 @@ impl RangeKind {
         matches!(self, Self::Nvtx(_))
     }
 
-    const fn phase(self) -> Option<PhaseKey> {
+    const fn range(self) -> Option<RangeKey> {
         match self {
-            Self::Phase(phase) | Self::Nvtx(phase) => Some(phase),
+            Self::Range(range) | Self::Nvtx(range) => Some(range),
             Self::Optimizer { .. } => None,
         }
     }
@@ -69,8 +69,8 @@ impl ThreadRanges {
     }
 
     /// Begins a range of the program.
-    pub(super) fn begin_phase(&mut self, phase: PhaseKey, began_ns: u64) {
-        self.beyond += u64::from(!self.begin(RangeKind::Phase(phase), began_ns));
+    pub(super) fn begin_range(&mut self, range: RangeKey, began_ns: u64) {
+        self.beyond += u64::from(!self.begin(RangeKind::Range(range), began_ns));
     }
 
     /// Begins an optimizer method.
@@ -120,8 +120,8 @@ impl ThreadRanges {
     }
 
     /// Begins an NVTX range.
-    pub(super) fn push(&mut self, phase: PhaseKey, began_ns: u64) {
-        self.nvtx_beyond += u64::from(!self.begin(RangeKind::Nvtx(phase), began_ns));
+    pub(super) fn push(&mut self, range: RangeKey, began_ns: u64) {
+        self.nvtx_beyond += u64::from(!self.begin(RangeKind::Nvtx(range), began_ns));
     }
 
     /// Ends the innermost NVTX range.
@@ -137,19 +137,19 @@ impl ThreadRanges {
     pub(super) fn optimizer(&self) -> Option<u64> {
         self.open.iter().rev().find_map(|open| match open.range {
             RangeKind::Optimizer { moment, .. } => Some(moment),
-            RangeKind::Phase(_) | RangeKind::Nvtx(_) => None,
+            RangeKind::Range(_) | RangeKind::Nvtx(_) => None,
         })
     }
 
     /// Returns the name of the innermost range of the program.
-    pub(super) fn phase(&self) -> Option<PhaseKey> {
-        self.open.iter().rev().find_map(|open| open.range.phase())
+    pub(super) fn range(&self) -> Option<RangeKey> {
+        self.open.iter().rev().find_map(|open| open.range.range())
     }
 
     /// Frees a block allocated in this range at this time. If the range has been open since before
     /// that, returns the bytes on the device allocated and freed in it so far.
-    pub(super) fn give_back(&mut self, phase: PhaseKey, granted_ns: u64, block: (Ordinal, u64)) -> Option<u64> {
-        let is_it = |open: &&mut OpenRange| open.range.phase() == Some(phase) && open.began_ns <= granted_ns;
+    pub(super) fn give_back(&mut self, range: RangeKey, granted_ns: u64, block: (Ordinal, u64)) -> Option<u64> {
+        let is_it = |open: &&mut OpenRange| open.range.range() == Some(range) && open.began_ns <= granted_ns;
         let (ordinal, bytes) = block;
         let temporary = self.open.iter_mut().rev().find(is_it)?.temporary.entry(ordinal).or_default();
         *temporary = temporary.saturating_add(bytes);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_is_as_far_as_its_busiest_optimizer() {
+    fn step_count_of_a_process_is_that_of_its_busiest_optimizer() {
         let (mut ranges, mut steps) = (ThreadRanges::default(), Steps::default());
         for name in ["Optimizer.step#Adam.step", "Optimizer.step#SGD.step", "Optimizer.step#Adam.step"] {
             ranges.begin_optimizer(name, 0, &mut steps);
@@ -234,31 +234,31 @@ mod tests {
     }
 
     #[test]
-    fn the_innermost_range_counts_whichever_way_it_was_named() {
+    fn innermost_range_wins_over_outer_marked_and_pushed_ranges() {
         let (mut ranges, mut steps) = (ThreadRanges::default(), Steps::default());
-        ranges.begin_phase(PhaseKey(1), 0);
-        ranges.push(PhaseKey(2), 0);
-        assert_eq!(ranges.phase(), Some(PhaseKey(2)));
-        ranges.begin_phase(PhaseKey(3), 0);
-        assert_eq!(ranges.phase(), Some(PhaseKey(3)));
+        ranges.begin_range(RangeKey(1), 0);
+        ranges.push(RangeKey(2), 0);
+        assert_eq!(ranges.range(), Some(RangeKey(2)));
+        ranges.begin_range(RangeKey(3), 0);
+        assert_eq!(ranges.range(), Some(RangeKey(3)));
         // Not in the order of their beginnings: each kind keeps its own.
         ranges.pop();
-        assert_eq!(ranges.phase(), Some(PhaseKey(3)));
+        assert_eq!(ranges.range(), Some(RangeKey(3)));
         ranges.end(&mut steps);
-        assert_eq!(ranges.phase(), Some(PhaseKey(1)));
+        assert_eq!(ranges.range(), Some(RangeKey(1)));
     }
 
     #[test]
     fn ranges_never_closed_cost_no_memory_and_keep_the_others_in_order() {
         let (mut ranges, mut steps) = (ThreadRanges::default(), Steps::default());
-        (0..10_000).for_each(|_| ranges.begin_phase(PhaseKey(1), 0));
-        assert_eq!((ranges.open.len(), ranges.phase()), (DEEP, Some(PhaseKey(1))));
-        ranges.push(PhaseKey(3), 0);
+        (0..10_000).for_each(|_| ranges.begin_range(RangeKey(1), 0));
+        assert_eq!((ranges.open.len(), ranges.range()), (DEEP, Some(RangeKey(1))));
+        ranges.push(RangeKey(3), 0);
         (0..10_000).for_each(|_| ranges.end(&mut steps));
-        assert_eq!(ranges.phase(), Some(PhaseKey(3)));
+        assert_eq!(ranges.range(), Some(RangeKey(3)));
         ranges.pop();
         ranges.pop();
-        assert_eq!(ranges.phase(), None);
+        assert_eq!(ranges.range(), None);
         for optimizer in 0..1000 {
             ranges.begin_optimizer(&format!("Optimizer.step#{optimizer}"), 0, &mut steps);
             ranges.end(&mut steps);
@@ -267,19 +267,19 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_and_goes_while_a_range_is_open_is_its_temporary_memory() {
+    fn bytes_freed_within_their_open_range_are_temporary() {
         let (mut ranges, mut steps, gpu) = (ThreadRanges::default(), Steps::default(), Ordinal(0));
-        ranges.begin_phase(PhaseKey(1), 100);
-        assert_eq!(ranges.give_back(PhaseKey(1), 101, (gpu, 10)), Some(10));
-        ranges.begin_phase(PhaseKey(2), 110);
-        assert_eq!(ranges.give_back(PhaseKey(1), 105, (gpu, 20)), Some(30), "a range within is open too");
-        assert_eq!(ranges.give_back(PhaseKey(2), 111, (gpu, 5)), Some(5));
-        assert_eq!(ranges.give_back(PhaseKey(1), 102, (Ordinal(1), 7)), Some(7), "each device has its own sum");
+        ranges.begin_range(RangeKey(1), 100);
+        assert_eq!(ranges.give_back(RangeKey(1), 101, (gpu, 10)), Some(10));
+        ranges.begin_range(RangeKey(2), 110);
+        assert_eq!(ranges.give_back(RangeKey(1), 105, (gpu, 20)), Some(30), "a range within is open too");
+        assert_eq!(ranges.give_back(RangeKey(2), 111, (gpu, 5)), Some(5));
+        assert_eq!(ranges.give_back(RangeKey(1), 102, (Ordinal(1), 7)), Some(7), "each device has its own sum");
         ranges.end(&mut steps);
-        assert_eq!(ranges.give_back(PhaseKey(2), 112, (gpu, 5)), None, "it has outlived its range");
+        assert_eq!(ranges.give_back(RangeKey(2), 112, (gpu, 5)), None, "it has outlived its range");
         ranges.end(&mut steps);
-        ranges.begin_phase(PhaseKey(1), 200);
-        assert_eq!(ranges.give_back(PhaseKey(1), 106, (gpu, 1)), None, "it is of the opening before");
-        assert_eq!(ranges.give_back(PhaseKey(1), 200, (gpu, 2)), Some(2));
+        ranges.begin_range(RangeKey(1), 200);
+        assert_eq!(ranges.give_back(RangeKey(1), 106, (gpu, 1)), None, "it is of the opening before");
+        assert_eq!(ranges.give_back(RangeKey(1), 200, (gpu, 2)), Some(2));
     }
 }

@@ -54,7 +54,7 @@ fn process(answers: &[u8]) -> Process {
 }
 
 #[test]
-fn a_late_process_on_two_gpus_is_asked_until_every_thread_that_allocates_has_its_device() {
+fn late_process_on_two_gpus_is_queried_until_its_threads_have_devices() {
     let mut process = process(&[]);
     let several = [gpu(1, true), gpu(2, true), gpu(3, false)];
     assert_eq!(
@@ -84,7 +84,7 @@ fn found(process: &Process, devices: &[DeviceFacts]) -> Option<GpuUuid> {
 }
 
 #[test]
-fn an_instances_own_uuid_is_spelt_as_nvml_does_and_its_gpus_does_not_outweigh_it() {
+fn mig_instance_uuid_is_spelt_as_in_nvml_and_precedes_its_gpu_uuid() {
     let devices = [instance(1, false), instance(2, false)];
     for answers in [&[2][..], &[2, 0xf0], &[0xf0, 2]] {
         assert_eq!(found(&process(answers), &devices), Some(bytes_uuid("MIG-", 2)), "{answers:?}");
@@ -94,7 +94,7 @@ fn an_instances_own_uuid_is_spelt_as_nvml_does_and_its_gpus_does_not_outweigh_it
 }
 
 #[test]
-fn where_only_the_gpu_of_an_instance_was_reported_nvmls_lists_decide_among_its_instances() {
+fn mig_parent_uuid_is_resolved_by_the_nvml_process_lists() {
     let reported_parent = process(&[0xf0]);
     assert_eq!(found(&reported_parent, &[instance(1, false), gpu(3, true)]), Some(bytes_uuid("MIG-", 1)));
     assert_eq!(

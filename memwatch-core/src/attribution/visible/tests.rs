@@ -57,7 +57,7 @@ fn numbers_and_uuids_are_read_in_the_order_of_the_list() {
 }
 
 #[test]
-fn the_list_ends_before_its_first_invalid_entry_and_is_void_with_a_device_twice() {
+fn visible_devices_end_at_the_first_invalid_entry_and_reject_duplicates() {
     let mut devices = machine(&["H", "H"]);
     devices[0].processes = Some(Vec::new());
     for list in ["1,-1,0", "1,2,0", "1,GPU-zz,0", "1,,0", "1,x,0"] {
@@ -111,7 +111,7 @@ fn a_list_that_nvml_contradicts_is_not_believed() {
 }
 
 #[test]
-fn instances_are_named_by_their_uuid_or_by_gpu_and_numbers_and_never_by_a_bare_number() {
+fn visible_mig_instances_are_selected_by_uuid_or_gpu_and_ids_only() {
     let mut devices = machine(&["H MIG 1g.10gb", "H MIG 1g.10gb"]);
     for (place, device) in devices.iter_mut().enumerate() {
         device.uuid = GpuUuid::new(["MIG-aa10", "MIG-ab20"][place]);
@@ -163,7 +163,7 @@ proptest! {
 
     /// For any visible subset, and any order of different models.
     #[test]
-    fn an_answer_is_what_the_driver_does(
+    fn visible_device_resolution_matches_the_driver(
         models in vec(select(vec!["H", "B"]), 1..5),
         list in lists(),
         by_bus: bool,

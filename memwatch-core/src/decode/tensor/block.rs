@@ -134,7 +134,7 @@ impl BlockReport {
         let line = |what| TensorEvent {
             what: TensorChange::Traced(what),
             stack: StackRef::NotAsked,
-            is_drawn: false,
+            is_sampled: false,
             ..*event
         };
         let report =

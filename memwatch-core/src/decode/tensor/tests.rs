@@ -7,7 +7,7 @@ use super::{NodeWords, StackRef, TensorChange, TraceAction, decode_tensor};
 use crate::words::Ordinal;
 
 #[test]
-fn what_stands_in_the_other_bits_of_registers_changes_nothing() {
+fn tensor_decode_ignores_unused_register_bits() {
     for row in TENSOR_PROBES {
         let bits = row.meaning.argument_bits();
         for (fill, device) in [(0, 0x0001), (u64::MAX, 0x0301), (0x5a5a_5a5a_5a5a_5a5a, 0xff01)] {
@@ -33,14 +33,14 @@ fn change(record: TensorRecord) -> Option<TensorChange> {
 }
 
 #[test]
-fn a_free_is_reported_as_negative_bytes_and_only_the_device_bits_of_its_register_count() {
+fn tensor_free_has_negative_bytes_and_only_the_device_bits_of_its_word() {
     let freed = change(record(1, [0x7000, 512_u64.wrapping_neg(), 1024, 4096, 0xdead_0101, 0], [0, 0]));
     let Some(TensorChange::Reported { ordinal, block_bytes, allocated_bytes, .. }) = freed else { panic!("{freed:?}") };
     assert_eq!((ordinal, block_bytes, allocated_bytes), (Ordinal(1), -512, 1024));
 }
 
 #[test]
-fn memory_of_the_host_is_no_event() {
+fn host_memory_report_is_not_a_tensor_event() {
     assert_eq!(change(record(1, [0x7000, 512, 512, 512, 0, 0], [0, 0])), None);
 }
 
@@ -74,10 +74,10 @@ fn why_a_stack_is_missing_is_kept() {
 }
 
 #[test]
-fn a_small_block_that_was_drawn_stands_for_others_whatever_became_of_its_stack() {
+fn sampled_flag_of_a_small_block_does_not_depend_on_its_stack() {
     let is_drawn = |flags, stack| {
         let record = TensorRecord { flags, stack, ..record(21, [0; 6], [0; 2]) };
-        decode_tensor(&RingRecord::Tensor(record)).expect("an event").is_drawn
+        decode_tensor(&RingRecord::Tensor(record)).expect("an event").is_sampled
     };
     let fates = [(0, 5), (FLAG_NO_PYTHON, 0), (FLAG_NO_PYTHON, 5), (FLAG_STACK_OVER_BUDGET, 0)];
     assert!(fates.into_iter().all(|(flags, stack)| is_drawn(flags | FLAG_BY_DRAW, stack)));

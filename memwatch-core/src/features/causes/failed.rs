@@ -2,12 +2,12 @@
 
 use super::elsewhere::left_bytes;
 use super::forward::without_backward;
-use super::moment::{of, of_stage, places, steps};
+use super::moment::{of, of_phase, places, steps};
 use super::{Cause, CauseEvidence, CauseKind, Confidence};
 use crate::features::oom::room::held_bytes;
 use crate::features::oom::view::OomView;
 use crate::input::holdings::HoldingClass;
-use crate::snapshot::{ProcessView, StageView};
+use crate::snapshot::{PhaseView, ProcessView};
 
 /// Minimum fraction of all tensors for a dominating part, as its inverse.
 const MOSTLY: u64 = 2;
@@ -16,15 +16,15 @@ const MOSTLY: u64 = 2;
 /// reduce.
 pub(super) fn optimizer(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
-        let whose = failure.whose.as_ref().filter(|whose| whose.stage == "optimizer")?;
+        let whose = failure.whose.as_ref().filter(|whose| whose.phase == "optimizer")?;
         // After a step all state exists.
         (steps(failure) == 0).then(|| Cause {
-            subject: whose.layer.name.clone(),
+            subject: whose.module.name.clone(),
             line: whose.site.name.clone(),
             ..of(
                 CauseKind::OptimizerState,
                 failure,
-                places(failure).map_or(0, |places| of_stage(places, "optimizer")).saturating_add(failure.wanted_bytes),
+                places(failure).map_or(0, |places| of_phase(places, "optimizer")).saturating_add(failure.wanted_bytes),
             )
         })
     };
@@ -37,21 +37,21 @@ pub(super) fn parts(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
         return Vec::new();
     };
     let all = places.total.live_bytes;
-    let is_training = |stage: &&StageView| matches!(&*stage.stage, "forward" | "backward" | "optimizer");
-    let has_begun = places.stages.iter().filter(is_training).any(|stage| stage.sum.total_bytes > 0);
+    let is_training = |phase: &&PhaseView| matches!(&*phase.phase, "forward" | "backward" | "optimizer");
+    let has_begun = places.phases.iter().filter(is_training).any(|phase| phase.sum.total_bytes > 0);
     let parameters = evidence.rows.iter().filter(|row| row.class == HoldingClass::Parameter);
     let parameter_bytes = parameters.map(|row| row.block_bytes).fold(0, u64::saturating_add);
     if !has_begun && steps(failure) == 0 && parameter_bytes > 0 && parameter_bytes >= all / MOSTLY {
         return vec![of(CauseKind::WeightsAlone, failure, parameter_bytes)];
     }
-    let forward = of_stage(places, "forward");
+    let forward = of_phase(places, "forward");
     // A smaller batch is no remedy for memory saved for a backward pass that never comes.
     if forward == 0 || forward < all / MOSTLY || !without_backward(evidence).is_empty() {
         return Vec::new();
     }
-    let made = |layer: &&crate::snapshot::LayerView| layer.stages.get("forward").map_or(0, |stage| stage.live_bytes);
-    let largest = places.layers.iter().filter(|layer| layer.kind == "module").max_by_key(made);
-    let subject = largest.filter(|layer| made(layer) > 0).and_then(|layer| layer.name.clone());
+    let made = |module: &&crate::snapshot::ModuleView| module.phases.get("forward").map_or(0, |phase| phase.live_bytes);
+    let largest = places.modules.iter().filter(|module| module.kind == "module").max_by_key(made);
+    let subject = largest.filter(|module| made(module) > 0).and_then(|module| module.name.clone());
     vec![Cause { subject, confidence: Confidence::Likely, ..of(CauseKind::Activations, failure, forward) }]
 }
 

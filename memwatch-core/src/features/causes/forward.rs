@@ -1,11 +1,11 @@
 //! Detects autograd graphs without a backward pass: a program that only evaluates, but does not
 //! disable gradients.
 
-use super::moment::{of, of_stage, places};
+use super::moment::{of, of_phase, places};
 use super::{Cause, CauseEvidence, CauseKind, Confidence};
 use crate::features::oom::view::OomView;
 use crate::input::holdings::HoldingClass;
-use crate::snapshot::DevicePlacesView;
+use crate::snapshot::DeviceAttributionView;
 
 /// Minimum ratio of bytes allocated to live bytes in the forward phase. A training that fails in its
 /// first forward pass has no backward pass either, but what the pass allocates and frees again is a
@@ -15,16 +15,16 @@ const PASSES: u64 = 8;
 const LEAST_PART: u64 = 10;
 
 /// Returns the total bytes allocated in a phase.
-fn total_of(places: &DevicePlacesView, stage: &str) -> u64 {
-    places.stages.iter().filter(|view| view.stage == stage).map(|view| view.sum.total_bytes).sum()
+fn total_of(places: &DeviceAttributionView, phase: &str) -> u64 {
+    places.phases.iter().filter(|view| view.phase == phase).map(|view| view.sum.total_bytes).sum()
 }
 
 /// Finds forward passes that save memory for a backward pass that never comes.
 pub(super) fn without_backward(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let places = places(failure)?;
-        let has_trained = ["backward", "optimizer"].iter().any(|stage| total_of(places, stage) > 0);
-        let (live, total) = (of_stage(places, "forward"), total_of(places, "forward"));
+        let has_trained = ["backward", "optimizer"].iter().any(|phase| total_of(places, phase) > 0);
+        let (live, total) = (of_phase(places, "forward"), total_of(places, "forward"));
         let is_after_others = live > 0 && total / live >= PASSES;
         let saved = evidence.rows.iter().filter(|row| row.class == HoldingClass::SavedForBackward);
         let (bytes, count) =

@@ -2,7 +2,7 @@
 
 use super::paths::{self, PathKind};
 use super::{Cause, CauseEvidence, CauseKind, Confidence};
-use crate::features::leak::view::{KeeperView, LeakView};
+use crate::features::leak::view::{RetainerView, LeakView};
 use crate::input::holdings::HoldingClass;
 
 /// Minimum fraction of free memory outside of the default stream, or in private pools, that
@@ -29,7 +29,7 @@ pub(super) fn places(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
 }
 
 fn keeps_graphs(finding: &LeakView) -> bool {
-    largest(finding).is_some_and(|(keeper, _)| keeper.class == HoldingClass::SavedForBackward)
+    largest(finding).is_some_and(|(retainer, _)| retainer.class == HoldingClass::SavedForBackward)
 }
 
 fn of(finding: &LeakView) -> Option<Cause> {
@@ -44,39 +44,39 @@ fn of(finding: &LeakView) -> Option<Cause> {
     }
     let line = line(finding);
     let base = Cause { line: line.clone(), ..Cause::of(CauseKind::LineKeeps, bytes) };
-    let Some((keeper, path)) = largest(finding) else {
+    let Some((retainer, path)) = largest(finding) else {
         return Some(Cause { confidence: Confidence::Likely, subject: line, ..base });
     };
     // The number at the reading does not cover memory allocated since.
     let is_whole = finding.read_bytes >= bytes - bytes / NEARLY;
-    let (kind, count) = (kind(finding, keeper), is_whole.then_some(keeper.count));
+    let (kind, count) = (kind(finding, retainer), is_whole.then_some(retainer.count));
     Some(Cause { kind, count, subject: Some(path.to_owned()), ..base })
 }
 
 /// Returns the retainer of most of the bytes read, with its path. Returns `None` if the blocks have
 /// no name.
-fn largest(finding: &LeakView) -> Option<(&KeeperView, &str)> {
-    let keeper = finding.keepers.first().filter(|keeper| keeper.bytes >= finding.read_bytes / 4)?;
+fn largest(finding: &LeakView) -> Option<(&RetainerView, &str)> {
+    let retainer = finding.retainers.first().filter(|retainer| retainer.bytes >= finding.read_bytes / 4)?;
     // Memory saved for backward is named only by the operator that saved it.
-    let name = keeper.name.as_deref().filter(|_| keeper.class != HoldingClass::SavedForBackward);
-    Some((keeper, keeper.kept_by.as_deref().or(name)?))
+    let name = retainer.name.as_deref().filter(|_| retainer.class != HoldingClass::SavedForBackward);
+    Some((retainer, retainer.kept_by.as_deref().or(name)?))
 }
 
-fn kind(finding: &LeakView, keeper: &KeeperView) -> CauseKind {
-    let path = keeper.kept_by.as_deref().or(keeper.name.as_deref()).unwrap_or_default();
-    match (paths::kind(path), keeper.class) {
+fn kind(finding: &LeakView, retainer: &RetainerView) -> CauseKind {
+    let path = retainer.kept_by.as_deref().or(retainer.name.as_deref()).unwrap_or_default();
+    match (paths::kind(path), retainer.class) {
         (PathKind::Exception, _) => CauseKind::ExceptionKept,
         (PathKind::Notebook, _) => CauseKind::Notebook,
         (PathKind::Cache, _) => CauseKind::CacheByArgument,
         // A single tensor, whatever contains it: each step extends its graph.
-        (_, HoldingClass::SavedForBackward) if keeper.oldest == keeper.newest => CauseKind::RunningSum,
+        (_, HoldingClass::SavedForBackward) if retainer.oldest == retainer.newest => CauseKind::RunningSum,
         (_, HoldingClass::SavedForBackward) => CauseKind::GraphsKept,
         (_, HoldingClass::Unreachable) => CauseKind::Cycle,
         (_, HoldingClass::Parameter | HoldingClass::Buffer | HoldingClass::OptimizerState) => CauseKind::Instances,
         (PathKind::Queue, _) => CauseKind::QueueBacksUp,
         (PathKind::Container, _) if finding.turnover_ns.is_some() => CauseKind::QueueBacksUp,
         (PathKind::Container, _) => CauseKind::Unbounded,
-        (PathKind::Plain, HoldingClass::Tensor) if keeper.count == 1 => CauseKind::LongerTensor,
+        (PathKind::Plain, HoldingClass::Tensor) if retainer.count == 1 => CauseKind::LongerTensor,
         (PathKind::Plain, _) => CauseKind::LineKeeps,
     }
 }

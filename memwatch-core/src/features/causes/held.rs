@@ -33,7 +33,7 @@ fn is_much(bytes: u64, rows: &[Holding]) -> bool {
 pub(super) fn graphs(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let mut owners = BTreeMap::<String, BTreeMap<&str, u64>>::new();
     for row in evidence.rows.iter().filter(|row| row.class == HoldingClass::SavedForBackward) {
-        let Some((owner, pattern)) = row.kept_by.as_deref().zip(row.keeper_pattern()) else { continue };
+        let Some((owner, pattern)) = row.kept_by.as_deref().zip(row.retainer_pattern()) else { continue };
         *owners.entry(pattern).or_default().entry(owner).or_default() += row.block_bytes;
     }
     let of = |(pattern, owners): (String, BTreeMap<&str, u64>)| {

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_says_who_keeps() {
+    fn retainer_path_kind_and_container_come_from_the_path() {
         for (path, expected) in [
             ("a.py:main: error.__traceback__.tb_frame.f_locals['x']", PathKind::Exception),
             ("sys.last_traceback", PathKind::Exception),

@@ -4,7 +4,7 @@
 use super::CauseKind::{self, *};
 use super::{Cause, CauseEvidence, Confidence, causes};
 use crate::features::leak::model::Verdict;
-use crate::features::leak::view::{CachedView, KeeperView, LeakView};
+use crate::features::leak::view::{CachedView, RetainerView, LeakView};
 use crate::features::trend::Trend;
 use crate::input::holdings::{AdviceKind, Holding, HoldingClass, MemoryAdvice, OwnerModule};
 use crate::words::Ordinal;
@@ -27,7 +27,7 @@ fn finding(level: &str, verdict: Verdict) -> LeakView {
 fn kept(class: HoldingClass, name: &str, kept_by: Option<&str>) -> LeakView {
     let pattern = |name: &str| name.replace("[7]", "[*]").replace("(7)", "(*)");
     let full = kept_by.unwrap_or(name);
-    let keeper = KeeperView {
+    let retainer = RetainerView {
         class,
         name: Some(pattern(name)),
         kept_by: kept_by.map(pattern),
@@ -36,7 +36,7 @@ fn kept(class: HoldingClass, name: &str, kept_by: Option<&str>) -> LeakView {
         oldest: Some(full.replace("[7]", "[0]").replace("(7)", "(0)")),
         newest: Some(full.to_owned()),
     };
-    LeakView { keepers: vec![keeper], read_bytes: 595 * MIB, ..finding("tensor", Verdict::Leak) }
+    LeakView { retainers: vec![retainer], read_bytes: 595 * MIB, ..finding("tensor", Verdict::Leak) }
 }
 
 fn of_growth(growing: &[LeakView]) -> Vec<Cause> {
@@ -48,7 +48,7 @@ fn kinds(causes: &[Cause]) -> Vec<CauseKind> {
 }
 
 #[test]
-fn what_grows_has_the_cause_that_its_keeper_shows() {
+fn growth_cause_follows_from_its_retainer() {
     use HoldingClass::{Buffer, Parameter, SavedForBackward, Tensor, Unreachable};
     let node = "AddmmBackward0";
     for (class, name, kept_by, expected) in [
@@ -74,10 +74,10 @@ fn what_grows_has_the_cause_that_its_keeper_shows() {
 }
 
 #[test]
-fn one_tensor_that_grows_is_joined_with_more_and_more() {
+fn growing_single_tensor_has_the_longer_tensor_cause() {
     let many = kept(HoldingClass::Tensor, "evaluation.total", None);
-    let one = KeeperView { count: 1, ..many.keepers[0].clone() };
-    let found = of_growth(&[LeakView { keepers: vec![one.clone()], ..many.clone() }]);
+    let one = RetainerView { count: 1, ..many.retainers[0].clone() };
+    let found = of_growth(&[LeakView { retainers: vec![one.clone()], ..many.clone() }]);
     assert_eq!((kinds(&found), found[0].subject.as_deref()), (vec![LongerTensor], Some("evaluation.total")));
     assert_eq!(kinds(&of_growth(&[many])), [LineKeeps]);
     // The shorter tensors have left more than the longer one holds.
@@ -90,19 +90,19 @@ fn one_tensor_that_grows_is_joined_with_more_and_more() {
     assert_eq!(kinds(&elsewhere), [CacheGrows]);
 }
 
-fn found_of(keeper: &KeeperView) -> LeakView {
-    LeakView { keepers: vec![keeper.clone()], ..finding("tensor", Verdict::Leak) }
+fn found_of(retainer: &RetainerView) -> LeakView {
+    LeakView { retainers: vec![retainer.clone()], ..finding("tensor", Verdict::Leak) }
 }
 
 #[test]
-fn what_was_read_early_says_who_keeps_the_line_and_not_how_many_there_are() {
+fn growth_cause_from_an_early_reading_names_the_retainer_without_a_count() {
     let late = kept(HoldingClass::Unreachable, "Policy.body.0.weight", None);
-    let early = KeeperView { bytes: 88 * MIB, count: 176, ..late.keepers[0].clone() };
-    let found = of_growth(&[LeakView { keepers: vec![early.clone()], read_bytes: 90 * MIB, ..late.clone() }]);
+    let early = RetainerView { bytes: 88 * MIB, count: 176, ..late.retainers[0].clone() };
+    let found = of_growth(&[LeakView { retainers: vec![early.clone()], read_bytes: 90 * MIB, ..late.clone() }]);
     assert_eq!((kinds(&found), found[0].count, found[0].bytes), (vec![Cycle], None, 600 * MIB));
     assert_eq!(of_growth(std::slice::from_ref(&late))[0].count, Some(20));
     // Most of the bytes that were read are not this retainer's.
-    let little = of_growth(&[LeakView { keepers: vec![early], read_bytes: 400 * MIB, ..late.clone() }]);
+    let little = of_growth(&[LeakView { retainers: vec![early], read_bytes: 400 * MIB, ..late.clone() }]);
     assert_eq!((kinds(&little), little[0].subject.as_deref()), (vec![LineKeeps], Some("train.py:12")));
     // A graph without a known retainer is not named by its operator.
     let graph = kept(HoldingClass::SavedForBackward, "MulBackward0", None);
@@ -111,13 +111,13 @@ fn what_was_read_early_says_who_keeps_the_line_and_not_how_many_there_are() {
         (vec![LineKeeps], Some("train.py:12"))
     );
     // Tensors for which no path was found.
-    let nameless = KeeperView { name: None, class: HoldingClass::Tensor, ..late.keepers[0].clone() };
-    let found = of_growth(&[LeakView { keepers: vec![nameless], ..late }]);
+    let nameless = RetainerView { name: None, class: HoldingClass::Tensor, ..late.retainers[0].clone() };
+    let found = of_growth(&[LeakView { retainers: vec![nameless], ..late }]);
     assert_eq!((found[0].subject.as_deref(), found[0].confidence), (Some("train.py:12"), Confidence::Likely));
 }
 
 #[test]
-fn a_list_of_which_elements_go_as_well_is_a_queue() {
+fn growing_list_with_turnover_is_a_queue_that_backs_up() {
     let list = kept(HoldingClass::Tensor, "a.py:main: pending[7]", None);
     assert_eq!(kinds(&of_growth(std::slice::from_ref(&list))), [Unbounded]);
     let queue = LeakView { turnover_ns: Some(9_000_000_000), ..list };
@@ -125,7 +125,7 @@ fn a_list_of_which_elements_go_as_well_is_a_queue() {
 }
 
 #[test]
-fn a_graph_that_grows_more_slowly_than_before_is_probably_a_leak_and_a_cache_is_not() {
+fn slowing_graph_growth_is_a_likely_leak_but_a_slowing_cache_is_not() {
     // A running sum in steps of 0.1 s, and later of 4 s.
     let slower = |class, name: &str, kept_by, late_p| LeakView {
         verdict: Verdict::LevelledOff,
@@ -153,7 +153,7 @@ fn growth_outside_of_tensors_has_the_cause_of_its_level() {
 }
 
 #[test]
-fn an_allocator_that_grows_does_so_for_what_its_free_memory_is_for() {
+fn allocator_growth_cause_follows_from_the_use_of_its_free_memory() {
     let growing = [finding("reserved", Verdict::Leak)];
     let of = |cached: CachedView| {
         causes(&CauseEvidence { growing: &growing, cached: &[cached], ..CauseEvidence::default() })
@@ -198,7 +198,7 @@ fn of_rows(rows: &[Holding]) -> Vec<Cause> {
 }
 
 #[test]
-fn a_book_with_a_tensor_of_each_parameters_shape_has_copies() {
+fn copies_of_every_parameter_shape_are_a_cause() {
     let mut rows = model();
     assert_eq!(of_rows(&rows), [], "a model alone");
     for epoch in ["a", "b"] {
@@ -234,7 +234,7 @@ fn graphs_of_many_elements_are_kept_and_those_of_a_step_are_not() {
 }
 
 #[test]
-fn many_instances_of_one_class_are_named_and_the_layers_of_a_model_are_not() {
+fn repeated_instances_of_a_class_are_named_unlike_modules_of_one_model() {
     let of = |roots: u64| -> Vec<Holding> {
         let owned = |index: u64| Holding {
             owner: Some(OwnerModule {
@@ -254,7 +254,7 @@ fn many_instances_of_one_class_are_named_and_the_layers_of_a_model_are_not() {
 }
 
 #[test]
-fn what_a_reading_advises_is_a_cause_where_it_is_much() {
+fn reading_advice_is_a_cause_only_when_large() {
     let rows: Vec<Holding> = (0..100).map(|_| row(HoldingClass::Tensor, "x", &[1])).collect();
     let of = |kind, bytes| {
         let advice = [MemoryAdvice { kind, bytes, count: 3, example: "model.head".to_owned() }];
@@ -280,7 +280,7 @@ fn a_notebooks_history_is_named_and_a_list_of_that_name_is_not() {
 }
 
 #[test]
-fn growth_comes_first_then_what_explains_most_three_in_all_and_nothing_twice() {
+fn causes_list_growth_first_then_the_largest_three_without_duplicates() {
     let growing = [
         kept(HoldingClass::Tensor, "a[7]", None),
         kept(HoldingClass::Tensor, "a[7]", None),
@@ -295,7 +295,7 @@ fn growth_comes_first_then_what_explains_most_three_in_all_and_nothing_twice() {
 }
 
 #[test]
-fn buckets_beside_gradients_are_named_and_the_ones_that_gradients_are_in_are_not() {
+fn ddp_buckets_are_a_cause_only_beside_separate_gradients() {
     let bucket = || row(HoldingClass::Tensor, "gradient buckets of DistributedDataParallel", &[9]);
     let gradient = || row(HoldingClass::Gradient, "module.weight", &[9]);
     let found = of_rows(&[bucket(), bucket(), gradient(), gradient(), gradient()]);

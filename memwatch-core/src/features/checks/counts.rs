@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_contradiction_that_lasts_is_one_and_one_that_comes_again_is_another() {
+    fn contradiction_that_lasts_is_counted_once_and_a_recurring_one_again() {
         let of = |tgid| found(ContradictionKind::PartsAndTotal, Some(Tgid(tgid)), [1, 2]);
         let older = found(ContradictionKind::OlderGrows, Some(Tgid(7)), [1, 2]);
         let mut counts = ContradictionCounts::default();

@@ -9,7 +9,7 @@ use crate::features::causes::{Cause, CauseKind};
 use crate::features::holdings::view::{DeviceHoldingsView, HoldingsView};
 use crate::features::leak::view::LeaksView;
 use crate::features::oom::view::OomView;
-use crate::snapshot::{DevicePlacesView, PREEXISTING, Snapshot};
+use crate::snapshot::{DeviceAttributionView, PREEXISTING, Snapshot};
 use crate::words::Tgid;
 
 pub use counts::ContradictionCounts;
@@ -103,7 +103,7 @@ pub fn of_snapshot(snapshot: &Snapshot) -> Vec<ReportContradiction> {
         if process.exact && lost > 0 {
             all.push(found(ContradictionKind::CompleteAndLost, Some(process.tgid), [1, i128::from(lost)]));
         }
-        let devices = process.tensors.iter().flat_map(|tensors| &tensors.places.devices);
+        let devices = process.tensors.iter().flat_map(|tensors| &tensors.attribution.devices);
         let of = |(rows, total)| found(ContradictionKind::PartsAndTotal, Some(process.tgid), [rows, total]);
         all.extend(devices.filter_map(parts).map(of));
     }
@@ -112,7 +112,7 @@ pub fn of_snapshot(snapshot: &Snapshot) -> Vec<ReportContradiction> {
 
 /// Returns the sum of the call sites with the unplaced bytes, and the total of the allocator, if
 /// they differ.
-fn parts(device: &DevicePlacesView) -> Option<(i128, i128)> {
+fn parts(device: &DeviceAttributionView) -> Option<(i128, i128)> {
     let lines: i128 = device.sites.iter().map(|site| i128::from(site.sum.live_bytes)).sum();
     let (rows, total) = (lines + i128::from(device.unplaced_bytes), i128::from(device.allocated_bytes));
     // The snapshot may leave the lists out.
@@ -182,7 +182,7 @@ pub fn of_failures(failures: &[OomView], causes: &[Cause], snapshot: &Snapshot) 
         }
     }
     for process in &snapshot.processes {
-        let refused = process.tensors.as_ref().map_or(0, |tensors| tensors.places.refusals.len());
+        let refused = process.tensors.as_ref().map_or(0, |tensors| tensors.attribution.refusals.len());
         if refused > 0 && !failures.iter().any(|failure| failure.tgid == process.tgid) {
             let numbers = [0, i128::try_from(refused).unwrap_or(i128::MAX)];
             all.push(found(ContradictionKind::FailureInOne, Some(process.tgid), numbers));
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_the_watch_cannot_grow() {
+    fn check_reports_growth_of_preexisting_memory() {
         let older = |verdict| of_leaks(&leaks("tensor", Some(PREEXISTING), verdict));
         assert_eq!(kinds(&older(Verdict::Leak)), [ContradictionKind::OlderGrows]);
         assert_eq!(older(Verdict::LevelledOff), []);
@@ -275,10 +275,10 @@ mod tests {
     #[test]
     fn rows_of_a_process_are_its_total_with_what_has_no_line() {
         let of = |line: u64, unplaced: i64, total: u64| {
-            let mut failed = failure(GIB).in_stages(0, &[]);
+            let mut failed = failure(GIB).in_phases(0, &[]);
             let process = failed.snapshot.processes.iter_mut().find(|process| process.tgid == Tgid(7));
             let device =
-                &mut process.and_then(|process| process.tensors.as_mut()).expect("it has PyTorch").places.devices[0];
+                &mut process.and_then(|process| process.tensors.as_mut()).expect("it has PyTorch").attribution.devices[0];
             (device.allocated_bytes, device.unplaced_bytes) = (total, unplaced);
             device.sites.extend((line > 0).then(|| site(line)));
             of_snapshot(&failed.snapshot)
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_lost_records_is_not_complete() {
+    fn check_reports_complete_snapshots_with_losses() {
         let of = |complete, exact, lost| {
             let mut snapshot = fixture::snapshot();
             snapshot.complete = complete;
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_free_and_refused_has_a_reason() {
+    fn check_reports_refusals_with_enough_free_memory_and_no_cause() {
         let of = |failed: OomView, causes: &[Cause]| {
             let failed = OomView { tgid: Tgid(7), ..failed };
             kinds(&of_failures(std::slice::from_ref(&failed), causes, &failed.snapshot))
@@ -324,19 +324,19 @@ mod tests {
 
     #[test]
     fn a_failure_that_the_allocator_reports_is_in_every_report() {
-        let mut failed = failure(9 * GIB).in_stages(0, &[]);
+        let mut failed = failure(9 * GIB).in_phases(0, &[]);
         let uuid = failed.uuid.clone();
         let process = failed.snapshot.processes.iter_mut().find(|process| process.tgid == Tgid(7));
         let refusal =
             RefusalView { device: 0, wanted_bytes: 9 * GIB, time_ns: 1, whose: fixture::whose("forward", "a.py:1") };
-        process.and_then(|process| process.tensors.as_mut()).expect("it has PyTorch").places.refusals.push(refusal);
+        process.and_then(|process| process.tensors.as_mut()).expect("it has PyTorch").attribution.refusals.push(refusal);
         let of = |failures: &[OomView]| kinds(&of_failures(failures, &[], &failed.snapshot));
         assert_eq!(of(&[]), [ContradictionKind::FailureInOne]);
         assert_eq!(of(&[OomView { uuid, ..failure(9 * GIB) }]), []);
     }
 
     #[test]
-    fn a_smaller_batch_helps_nobody_whose_memory_grows() {
+    fn check_reports_smaller_batch_advice_beside_unbounded_growth() {
         let failed = failure(9 * GIB);
         let of = |causes: &[Cause]| kinds(&of_failures(std::slice::from_ref(&failed), causes, &failed.snapshot));
         let activations = cause(CauseKind::Activations, None);

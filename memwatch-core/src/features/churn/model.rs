@@ -179,7 +179,7 @@ impl Churn {
         let Ordinal(device) = ordinal;
         let key = (ProcessLifetime::of(process), MemoryKind::Tensor, device, address);
         if block_bytes > 0 {
-            let block = process.tensors.as_ref().and_then(|tensors| tensors.places().live(ordinal, address));
+            let block = process.tensors.as_ref().and_then(|tensors| tensors.attribution().live(ordinal, address));
             let site = block.map(|block| block.whose.site);
             self.grant(key, block_bytes.unsigned_abs(), event.time_ns, site);
         } else if block_bytes < 0 {

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_lies_in_its_interval_and_the_line_above_the_windows() {
+    fn forecast_interval_contains_the_rate_and_its_line_tops_the_windows() {
         let spiky = line(40, |second| (100 + 3 * second + if second % 10 == 9 { 50 } else { second % 2 }) * MIB);
         assert!(spiky.grows(), "{spiky:?}");
         let rate = 3.0 * 1_048_576.0;
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_once_comes_and_goes_or_jumps_a_few_times_does_not_grow() {
+    fn forecast_sees_no_growth_in_warm_up_caches_and_spikes() {
         assert!(!line(30, |_| 500 * MIB).grows());
         assert!(!line(30, |second| if second < 4 { second * 100 * MIB } else { 400 * MIB }).grows(), "warm-up");
         assert!(!line(30, |second| if second % 7 == 6 { 900 * MIB } else { 100 * MIB }).grows(), "evaluation");
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_slows_down_ends_somewhere() {
+    fn forecast_of_slowing_growth_has_a_ceiling() {
         // Each 10 windows fill half of the remaining distance to 1 GiB.
         let slowing = line(20, |second| 1024 * MIB - ((1024 * MIB) >> (second / 10)) / (1 + second % 10 / 5));
         assert!(slowing.ceiling_bytes().is_some_and(|bytes| bytes < 1_600.0 * 1_048_576.0), "{slowing:?}");
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_every_third_window_or_faster_and_faster_grows() {
+    fn forecast_finds_stepwise_and_accelerating_growth() {
         assert!(line(30, |second| second / 3 * 100 * MIB).grows());
         let faster = line(30, |second| second * second * MIB);
         assert!(faster.grows() && faster.bend() > 0.2, "{faster:?}");

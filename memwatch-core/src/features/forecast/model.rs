@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_towards_the_limit_ends_there() {
+    fn forecast_ends_where_growth_reaches_the_limit() {
         let outlook = track(30, |second| (500 + 10 * second) * MIB).outlook(Some(limit(1_000)));
         let end = outlook.end.expect("it grows");
         assert!((end.seconds - 21.0).abs() < 0.1, "{outlook:?}");
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leak_that_began_lately_is_seen_and_one_that_is_far_from_its_end_is_low() {
+    fn forecast_finds_a_recent_leak_and_rates_a_distant_end_low() {
         let late = track(400, |second| (500 + 10 * second.saturating_sub(370)) * MIB);
         assert!(late.outlook(Some(limit(1_000))).end.is_some());
         let far = track(30, |second| (500 + second) * MIB).outlook(Some(limit(80_000)));
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_grow_has_no_end_and_what_was_seen_too_short_has_no_line() {
+    fn forecast_has_no_end_without_growth_and_no_line_for_short_series() {
         let steady = track(30, |second| (500 + second % 3) * MIB).outlook(Some(limit(510)));
         assert_eq!((steady.level, steady.end), (Level::None, None), "{steady:?}");
         assert_eq!(track(5, |second| second * MIB).outlook(Some(limit(10))).line, None);

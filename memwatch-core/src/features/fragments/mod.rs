@@ -25,7 +25,7 @@ use crate::features::fragments::view::{
 use crate::ledger::layout::{GRANULE_BYTES, Linear};
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::PlaceNameView;
-use crate::snapshot::build::places::{layer_name, site_text};
+use crate::snapshot::build::places::{module_name, site_text};
 use crate::words::{GpuUuid, Name, Ordinal, Tgid};
 
 /// Maximum length of a list of call sites or modules.
@@ -173,7 +173,7 @@ impl Pipeline {
         let shown = worst.filter(|_| at_worst || process.ended.is_some());
         let memory = shown.map_or(allocator.memory(), |worst| &worst.memory);
         let [small, large] = shapes(memory);
-        let (sites, layers) = pin_views(process, ordinal, allocator, shown.map(|worst| &worst.pins));
+        let (sites, modules) = pin_views(process, ordinal, allocator, shown.map(|worst| &worst.pins));
         let reported = allocator.reported().filter(|_| shown.is_none());
         FragmentsView {
             tgid: process.tgid,
@@ -193,7 +193,7 @@ impl Pipeline {
             pools: pools::pools(process.tensors.as_deref(), ordinal, memory),
             segments: segments(memory),
             sites,
-            layers,
+            modules,
         }
     }
 }
@@ -212,7 +212,7 @@ fn pin_views(
     let Some(pins) = now.as_ref().or(shown) else { return (Vec::new(), Vec::new()) };
     let names = tensors.names();
     let sites = pin_list(&pins.sites, |key| site_text(names, key));
-    (sites, pin_list(&pins.layers, |key| layer_name(names, key)))
+    (sites, pin_list(&pins.modules, |key| module_name(names, key)))
 }
 
 /// Returns the list by share, largest first; entries beyond the bound are summed up in one row.

@@ -227,7 +227,7 @@ pub type AllocatorKey = (Tgid, u64, Ordinal);
 
 /// Returns the owners of the blocks that pin free memory of a device now.
 pub fn pinned(tensors: &TensorLedger, ordinal: Ordinal, memory: &AllocatorMemory) -> PinnedMemory {
-    pins(memory, |address| tensors.places().live(ordinal, address).map(|block| block.whose))
+    pins(memory, |address| tensors.attribution().live(ordinal, address).map(|block| block.whose))
 }
 
 /// Fragmentation of all allocators over time.
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn free_memory_is_parted_into_what_goes_back_and_what_lies_between_blocks() {
+    fn fragmentation_splits_free_memory_into_unused_segments_and_gaps() {
         let mut memory = AllocatorMemory::default();
         memory.add_segment(0, segment(20 * MIB, false));
         memory.add_segment(40 * MIB, segment(30 * MIB, false));
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_segment_that_grows_whole_pages_go_back() {
+    fn fragmentation_of_an_expandable_segment_frees_whole_pages() {
         let mut memory = AllocatorMemory::default();
         memory.map(0, segment(80 * MIB, true));
         memory.grant(0, block(25 * MIB));

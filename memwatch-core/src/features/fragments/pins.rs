@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::allocators::names::{LayerKey, SiteKey};
+use crate::allocators::names::{ModuleKey, SiteKey};
 use crate::allocators::pytorch::{AllocatorMemory, AllocatorSegment, BlockState, PoolSize};
 use crate::allocators::threads::Attribution;
 use crate::features::simulate::model::{LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
@@ -33,7 +33,7 @@ pub struct PinnedMemory {
     /// Pinned memory by call site.
     pub sites: PinnedByOwner<SiteKey>,
     /// Pinned memory by module.
-    pub layers: PinnedByOwner<LayerKey>,
+    pub modules: PinnedByOwner<ModuleKey>,
 }
 
 /// Returns the size in bytes of the units in which a segment is released to the driver.
@@ -56,9 +56,9 @@ pub fn pins(memory: &AllocatorMemory, whose: impl Fn(u64) -> Option<Attribution>
                 BlockState::Inactive => None,
                 BlockState::Pending => Some((None, None)),
                 BlockState::Allocated => {
-                    let known = whose(*address).map(|whose| (whose.site, whose.layer));
-                    let (site, layer) = known.unwrap_or((SiteKey::BEFORE_ATTACH, LayerKey::BEFORE_ATTACH));
-                    Some((Some(site), Some(layer)))
+                    let known = whose(*address).map(|whose| (whose.site, whose.module));
+                    let (site, module) = known.unwrap_or((SiteKey::BEFORE_ATTACH, ModuleKey::BEFORE_ATTACH));
+                    Some((Some(site), Some(module)))
                 }
             };
             let (mut from, end) = (address - begin, address - begin + cell.bytes);
@@ -82,16 +82,16 @@ pub fn pins(memory: &AllocatorMemory, whose: impl Fn(u64) -> Option<Attribution>
 struct ReleaseUnit {
     free_bytes: u64,
     sites: BTreeMap<Option<SiteKey>, u64>,
-    layers: BTreeMap<Option<LayerKey>, u64>,
+    modules: BTreeMap<Option<ModuleKey>, u64>,
 }
 
 impl ReleaseUnit {
-    fn add(&mut self, owner: Option<(Option<SiteKey>, Option<LayerKey>)>, bytes: u64) {
+    fn add(&mut self, owner: Option<(Option<SiteKey>, Option<ModuleKey>)>, bytes: u64) {
         match owner {
             None => self.free_bytes += bytes,
-            Some((site, layer)) => {
+            Some((site, module)) => {
                 *self.sites.entry(site).or_default() += bytes;
-                *self.layers.entry(layer).or_default() += bytes;
+                *self.modules.entry(module).or_default() += bytes;
             }
         }
     }
@@ -99,7 +99,7 @@ impl ReleaseUnit {
     fn share(self, pins: &mut PinnedMemory) {
         if self.free_bytes > 0 {
             share(&mut pins.sites, &self.sites, self.free_bytes);
-            share(&mut pins.layers, &self.layers, self.free_bytes);
+            share(&mut pins.modules, &self.modules, self.free_bytes);
         }
     }
 }
@@ -125,7 +125,7 @@ fn share<K: Ord + Copy>(pins: &mut PinnedByOwner<K>, used: &BTreeMap<Option<K>, 
 mod tests {
     use super::*;
     use crate::allocators::pytorch::SegmentCell;
-    use crate::allocators::threads::{PhaseEvidence, Stage};
+    use crate::allocators::threads::{Phase, PhaseEvidence};
     use crate::decode::StackRef;
     use crate::words::Tid;
 
@@ -134,15 +134,15 @@ mod tests {
     fn whose(number: u64) -> Attribution {
         let key = u32::try_from(number).expect("few") + 100;
         Attribution {
-            stage: Stage::Outside,
+            phase: Phase::Outside,
             by: PhaseEvidence::Nothing,
             recomputed: false,
             captured: false,
             site: SiteKey::numbered(key),
             library: crate::allocators::names::LibraryKey::NONE,
-            layer: LayerKey::numbered(key / 2),
-            phase: None,
-            phase_of: None,
+            module: ModuleKey::numbered(key / 2),
+            range: None,
+            range_of: None,
             stack: None,
             step: 0,
         }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_add_up_to_what_is_free_between_blocks_and_alone_is_what_would_go_back() {
+    fn pinned_shares_sum_to_the_gaps_and_alone_bytes_would_be_returned() {
         let mut memory = AllocatorMemory::default();
         memory.add_segment(0, segment(20, false));
         memory.grant(0, block(9));
@@ -175,11 +175,11 @@ mod tests {
         let of =
             |held, share, alone| Pinned { held_bytes: held * MIB, share_bytes: share * MIB, alone_bytes: alone * MIB };
         assert_eq!(pins.sites.values().copied().collect::<Vec<_>>(), [of(9, 6, 0), of(4, 21, 19)]);
-        assert_eq!(pins.layers.values().copied().collect::<Vec<_>>(), [of(13, 27, 27)]);
+        assert_eq!(pins.modules.values().copied().collect::<Vec<_>>(), [of(13, 27, 27)]);
     }
 
     #[test]
-    fn of_a_segment_that_grows_each_page_goes_back_by_itself() {
+    fn pinned_pages_of_an_expandable_segment_are_counted_one_by_one() {
         let mut memory = AllocatorMemory::default();
         memory.map(0, segment(80, true));
         memory.grant(0, block(25));
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_stream_uses_still_and_what_is_not_known_have_rows_of_their_own() {
+    fn pinned_bytes_of_pending_and_unknown_blocks_have_their_own_rows() {
         let mut memory = AllocatorMemory::default();
         memory.add_segment(0, segment(20, false));
         memory.grant(0, block(5));

@@ -44,7 +44,7 @@ pub(super) fn pools(tensors: Option<&TensorLedger>, ordinal: Ordinal, memory: &A
 /// without an observed allocation are left out.
 fn captures(tensors: &TensorLedger, ordinal: Ordinal, memory: &AllocatorMemory) -> BTreeMap<(u64, u64), bool> {
     let mut found = BTreeMap::new();
-    for block in tensors.places().blocks().filter(|block| block.ordinal == ordinal && block.granted_ns > 0) {
+    for block in tensors.attribution().blocks().filter(|block| block.ordinal == ordinal && block.granted_ns > 0) {
         let segment = memory.segment_of(block.address).filter(|(_, segment)| segment.private_pool != USUAL);
         if let Some((_, segment)) = segment {
             *found.entry(segment.private_pool).or_insert(false) |= block.whose.captured;

@@ -50,7 +50,7 @@ pub struct FragmentsView {
     /// Free memory pinned by call sites, most first; empty if it is not traced.
     pub sites: Vec<PinView>,
     /// Free memory pinned by modules, most first; empty if it is not traced.
-    pub layers: Vec<PinView>,
+    pub modules: Vec<PinView>,
 }
 
 /// Memory of one stream in the allocator's default pools, or memory of one private pool.

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::input::books::{AllocatorState, DeviceBooks};
+use crate::input::books::{AllocatorState, DeviceAllocatorState};
 use crate::input::holdings::{Holding, HoldingClass, Holdings};
 use crate::words::Ordinal;
 
@@ -32,7 +32,7 @@ pub struct AllocatorTotals {
 impl AllocatorTotals {
     /// Returns the totals of an allocator state that was read completely.
     pub fn of_books(books: &AllocatorState) -> Vec<Self> {
-        let totals = |device: &DeviceBooks| Self {
+        let totals = |device: &DeviceAllocatorState| Self {
             ordinal: device.ordinal,
             reserved_bytes: device.segments.iter().map(|segment| segment.bytes).fold(0, u64::saturating_add),
             changing_bytes: None,
@@ -120,7 +120,7 @@ fn key(row: &Holding, by: HoldingGrouping) -> (Option<HoldingClass>, Option<Stri
         HoldingGrouping::Name => (Some(row.class), row.pattern()),
         HoldingGrouping::Class => (Some(row.class), Some(row.class.label().to_owned())),
         HoldingGrouping::Dtype => (None, row.dtype.clone()),
-        HoldingGrouping::Keeper => keeper(row),
+        HoldingGrouping::Retainer => retainer(row),
         // Blocks that belong to no module are grouped by class.
         HoldingGrouping::Module => match row.module() {
             Some(module) => (None, Some(module.to_owned())),
@@ -130,10 +130,10 @@ fn key(row: &Holding, by: HoldingGrouping) -> (Option<HoldingClass>, Option<Stri
 }
 
 /// Returns the key of the retainer that has to release the block.
-fn keeper(row: &Holding) -> (Option<HoldingClass>, Option<String>) {
+fn retainer(row: &Holding) -> (Option<HoldingClass>, Option<String>) {
     match row.class {
         HoldingClass::Tensor => (None, row.pattern()),
-        HoldingClass::SavedForBackward if row.kept_by.is_some() => (None, row.keeper_pattern()),
+        HoldingClass::SavedForBackward if row.kept_by.is_some() => (None, row.retainer_pattern()),
         HoldingClass::Parameter | HoldingClass::Buffer | HoldingClass::Gradient | HoldingClass::OptimizerState => {
             let model = row.owner.as_ref().map(|owner| format!("model {}", owner.root_class));
             (None, model.or_else(|| Some(row.class.label().to_owned())))
@@ -145,7 +145,7 @@ fn keeper(row: &Holding) -> (Option<HoldingClass>, Option<String>) {
 
 fn group(name: Option<&String>, rows: &[&Holding], read_ns: u64) -> HoldingGroupView {
     let largest = rows.iter().max_by_key(|row| row.block_bytes);
-    let kept_by = same(rows, |row| row.kept_by.clone()).or_else(|| same(rows, Holding::keeper_pattern));
+    let kept_by = same(rows, |row| row.kept_by.clone()).or_else(|| same(rows, Holding::retainer_pattern));
     let text = |text: Option<&String>| text.map(|text| Arc::from(text.as_str()));
     HoldingGroupView {
         name: text(name),
@@ -227,31 +227,31 @@ mod tests {
     }
 
     #[test]
-    fn a_keeper_has_its_tensors_and_what_their_graph_saved() {
+    fn a_retainer_has_its_tensors_and_what_their_graph_saved() {
         let saved = Holding {
             kept_by: Some("main.py:main: kept[3]".to_owned()),
             ..row(HoldingClass::SavedForBackward, Some("ExpBackward0"), 1000, &[1])
         };
         let rows = [holdings().rows, vec![saved]].concat();
-        let view = view(&Holdings { rows, ..Holdings::default() }, &[], HoldingGrouping::Keeper, 10);
+        let view = view(&Holdings { rows, ..Holdings::default() }, &[], HoldingGrouping::Retainer, 10);
         let first = &view.groups[0];
         assert_eq!((first.name.as_deref(), first.bytes, first.count), (Some("main.py:main: kept[*]"), 1700, 3));
         assert_eq!((first.class, view.groups.len()), (None, 5));
     }
 
     #[test]
-    fn a_group_has_a_keeper_where_theirs_differ_only_in_indices() {
+    fn a_group_has_a_retainer_where_theirs_differ_only_in_indices() {
         let saved = |kept_by: &str| Holding {
             kept_by: Some(kept_by.to_owned()),
             ..row(HoldingClass::SavedForBackward, Some("ExpBackward0"), 10, &[1])
         };
-        let keeper = |rows: Vec<Holding>| {
+        let retainer = |rows: Vec<Holding>| {
             let view = view(&Holdings { rows, ..Holdings::default() }, &[], HoldingGrouping::Name, 10);
             view.groups[0].kept_by.as_deref().map(str::to_owned)
         };
-        assert_eq!(keeper(vec![saved("losses[1]"), saved("losses[1]")]).as_deref(), Some("losses[1]"));
-        assert_eq!(keeper(vec![saved("losses[1]"), saved("losses[2]")]).as_deref(), Some("losses[*]"));
-        assert_eq!(keeper(vec![saved("losses[1]"), saved("total")]), None);
+        assert_eq!(retainer(vec![saved("losses[1]"), saved("losses[1]")]).as_deref(), Some("losses[1]"));
+        assert_eq!(retainer(vec![saved("losses[1]"), saved("losses[2]")]).as_deref(), Some("losses[*]"));
+        assert_eq!(retainer(vec![saved("losses[1]"), saved("total")]), None);
     }
 
     #[test]
@@ -288,13 +288,13 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_is_in_one_group_whatever_they_are_summed_by() {
+    fn holdings_sum_to_all_bytes_under_every_grouping() {
         for by in [
             HoldingGrouping::Name,
             HoldingGrouping::Class,
             HoldingGrouping::Dtype,
             HoldingGrouping::Module,
-            HoldingGrouping::Keeper,
+            HoldingGrouping::Retainer,
         ] {
             assert_eq!(names(by).iter().map(|(_, bytes, _)| bytes).sum::<u64>(), 1150, "{by:?}");
         }

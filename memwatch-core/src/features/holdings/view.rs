@@ -22,7 +22,7 @@ pub enum HoldingGrouping {
     Module,
     /// Retainers: a variable with everything that its autograd graph has saved, or a model with its
     /// gradients and its optimizer state.
-    Keeper,
+    Retainer,
 }
 
 /// Live objects of one process.

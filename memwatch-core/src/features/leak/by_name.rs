@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::allocators::places::BlockSum;
 use crate::features::leak::flow::BlockFlow;
-use crate::features::leak::keepers::{Keeper, keepers};
+use crate::features::leak::retainers::{Retainer, retainers};
 use crate::features::leak::totals::{Placed, of_tensors};
 use crate::features::leak::verdict::judge_series;
 use crate::features::leak::view::{BlocksView, LeakView, LeaksView, ReadingsView, UndecidedView};
@@ -20,7 +20,7 @@ use crate::words::{Ordinal, Tgid};
 const MOST_MISSES: u8 = 10;
 
 /// Key of a group: the blocks of one retainer on one device.
-type RetainerKey = (Ordinal, Keeper);
+type RetainerKey = (Ordinal, Retainer);
 
 /// Comparison of all readings of one process.
 #[derive(Clone, Debug, Default)]
@@ -105,7 +105,7 @@ impl NamedLeaks {
         self.last = rows.collect();
         let mut now = BTreeMap::<RetainerKey, BTreeMap<u64, u64>>::new();
         for NamedBlock { row, .. } in self.last.values() {
-            now.entry((row.ordinal, Keeper::of(row))).or_default().insert(row.address, row.block_bytes);
+            now.entry((row.ordinal, Retainer::of(row))).or_default().insert(row.address, row.block_bytes);
         }
         for place in now.keys() {
             if !self.groups.contains_key(place) {
@@ -178,7 +178,7 @@ impl NamedLeaks {
     pub fn view(&self, process: &ProcessFacts, observed_since_ns: u64, threshold_bytes_per_minute: f64) -> LeaksView {
         let mut rows = BTreeMap::<RetainerKey, Vec<&Holding>>::new();
         for NamedBlock { row, .. } in self.last.values() {
-            rows.entry((row.ordinal, Keeper::of(row))).or_default().push(row);
+            rows.entry((row.ordinal, Retainer::of(row))).or_default().push(row);
         }
         let nothing = Vec::new();
         let found = self.groups.iter().map(|(place, group)| {
@@ -221,7 +221,7 @@ impl NamedLeaks {
         Some(LeakView {
             device: Some(place.0.0),
             turnover_ns,
-            keepers: keepers(rows.iter().map(|row| (*row, since_ns(row)))),
+            retainers: retainers(rows.iter().map(|row| (*row, since_ns(row)))),
             read_bytes: rows.iter().map(|row| row.block_bytes).fold(0, u64::saturating_add),
             blocks: Some(group.view()),
             ..LeakView::of("name", verdict, &trend)
@@ -315,9 +315,9 @@ mod tests {
         assert!((leak.bytes_per_minute - 60.0 * 1_048_576.0).abs() < 1.0, "{leak:?}");
         assert_eq!((leak.first_bytes, leak.last_bytes), (3 * MIB, 22 * MIB));
         assert_eq!(leak.blocks, Some(BlocksView { first: 3, last: 22, came: 19, stayed: 19 }));
-        let [keeper] = &leak.keepers[..] else { panic!("{leak:?}") };
-        assert_eq!((keeper.name.as_deref(), keeper.count), (Some("a.py:main: kept[*]"), 22));
-        let ends = (keeper.oldest.as_deref(), keeper.newest.as_deref());
+        let [retainer] = &leak.retainers[..] else { panic!("{leak:?}") };
+        assert_eq!((retainer.name.as_deref(), retainer.count), (Some("a.py:main: kept[*]"), 22));
+        let ends = (retainer.oldest.as_deref(), retainer.newest.as_deref());
         assert_eq!(ends, (Some("a.py:main: kept[0]"), Some("a.py:main: kept[21]")));
         let readings = view.readings.expect("it was read");
         assert_eq!((readings.count, readings.standing, readings.processor_ns), (20, 10, 100));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_whose_name_was_missed_keeps_it_for_some_readings() {
+    fn leak_block_with_a_missed_name_keeps_it_for_ten_readings() {
         let with_gaps = |gap: u64| {
             let (_, view) = read(48, |second| {
                 let rows = kept(second).into_iter();
@@ -333,7 +333,7 @@ mod tests {
                 rows.map(|row| if is_missed { Holding::unknown(row.ordinal, row.address, MIB) } else { row }).collect()
             });
             let kept =
-                view.findings.iter().find(|finding| finding.keepers.first().is_some_and(|one| one.name.is_some()));
+                view.findings.iter().find(|finding| finding.retainers.first().is_some_and(|one| one.name.is_some()));
             kept.map(|finding| (finding.verdict, finding.blocks))
         };
         // A block that appears while names are missed has no name until the next reading.
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_late_has_held_nothing_before() {
+    fn leak_group_that_appears_late_starts_at_zero_bytes() {
         let (_, view) = read(30, |second| if second < 10 { Vec::new() } else { kept(second - 10) });
         let leak = &view.findings[0];
         assert_eq!((leak.verdict, leak.points, leak.first_bytes), (Verdict::Leak, 30, 0));
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_the_last_ones_is_no_leak_for_it_is_replaced() {
+    fn leak_ignores_a_fixed_length_list_of_recent_tensors() {
         let last = |second: u64| -> Vec<Holding> {
             let ones = second..second + 8;
             ones.map(|index| row(index * 100, format!("last[{}]", index - second), (1 + index / 9) * MIB)).collect()
@@ -390,7 +390,7 @@ mod tests {
         let mut leaks = NamedLeaks::default();
         let unnamed = Holdings {
             rows: vec![Holding::unknown(Ordinal(0), 0, MIB)],
-            without_names: Some("no Python object is a tensor".to_owned()),
+            without_names: Some("there are no Python tensors".to_owned()),
             ..Holdings::default()
         };
         leaks.observe(&unnamed, HowRead::default());

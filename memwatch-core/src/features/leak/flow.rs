@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lives_long_and_goes_as_often_as_it_comes_does_not() {
+    fn leak_flow_ignores_long_lived_blocks_freed_at_the_rate_they_appear() {
         for seed in 0..40 {
             for mean in [200, 1_000, 3_000, 6_000] {
                 assert!(!backs_up(60, 20, chance(mean, seed * 1_000)), "sessions of {mean}, seed {seed}");

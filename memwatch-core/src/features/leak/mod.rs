@@ -3,7 +3,7 @@
 pub mod by_name;
 mod cached;
 mod flow;
-mod keepers;
+mod retainers;
 pub mod model;
 mod totals;
 mod verdict;
@@ -16,10 +16,10 @@ use crate::Pipeline;
 use crate::allocators::names::SiteKey;
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
-use crate::features::leak::keepers::keepers;
+use crate::features::leak::retainers::retainers;
 use crate::features::leak::model::{GrowthSourceKind, LeakFinding, Leaks};
 use crate::features::leak::totals::EXPLAINED;
-use crate::features::leak::view::{AgeView, CachedView, KeeperView, LeakView, LeaksView, UndecidedView};
+use crate::features::leak::view::{AgeView, CachedView, RetainerView, LeakView, LeaksView, UndecidedView};
 use crate::input::holdings::Holding;
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::build::places::site_name;
@@ -48,8 +48,8 @@ impl Pipeline {
             let too_short = all.iter().filter(|(_, finding)| finding.is_none()).count() as u64;
             let sure = all.into_iter().filter_map(|(_, finding)| finding).collect();
             let [found, undecided] = of_the_whole(leaks, process, sure, threshold_bytes_per_minute);
-            let (ages, keepers) = (self.ages(process), kept_of(process));
-            let view = |finding: &LeakFinding| self.finding(process, finding, (&ages, &keepers));
+            let (ages, retainers) = (self.ages(process), kept_of(process));
+            let view = |finding: &LeakFinding| self.finding(process, finding, (&ages, &retainers));
             let undecided_view = |finding: &LeakFinding| {
                 let GrowthSourceKind::Allocated(ordinal) = finding.place.held else { return None };
                 let uuid = resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
@@ -102,7 +102,7 @@ impl Pipeline {
     /// Returns the live bytes of each call site by age class.
     fn ages(&self, process: &Process) -> Ages {
         let mut ages = Ages::new();
-        for block in process.tensors.iter().flat_map(|tensors| tensors.places().blocks()) {
+        for block in process.tensors.iter().flat_map(|tensors| tensors.attribution().blocks()) {
             let age_ns = self.now_ns.saturating_sub(block.granted_ns);
             let place = AGES_NS.partition_point(|edge_ns| *edge_ns <= age_ns);
             let of_line = ages.entry((block.ordinal, block.whose.site)).or_default();
@@ -152,7 +152,7 @@ impl Pipeline {
             steps: finding.by_steps.then_some(trend.points),
             turnover_ns: finding.turnover_ns,
             ages,
-            keepers: kept.get(&finding.place.held).map(|kept| kept.keepers.clone()).unwrap_or_default(),
+            retainers: kept.get(&finding.place.held).map(|kept| kept.retainers.clone()).unwrap_or_default(),
             read_bytes: kept.get(&finding.place.held).map_or(0, |kept| kept.read_bytes),
             ..LeakView::of(level, finding.verdict, trend)
         }
@@ -207,7 +207,7 @@ fn worst_first(one: &LeakView, other: &LeakView) -> Ordering {
 /// Retainers of the blocks of one call site, and how many of its bytes the last reading covers.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct SiteRetainers {
-    keepers: Vec<KeeperView>,
+    retainers: Vec<RetainerView>,
     read_bytes: u64,
 }
 
@@ -217,7 +217,7 @@ fn kept_of(process: &Process) -> BTreeMap<GrowthSourceKind, SiteRetainers> {
     let mut blocks = BTreeMap::<GrowthSourceKind, Vec<(&Holding, u64)>>::new();
     for (tensors, row) in process.tensors.iter().flat_map(|tensors| tensors.still_held().map(move |row| (tensors, row)))
     {
-        if let Some(block) = tensors.places().live(row.ordinal, row.address) {
+        if let Some(block) = tensors.attribution().live(row.ordinal, row.address) {
             blocks
                 .entry(GrowthSourceKind::Site(row.ordinal, block.whose.site))
                 .or_default()
@@ -226,7 +226,7 @@ fn kept_of(process: &Process) -> BTreeMap<GrowthSourceKind, SiteRetainers> {
     }
     let kept = |blocks: Vec<(&Holding, u64)>| SiteRetainers {
         read_bytes: blocks.iter().map(|(row, _)| row.block_bytes).fold(0, u64::saturating_add),
-        keepers: keepers(blocks.into_iter().filter(|(row, _)| row.class.is_named())),
+        retainers: retainers(blocks.into_iter().filter(|(row, _)| row.class.is_named())),
     };
     blocks.into_iter().map(|(held, blocks)| (held, kept(blocks))).collect()
 }
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_kept_by_what_the_last_reading_says_of_its_blocks_that_are_still_there() {
+    fn line_retainer_counts_only_blocks_of_the_last_reading_still_live() {
         let mut process =
             process(&[(1, 10, true), (2, 20, true), (3, 30, true), (4, 40, true), (5, 60, true), (3, 70, false)]);
         let row = |address, name: Option<&str>| {
@@ -286,14 +286,14 @@ mod tests {
         let [(GrowthSourceKind::Site(Ordinal(0), _), held)] = &kept.iter().collect::<Vec<_>>()[..] else {
             panic!("{kept:?}")
         };
-        let [keeper] = &held.keepers[..] else { panic!("{kept:?}") };
-        assert_eq!((keeper.name.as_deref(), keeper.count, keeper.bytes), (Some("kept[*]"), 2, 1024));
+        let [retainer] = &held.retainers[..] else { panic!("{kept:?}") };
+        assert_eq!((retainer.name.as_deref(), retainer.count, retainer.bytes), (Some("kept[*]"), 2, 1024));
         assert_eq!(held.read_bytes, 1536, "the fourth was read, too");
-        assert_eq!((keeper.oldest.as_deref(), keeper.newest.as_deref()), (Some("kept[0]"), Some("kept[1]")));
+        assert_eq!((retainer.oldest.as_deref(), retainer.newest.as_deref()), (Some("kept[0]"), Some("kept[1]")));
     }
 
     #[test]
-    fn how_old_memory_is_is_reported_of_lines_that_hold_some_now_and_were_seen_to_take_it() {
+    fn block_ages_are_reported_only_for_lines_seen_to_allocate() {
         let (device, site) = (Ordinal(0), SiteKey::numbered(7));
         let ages: Ages = [((device, site), [1, 2, 3, 0, 0, 4])].into();
         let bytes = |held, has_ended| {

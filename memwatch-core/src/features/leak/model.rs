@@ -117,7 +117,7 @@ impl Leaks {
                 return;
             }
             *taken = tensors.windows();
-            for (ordinal, device) in tensors.places().devices() {
+            for (ordinal, device) in tensors.attribution().devices() {
                 for (site, sum) in device.sites() {
                     let (place, bytes) = (place(GrowthSourceKind::Site(*ordinal, site)), device.floor_bytes(site));
                     self.series.entry(place).or_default().push(now_ns, bytes);
@@ -163,7 +163,7 @@ impl Leaks {
         if closed == 0 || self.step_windows.insert((tgid, since_ns), closed) == Some(closed) {
             return;
         }
-        for (ordinal, device) in tensors.places().devices() {
+        for (ordinal, device) in tensors.attribution().devices() {
             for (site, _) in device.sites() {
                 let place = GrowthSource { tgid, since_ns, held: GrowthSourceKind::Site(*ordinal, site) };
                 self.by_step.entry(place).or_default().push(now_ns, device.step_floor_bytes(site));
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_the_last_ones_is_judged_by_what_its_replacements_have_to_do_with_each_other() {
+    fn leak_verdict_for_replaced_blocks_depends_on_their_turnover() {
         let judged = |seconds: u64, turnover: u64, bytes: fn(u64) -> u64| {
             let mut series = TrendSeries::default();
             (0..seconds).for_each(|second| series.push(second * 1_000_000_000, bytes(second)));
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_once_fills_up_or_comes_and_goes_is_no_leak() {
+    fn leak_verdict_is_not_leak_for_warm_up_caches_and_spikes() {
         assert_eq!(
             verdict(|second| if second < 2 { 0 } else { 900 * MIB }),
             Verdict::LevelledOff,

@@ -46,7 +46,7 @@ impl DeviceSeries {
         (ordinal, reported): (Ordinal, &ReportedTotals),
         now_ns: u64,
     ) {
-        let floors = tensors.places().devices().get(&ordinal).filter(|_| tensors.sampling().is_none());
+        let floors = tensors.attribution().devices().get(&ordinal).filter(|_| tensors.sampling().is_none());
         let kept = floors.map(|device| device.sites().map(|(site, _)| device.floor_bytes(site)).sum::<u64>());
         let kept = kept.unwrap_or(reported.allocated_bytes).min(reported.reserved_bytes);
         self.push(
@@ -144,13 +144,13 @@ mod tests {
     }
 
     #[test]
-    fn what_the_allocator_takes_while_tensors_need_no_more_is_growth() {
+    fn reserved_growth_is_a_leak_while_tensors_need_no_additional_memory() {
         let found = unplaced(0.0, |second| (32, 96, 100 + 64 * second));
         assert_eq!(verdicts(&found), [None, Some(Verdict::Leak)]);
     }
 
     #[test]
-    fn what_it_takes_since_tensors_need_more_is_explained_by_them() {
+    fn reserved_growth_is_explained_by_growing_tensors() {
         let batches = unplaced(0.0, |second| (32, 96 + second / 5 * 50, 110 + second / 5 * 50));
         assert_eq!(verdicts(&batches), [None, None], "batches that grow");
         let kept = unplaced(8e6, |second| (32 + 8 * second, 96 + 8 * second, 110 + 8 * second));
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_replaced_slowly_may_wander_and_is_reported_to_grow_without_a_verdict() {
+    fn slow_turnover_growth_is_reported_without_a_verdict() {
         let mut all = TrendSeries::default();
         (0..45).for_each(|second| all.push(second * 1_000_000_000, second * MIB));
         let of = |turnover_ns| of_tensors(&all, Placed { turnover_ns, ..Placed::default() }, false, THRESHOLD);

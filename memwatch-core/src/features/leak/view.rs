@@ -112,7 +112,7 @@ pub struct LeakView {
     /// Verdict on the source.
     pub verdict: Verdict,
     /// Kind of memory: `tensor`, `driver` or `pinned_host`; `name` for tensors grouped by retainer,
-    /// which is in `keepers`. For a whole device: `allocated` if its tensors grow and no call site
+    /// which is in `retainers`. For a whole device: `allocated` if its tensors grow and no call site
     /// or name explains it, `reserved` if its allocator grows and its tensors do not.
     pub level: Name,
     /// The process's own number of the device; `None` for host memory, and if it is unknown.
@@ -160,7 +160,7 @@ pub struct LeakView {
     /// and at other levels than `tensor`.
     pub ages: Option<Vec<AgeView>>,
     /// Retainers of the memory, most bytes first, as far as they were read.
-    pub keepers: Vec<KeeperView>,
+    pub retainers: Vec<RetainerView>,
     /// Bytes of the live blocks that the last reading covers, named or not.
     #[serde(skip)]
     pub read_bytes: u64,
@@ -212,7 +212,7 @@ impl LeakView {
             last_bytes: trend.last_bytes,
             turnover_ns: None,
             ages: None,
-            keepers: Vec::new(),
+            retainers: Vec::new(),
             read_bytes: 0,
             blocks: None,
         }
@@ -221,7 +221,7 @@ impl LeakView {
 
 /// Retainer of blocks. Names that differ only in their indices are grouped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeeperView {
+pub struct RetainerView {
     /// Class of the blocks.
     pub class: HoldingClass,
     /// Name with `*` for indices: a path for tensors, the autograd node for memory saved for

@@ -4,7 +4,7 @@ use super::view::{CacheView, OomView};
 use crate::Pipeline;
 use crate::input::{DeviceFacts, DeviceReading, Input, NvmlState, ProcessFacts, ProcessUse, Sensors};
 use crate::snapshot::{
-    DevicePlacesView, FailureView, PlaceNameView, Snapshot, StageView, SumView, TensorsView, WhoseView,
+    DeviceAttributionView, FailureView, PhaseView, PlaceNameView, Snapshot, SumView, TensorsView, WhoseView,
 };
 use crate::words::{Framework, GpuUuid, Tgid};
 
@@ -76,16 +76,16 @@ pub(crate) fn unasked(wanted_bytes: u64) -> OomView {
 }
 
 /// Returns an attribution to this phase and call site.
-pub(crate) fn whose(stage: &'static str, line: &str) -> WhoseView {
+pub(crate) fn whose(phase: &'static str, line: &str) -> WhoseView {
     let name =
         |kind: &'static str, name: Option<&str>| PlaceNameView { kind: kind.into(), name: name.map(str::to_owned) };
     WhoseView {
-        stage: stage.into(),
+        phase: phase.into(),
         by: "frames".into(),
         step: 0,
         site: name("line", Some(line)),
         library: None,
-        layer: name("none", None),
+        module: name("none", None),
     }
 }
 
@@ -107,27 +107,27 @@ pub(crate) fn sum(live_bytes: u64, total_bytes: u64) -> SumView {
 
 impl OomView {
     /// Adds tensors of PID 7 by phase, with their live and total bytes, and a number of steps.
-    pub(crate) fn in_stages(mut self, steps: u64, stages: &[(&'static str, u64, u64)]) -> Self {
-        let stage = |(stage, live, total): &(&'static str, u64, u64)| StageView {
-            stage: (*stage).into(),
+    pub(crate) fn in_phases(mut self, steps: u64, phases: &[(&'static str, u64, u64)]) -> Self {
+        let phase = |(phase, live, total): &(&'static str, u64, u64)| PhaseView {
+            phase: (*phase).into(),
             recomputed: false,
             captured: false,
             sum: sum(*live, *total),
         };
-        let live = stages.iter().map(|(_, live, _)| *live).sum();
+        let live = phases.iter().map(|(_, live, _)| *live).sum();
         let mut tensors = TensorsView::default();
-        tensors.places.steps = Some(steps);
-        tensors.places.devices.push(DevicePlacesView {
+        tensors.attribution.steps = Some(steps);
+        tensors.attribution.devices.push(DeviceAttributionView {
             device: 0,
             uuid: self.uuid.clone(),
             allocated_bytes: live,
             allocator_peak_bytes: None,
             unplaced_bytes: 0,
             total: sum(live, live),
-            stages: stages.iter().map(stage).collect(),
-            layers: Vec::new(),
+            phases: phases.iter().map(phase).collect(),
+            modules: Vec::new(),
             sites: Vec::new(),
-            phases: Vec::new(),
+            ranges: Vec::new(),
             stacks: Vec::new(),
             large: Vec::new(),
         });

@@ -56,7 +56,7 @@ impl Pipeline {
     /// Records that the kernel driver refused memory. The result is known when the call returns.
     pub(crate) fn note_refused_request(&mut self, tgid: Tgid) {
         let Some(log) = &mut self.detectors.ooms else { return };
-        if let Some(refused) = self.kernel_driver.books(tgid).and_then(|books| books.refused().last()) {
+        if let Some(refused) = self.kernel_driver.ledger_of(tgid).and_then(|books| books.refused().last()) {
             log.requests.open(tgid, explained::refused(refused, tgid, &self.reading.devices));
         }
     }
@@ -85,7 +85,7 @@ impl Pipeline {
         let snapshot = self.snapshot_at(event.time_ns);
         let Some(process) = self.processes.get(&event.tgid) else { return };
         let Some(tensors) = &process.tensors else { return };
-        let wanted_by = tensors.places().refused().back().map(|refusal| whose(tensors.names(), &refusal.whose));
+        let wanted_by = tensors.attribution().refused().back().map(|refusal| whose(tensors.names(), &refusal.whose));
         let view = OomView {
             time_ns: event.time_ns,
             tgid: event.tgid,

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_counts_until_its_end_and_may_begin_again() {
+    fn time_series_that_ended_counts_to_its_end_and_may_resume() {
         let mut course = ByteSeries::begin(0, 100);
         course.look(SECOND);
         course.end(3 * SECOND / 2);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::allocators::threads::{Attribution, Stage};
+use crate::allocators::threads::{Attribution, Phase};
 use crate::attribution::process::Process;
 use crate::decode::{Call, TensorChange, TensorEvent};
 use crate::features::samples::ProcessLifetime;
@@ -30,7 +30,7 @@ pub(super) struct TimelineEvent {
 #[derive(Clone, Debug)]
 pub(super) enum TrainingPosition {
     Step(u64),
-    Stage(Stage),
+    Phase(Phase),
 }
 
 /// All recorded events and spans.
@@ -42,7 +42,7 @@ pub(crate) struct Events {
     pub(super) spans: VecDeque<(ProcessLifetime, TrainingPosition, u64, u64)>,
     pub(super) forgotten_spans: u64,
     pub(super) steps: BTreeMap<ProcessLifetime, (u64, u64)>,
-    pub(super) stages: BTreeMap<ProcessLifetime, (Stage, u64)>,
+    pub(super) phases: BTreeMap<ProcessLifetime, (Phase, u64)>,
 }
 
 impl Events {
@@ -74,12 +74,12 @@ impl Events {
         }
         match event.what {
             TensorChange::Reported { ordinal, address, block_bytes: 1.., .. } => {
-                let Some(block) = tensors.places().live(ordinal, address) else { return };
-                let stage = block.whose.stage;
-                let (last, since_ns) = *self.stages.entry(life).or_insert((stage, time_ns));
-                if last != stage {
-                    self.stages.insert(life, (stage, time_ns));
-                    self.span(life, TrainingPosition::Stage(last), since_ns, time_ns);
+                let Some(block) = tensors.attribution().live(ordinal, address) else { return };
+                let phase = block.whose.phase;
+                let (last, since_ns) = *self.phases.entry(life).or_insert((phase, time_ns));
+                if last != phase {
+                    self.phases.insert(life, (phase, time_ns));
+                    self.span(life, TrainingPosition::Phase(last), since_ns, time_ns);
                 }
                 if block.bytes >= self.large_bytes {
                     let (bytes, whose) = (block.bytes, Some(block.whose));
@@ -97,7 +97,7 @@ impl Events {
             TensorChange::OutOfMemory { .. } | TensorChange::ArenaFails { .. } => {
                 let Some(refused) = tensors.refused_by(event) else { return };
                 let (ordinal, bytes) = (refused.ordinal, refused.wanted_bytes);
-                let whose = tensors.places().refused().back().map(|refusal| refusal.whose);
+                let whose = tensors.attribution().refused().back().map(|refusal| refusal.whose);
                 self.note(TimelineEvent {
                     time_ns,
                     life,

@@ -14,7 +14,7 @@ use crate::features::samples::{ProcessLifetime, SeriesKey};
 use crate::features::timeline::events::{Events, TimelineEvent, TrainingPosition};
 use crate::features::timeline::view::{EventView, PointView, SpanView, TimelineView, TrackView};
 use crate::ledger::totals::DeviceRef;
-use crate::snapshot::build::places::{stage_name, whose};
+use crate::snapshot::build::places::{phase_name, whose};
 use crate::words::{Name, Ordinal};
 
 impl Pipeline {
@@ -29,7 +29,7 @@ impl Pipeline {
             spans: VecDeque::new(),
             forgotten_spans: 0,
             steps: BTreeMap::new(),
-            stages: BTreeMap::new(),
+            phases: BTreeMap::new(),
         };
         if let Some(followed) = &mut self.detectors.followed {
             followed.events.get_or_insert(events);
@@ -132,9 +132,9 @@ impl Pipeline {
     }
 
     fn spans(&self, events: &Events) -> Vec<SpanView> {
-        let open = events.stages.iter().map(|(life, (stage, begun_ns))| {
+        let open = events.phases.iter().map(|(life, (phase, begun_ns))| {
             let ended_ns = self.of_life(*life).and_then(|process| process.ended).map(|ended| ended.time_ns);
-            (*life, TrainingPosition::Stage(*stage), *begun_ns, ended_ns.unwrap_or(self.now_ns))
+            (*life, TrainingPosition::Phase(*phase), *begun_ns, ended_ns.unwrap_or(self.now_ns))
         });
         let mut spans: Vec<SpanView> = events
             .spans
@@ -144,7 +144,7 @@ impl Pipeline {
             .map(|(life, what, begun_ns, last_ns)| {
                 let (kind, name) = match what {
                     TrainingPosition::Step(number) => ("step", Name::from(number.to_string())),
-                    TrainingPosition::Stage(stage) => ("stage", stage_name(stage)),
+                    TrainingPosition::Phase(phase) => ("stage", phase_name(phase)),
                 };
                 SpanView { tgid: life.tgid, kind: kind.into(), name, begun_ns, last_ns: last_ns.max(begun_ns) }
             })

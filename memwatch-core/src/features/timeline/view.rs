@@ -104,10 +104,10 @@ pub struct SpanView {
     /// The process.
     #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
-    /// `step` or `stage`.
+    /// `step` or `phase`.
     pub kind: Name,
     /// Number of the step, from 1; or the phase of the last allocation, as in
-    /// [`crate::snapshot::StageView`].
+    /// [`crate::snapshot::PhaseView`].
     pub name: Name,
     /// Start: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::apart")]

@@ -43,7 +43,7 @@ fn where_the_version_is_not_known_both_places_of_a_status_must_be_zero() {
 }
 
 #[test]
-fn an_answer_or_a_status_that_is_no_success_is_nothing() {
+fn rm_failed_answer_or_status_has_no_effect() {
     let mut failed = video(NEWEST, NAMES, MIB, MIB);
     failed.0.answer = -1;
     assert_eq!(read(&failed), Ok(RmEvent::Nothing));
@@ -52,7 +52,7 @@ fn an_answer_or_a_status_that_is_no_success_is_nothing() {
 }
 
 #[test]
-fn a_request_of_an_unknown_size_is_refused_and_so_is_one_that_could_not_be_read() {
+fn rm_request_of_unknown_size_or_unreadable_params_is_refused() {
     for size in [0, 24, 47, 49, 56, 160, 192] {
         assert_eq!(read(&Rm::new(0x2b, size)), Err(RmViolation::Layout), "{size}");
     }
@@ -80,7 +80,7 @@ fn sizes_that_no_driver_gives_are_refused() {
 }
 
 #[test]
-fn a_number_that_is_no_clients_and_a_place_that_is_none_are_refused() {
+fn rm_invalid_client_and_unknown_location_are_refused() {
     assert_eq!(read(&video(NEWEST, (0x5c00_0001, DEVICE, 1), MIB, MIB)), Err(RmViolation::Client));
     assert_eq!(read(&client(NEWEST, 7)), Err(RmViolation::Client));
     assert!(read(&client(NEWEST, 0xc1df_ffff)).is_ok() && read(&client(NEWEST, 0xe010_0001)).is_ok());
@@ -135,7 +135,7 @@ fn a_gpu_is_named_in_sixteen_bytes_or_in_letters() {
 
 proptest! {
     #[test]
-    fn whatever_stands_in_a_record_is_read_without_a_panic(
+    fn rm_decode_never_panics_on_arbitrary_records(
         nr: u8, size: u16, row in any::<prop::sample::Index>(), keeps: bool, flags: u8, answer in -1_i32..=0,
         payload in vec(any::<u8>(), 0..=PAYLOAD_BYTES), asked_bytes: u64, branch in proptest::option::of(0_u32..700),
     ) {

@@ -156,7 +156,7 @@ impl Play {
     }
 
     fn seen_bytes(&self, tgid: u32) -> u64 {
-        let books = self.pipeline.kernel_driver.books(Tgid(tgid));
+        let books = self.pipeline.kernel_driver.ledger_of(Tgid(tgid));
         books.map_or(0, |books| books.live().map(|(_, bytes)| bytes).sum())
     }
 
@@ -260,7 +260,7 @@ const LOGS: [(&str, &str, usize); 11] = [
 ];
 
 #[test]
-fn the_sum_of_video_memory_is_what_nvml_charges_at_every_mark_that_has_nothing_in_flight() {
+fn rm_video_memory_sum_equals_nvml_at_every_quiet_mark() {
     for (name, text, marks) in LOGS {
         let play = play(text);
         let in_flight: BTreeMap<String, i64> = match name {
@@ -280,7 +280,7 @@ fn adds_up(on_gpu: &ExplainedUse) {
 }
 
 #[test]
-fn of_every_program_nothing_is_unexplained_and_all_labels_add_up_to_what_it_is_charged() {
+fn rm_labels_sum_to_the_nvml_charge_with_nothing_unexplained() {
     for (name, text, _) in LOGS.into_iter().filter(|(name, ..)| !matches!(*name, "steps" | "ipc")) {
         let on_gpu = play(text).on_gpu();
         assert_eq!((on_gpu.trust, on_gpu.difference_bytes), (LedgerTrust::Trusted, Some(0)), "{name}");
@@ -315,7 +315,7 @@ fn a_context_is_a_context_until_a_kernel_needs_more_local_memory() {
 }
 
 #[test]
-fn what_is_left_of_a_training_has_its_owners() {
+fn rm_training_log_remainder_is_labelled_by_owner() {
     let end = play_until(STEPS, "end");
     let parts = [
         (MemoryPurpose::Context, None, 104),
@@ -373,7 +373,7 @@ fn host_memory_is_in_columns_of_its_own() {
 }
 
 #[test]
-fn refused_allocations_are_kept_with_what_they_asked_for_and_who_asked() {
+fn rm_refused_allocations_keep_their_size_function_and_owner() {
     let explained = play(LOGS[9].1).explain();
     assert_eq!((explained.refused.len(), explained.refused_count), (4, 4));
     for refused in &explained.refused {
@@ -386,7 +386,7 @@ fn refused_allocations_are_kept_with_what_they_asked_for_and_who_asked() {
 }
 
 #[test]
-fn what_a_process_imports_is_its_exporters_until_that_ends_and_then_its_own() {
+fn rm_imported_memory_is_inherited_when_its_exporter_ends() {
     // State before the importer released the memory.
     let (before, _) = LOGS[10].1.split_once("\n8677983").expect("it is there");
     let mut play = play(before);
@@ -405,7 +405,7 @@ fn what_a_process_imports_is_its_exporters_until_that_ends_and_then_its_own() {
 }
 
 #[test]
-fn a_driver_that_nobody_knows_explains_nothing_however_well_the_sum_fits() {
+fn rm_unknown_driver_version_explains_nothing_even_if_sums_match() {
     let mut play = play_until(STEPS, "end");
     play.pipeline.step(Input::KernelDriver { version: Some("600.10.01".to_owned()) });
     for second in 1..4 {

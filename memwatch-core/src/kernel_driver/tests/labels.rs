@@ -34,7 +34,7 @@ fn a_function_in_flight_decides_without_a_stack() {
 }
 
 #[test]
-fn without_one_the_stack_decides_and_a_call_that_grew_a_context_comes_first() {
+fn label_without_a_probe_comes_from_the_stack_after_a_regrown_context() {
     let caller = |function: &str| Caller { function: Some(function.into()), owner: Some("NCCL".into()) };
     let of = |function, regrown| {
         let caller = caller(function);
@@ -47,7 +47,7 @@ fn without_one_the_stack_decides_and_a_call_that_grew_a_context_comes_first() {
 }
 
 #[test]
-fn who_called_is_kept_but_of_what_belongs_to_the_whole_context() {
+fn label_owner_is_the_caller_except_for_context_wide_objects() {
     let caller = Caller { function: Some("cuStreamCreate".into()), owner: Some("cuDNN".into()) };
     let of =
         |symbol| PurposeEvidence { probe: row(symbol), caller: Some(&caller), ..PurposeEvidence::default() }.named();

@@ -185,7 +185,7 @@ fn begun(layout: AllocLayout) -> KernelDriver {
 fn sums(books: &KernelDriver, tgid: u32) -> (u64, u64) {
     let video = books.memory(Tgid(tgid)).filter(|(.., memory)| memory.lies == Lies::Video);
     let by_object = video.map(|(.., memory)| memory.granted_bytes).sum();
-    (by_object, books.books(Tgid(tgid)).map_or(0, |books| books.live().map(|(_, bytes)| bytes).sum()))
+    (by_object, books.ledger_of(Tgid(tgid)).map_or(0, |books| books.live().map(|(_, bytes)| bytes).sum()))
 }
 
 proptest! {
@@ -207,7 +207,7 @@ proptest! {
     }
 
     #[test]
-    fn books_that_are_kept_and_read_go_on_as_if_they_had_not_been(
+    fn rm_ledger_resumes_from_serialized_state_at_any_step(
         steps in steps(), place in any::<prop::sample::Index>()
     ) {
         let (mut whole, mut broken) = (begun(NEWEST), begun(NEWEST));

@@ -30,7 +30,7 @@ fn two_allocations_take_one_line_of_memory() {
 }
 
 #[test]
-fn what_was_stated_of_an_address_is_what_is_found_there() {
+fn live_address_tenancy_is_returned_as_it_was_granted() {
     let mut addresses = LiveAddresses::default();
     assert_eq!(addresses.grant(0x1000, 10, from_pool(1, 100)), None);
     assert_eq!(addresses.grant(0x2000, 10, from_pool(2, 200)), None);
@@ -58,7 +58,7 @@ fn only_the_processes_own_memory_dies_with_a_context() {
 }
 
 #[test]
-fn pool_after_pool_takes_no_more_room_than_those_in_use() {
+fn live_addresses_stay_compact_as_pools_come_and_go() {
     let mut addresses = LiveAddresses::default();
     addresses.grant(0x1000, 1, from_pool(1, 100));
     for pool in 2..100_000 {

@@ -14,7 +14,7 @@ fn held(symbol: &str, address: u64, bytes: u64) -> LiveAddress {
 }
 
 #[test]
-fn what_was_freed_and_what_was_allocated_unseen_are_both_made_up_for() {
+fn resync_adopts_unseen_allocations_and_removes_unseen_frees() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, 4 * MIB), mem_alloc(0xd1, 2 * MIB)]);
     let truth = [
@@ -52,7 +52,7 @@ fn an_address_that_was_freed_and_granted_again_unseen_has_its_new_kind() {
 }
 
 #[test]
-fn a_teardown_whose_record_is_lost_cannot_be_made_up_for() {
+fn resync_older_than_a_lost_teardown_changes_nothing() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, 4 * MIB)]);
     assert!(!story.ledger.anchor(&[], 1, 1085));

@@ -45,7 +45,7 @@ fn held(story: &LedgerStory) -> u64 {
 }
 
 #[test]
-fn what_is_captured_is_no_memory_until_the_graph_runs_and_never_in_the_devices_sum() {
+fn graph_captured_memory_counts_from_its_launch_outside_the_device_sum() {
     let mut story = LedgerStory::on_device_0();
     story.report([begin_capture(), alloc_on(STREAM, 0xd0, 4 * MIB), free_on(STREAM, 0xd0), end_capture(GRAPH)]);
     assert_eq!((held(&story), story.live(), story.ledger.graph_node_bytes()), (0, 0, 4 * MIB));
@@ -64,7 +64,7 @@ fn what_is_captured_is_no_memory_until_the_graph_runs_and_never_in_the_devices_s
 }
 
 #[test]
-fn another_stream_goes_on_as_ever_during_a_capture() {
+fn graph_capture_leaves_other_streams_unaffected() {
     let mut story = LedgerStory::on_device_0();
     story.report([begin_capture(), alloc_on(0x52, 0xd0, MIB), mem_alloc(0xd1, MIB), end_capture(GRAPH)]);
     story.report([alloc_on(STREAM, 0xd2, MIB)]);
@@ -98,7 +98,7 @@ fn nodes_of_any_kind_distinguished_by_their_first_word() {
 }
 
 #[test]
-fn a_trim_takes_what_no_launch_has_left_allocated() {
+fn graph_mem_trim_frees_memory_no_launch_left_allocated() {
     let mut story = LedgerStory::on_device_0();
     story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
     story.report([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
@@ -117,7 +117,7 @@ fn a_capture_that_fails_leaves_nothing_and_ends() {
 }
 
 #[test]
-fn an_address_that_something_else_gets_is_a_graphs_no_longer() {
+fn graph_address_granted_to_another_allocation_leaves_the_graph() {
     let mut story = LedgerStory::on_device_0();
     story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch(), mem_alloc(0xd0, MIB)]);
     assert_eq!((held(&story), story.live()), (0, MIB));
@@ -136,7 +136,7 @@ fn a_free_seen_after_its_address_became_a_graphs_is_the_former_tenants() {
 }
 
 #[test]
-fn of_a_graph_that_is_gone_only_what_is_still_allocated_has_its_address() {
+fn destroyed_graph_holds_only_addresses_still_allocated() {
     let mut story = LedgerStory::on_device_0();
     story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
     story.report([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
@@ -145,7 +145,7 @@ fn of_a_graph_that_is_gone_only_what_is_still_allocated_has_its_address() {
 }
 
 #[test]
-fn a_free_of_a_graphs_memory_seen_after_its_address_was_granted_again_is_no_unknown_free() {
+fn graph_free_seen_after_its_address_is_reused_is_not_an_unknown_free() {
     let mut story = LedgerStory::on_device_0();
     story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch()]);
     story.report([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH])]);
@@ -154,7 +154,7 @@ fn a_free_of_a_graphs_memory_seen_after_its_address_was_granted_again_is_no_unkn
 }
 
 #[test]
-fn an_address_that_a_graph_never_had_memory_at_takes_none_with_it() {
+fn graph_destroy_keeps_allocations_at_addresses_it_never_held() {
     let mut story = LedgerStory::on_device_0();
     story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch()]);
     story.report([call("cuGraphExecDestroy", [RUN]), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);

@@ -7,7 +7,7 @@ use crate::test_calls::*;
 const GRANULE: u64 = 2 * MIB;
 
 #[test]
-fn each_granule_counts_once_however_many_requests_lie_in_it() {
+fn layout_counts_each_granule_once_for_all_its_requests() {
     let mut story = LedgerStory::on_device_0();
     // Three small requests in one granule, one of them freed, and one in another granule. 3 MiB
     // take two granules.
@@ -34,7 +34,7 @@ fn each_granule_counts_once_however_many_requests_lie_in_it() {
 }
 
 #[test]
-fn addresses_without_memory_are_holes_and_memory_without_addresses_is_idle() {
+fn layout_reports_unmapped_addresses_as_holes_and_memory_as_idle() {
     let mut story = LedgerStory::on_device_0();
     let at = 1 << 40;
     story.report([

@@ -50,7 +50,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn after_any_loss_of_grants_and_frees_the_allocation_map_bring_every_kind_back_to_the_truth(
+    fn resync_after_lost_grants_and_frees_restores_every_kind(
         threads in 1..4_usize,
         focus in prop::sample::select([Focus::Everything, Focus::Pools, Focus::Graphs].as_slice()),
         steps in steps(),

@@ -75,7 +75,7 @@ impl LedgerStory {
 }
 
 #[test]
-fn what_is_allocated_lives_until_it_is_freed_and_the_peak_stays() {
+fn live_bytes_fall_on_free_and_the_peak_is_kept() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, 5 * MIB), mem_alloc(0xd1, 2 * MIB), mem_free(0xd0), mem_alloc(0xd2, MIB)]);
     let device = story.device(0);
@@ -88,7 +88,7 @@ fn what_is_allocated_lives_until_it_is_freed_and_the_peak_stays() {
 }
 
 #[test]
-fn each_kind_is_freed_by_its_own_function_and_stands_in_its_own_counter() {
+fn allocation_kind_has_its_own_free_function_and_counter() {
     let kinds = [
         (AllocationKind::Device, mem_alloc(0xd0, 64), mem_free(0xd0)),
         (AllocationKind::Managed, mem_alloc_managed(0xd0, 64), mem_free(0xd0)),
@@ -136,7 +136,7 @@ fn a_free_of_an_unknown_address_is_counted_and_takes_nothing() {
 }
 
 #[test]
-fn freeing_address_zero_is_nothing_and_so_is_a_grant_of_no_bytes() {
+fn free_of_null_and_allocation_of_zero_bytes_are_ignored() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_free(0), mem_free_host(0), mem_alloc_async(0, 0), mem_free_async(0)]);
     assert_eq!(story.frees(), (0, 0, 0));
@@ -155,7 +155,7 @@ fn a_failed_free_frees_nothing() {
 }
 
 #[test]
-fn a_free_seen_after_its_address_was_handed_out_again_is_the_former_tenants() {
+fn free_seen_after_its_address_is_reused_frees_the_previous_tenant() {
     let create = |handle, bytes| mem_create(handle, bytes, DEVICE_0);
     let families = [
         (AllocationKind::Device, mem_alloc(0xd0, 100), mem_alloc(0xd0, 7), mem_free(0xd0)),
@@ -211,7 +211,7 @@ fn the_context_stack_is_pushed_popped_replaced_and_popped_by_null() {
 }
 
 #[test]
-fn destroying_a_context_frees_what_is_in_it_but_no_pool_and_no_physical_memory() {
+fn context_destroy_frees_its_memory_but_no_pool_or_physical_memory() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, 1), ctx_create(0xcc, 0)]);
     story.report([mem_alloc(0xd1, 10), mem_alloc_managed(0xd2, 20), mem_host_alloc(0xd3, 30), array_create(0xa0, 40)]);
@@ -269,7 +269,7 @@ fn a_primary_context_that_was_released_and_made_again_is_the_only_one() {
 }
 
 #[test]
-fn a_reset_frees_what_is_in_the_primary_context_but_does_not_release_it() {
+fn primary_context_reset_frees_memory_without_releasing_the_context() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, MIB), primary_ctx_reset(0), mem_alloc(0xd1, 3)]);
     assert_eq!((story.live(), story.frees()), (3, (0, 0, 1)));
@@ -304,7 +304,7 @@ fn attached_late_the_last_release_is_not_known_but_a_reset_can() {
 }
 
 #[test]
-fn attached_late_memory_of_an_unknown_context_dies_with_the_only_device_named() {
+fn late_attach_reset_frees_unknown_context_memory_on_a_single_device() {
     let mut story = LedgerStory::unseen_before();
     story.report([mem_alloc(0xd0, MIB), ctx_set_current(0xee).thread(7), mem_alloc(0xd1, MIB).thread(7)]);
     assert_eq!(story.on(DeviceRef::Unknown).owned.live_bytes, 2 * MIB);
@@ -313,7 +313,7 @@ fn attached_late_memory_of_an_unknown_context_dies_with_the_only_device_named() 
 }
 
 #[test]
-fn attached_late_memory_of_an_unknown_context_stays_where_two_devices_are_in_use() {
+fn late_attach_reset_keeps_unknown_context_memory_with_two_devices() {
     let mut story = LedgerStory::unseen_before();
     story.report([mem_alloc(0xd0, MIB), ctx_create(0xcc, 1).thread(7), primary_ctx_reset(0)]);
     assert_eq!(story.live(), MIB);
@@ -342,7 +342,7 @@ fn refused_allocations_are_kept_with_what_they_asked_for() {
 }
 
 #[test]
-fn refused_host_memory_is_no_failure_of_a_device() {
+fn refused_host_memory_is_not_a_device_failure() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_host_alloc(0, MIB), mem_create(0, MIB, (ON_HOST, 0))].map(|call| call.failing(OUT_OF_MEMORY)));
     assert_eq!(story.ledger.failures().filter(|failure| failure.device.is_none()).count(), 2);
@@ -364,7 +364,7 @@ fn only_the_last_failures_are_kept_but_all_are_counted() {
 }
 
 #[test]
-fn a_failed_call_that_asks_for_no_memory_is_no_failed_allocation() {
+fn failed_call_that_requests_no_memory_is_not_a_failed_allocation() {
     let mut story = LedgerStory::on_device_0();
     let calls = [mem_free(0xd0), mem_map(0xe0, MIB, 0, 0x40), mem_import(0x40), mem_host_register(0xd0, MIB)];
     story.report(calls.map(|call| call.failing(INVALID_VALUE)));
@@ -372,7 +372,7 @@ fn a_failed_call_that_asks_for_no_memory_is_no_failed_allocation() {
 }
 
 #[test]
-fn at_its_end_everything_a_process_held_is_freed_implicitly_and_peaks_stay() {
+fn process_end_frees_all_memory_implicitly_and_keeps_peaks() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_alloc(0xd0, 1), mem_alloc_managed(0xd1, 2), mem_alloc_async(0xd2, 4), mem_host_alloc(0xd3, 8)]);
     story.report([mem_host_register(0xd4, 16), array_create(0xa0, 32), mem_create(0x40, 64, DEVICE_0)]);

@@ -39,7 +39,7 @@ fn a_pool_without_a_threshold_is_taken_to_hold_what_is_used() {
 }
 
 #[test]
-fn a_pool_that_keeps_everything_holds_the_most_it_ever_used_until_it_is_trimmed() {
+fn pool_with_max_threshold_holds_its_peak_until_trimmed() {
     let mut story = LedgerStory::on_device_0();
     story.report([default_pool(0x90), set_threshold(0x90, u64::MAX)]);
     story.report([mem_alloc_async(0xd0, 5 * MIB), mem_alloc_async(0xd1, MIB), mem_free_async(0xd0)]);
@@ -51,7 +51,7 @@ fn a_pool_that_keeps_everything_holds_the_most_it_ever_used_until_it_is_trimmed(
 }
 
 #[test]
-fn what_the_driver_reported_the_program_is_exact_until_something_happens() {
+fn pool_size_reported_by_the_driver_is_exact_until_the_next_call() {
     let mut story = LedgerStory::on_device_0();
     story.report([
         default_pool(0x90),
@@ -91,7 +91,7 @@ fn memory_of_host_managed_and_imported_pools_is_in_no_gpus_sum() {
 }
 
 #[test]
-fn the_current_pool_of_a_device_serves_allocations_that_name_none_until_it_is_destroyed() {
+fn current_pool_serves_unnamed_allocations_until_destroyed() {
     let mut story = LedgerStory::on_device_0();
     story.report([pool_create(0x91, 1, (ON_DEVICE, 0)), set_threshold(0x91, u64::MAX)]);
     story.report([call("cuDeviceSetMemPool", [0, 0x91]), mem_alloc_async(0xd0, 4 * MIB), mem_free_async(0xd0)]);

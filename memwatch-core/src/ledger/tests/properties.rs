@@ -188,7 +188,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_held_at_a_moment_is_reported_exactly_afterwards_or_not_at_all(
+    fn held_bytes_at_a_past_moment_are_exact_or_unknown(
         habits in habits(1..4_usize, true),
         steps in vec(any::<DriverStep>(), 0..150),
         moment in any::<prop::sample::Index>(),

@@ -6,7 +6,7 @@ use crate::test_calls::*;
 use crate::words::Ordinal;
 
 #[test]
-fn a_mapping_made_at_an_address_whose_unmap_is_still_to_come_stays() {
+fn mapping_at_an_address_with_a_pending_unmap_is_kept() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, 100, DEVICE_0), mem_map(0xe0, 100, 0, 0x40), mem_release(0x40)]);
     story.report([mem_create(0x41, 7, DEVICE_0), mem_map(0xe0, 7, 0, 0x41).at(2010, 2020), mem_release(0x41)]);
@@ -18,7 +18,7 @@ fn a_mapping_made_at_an_address_whose_unmap_is_still_to_come_stays() {
 }
 
 #[test]
-fn nccl_keeps_a_buffer_through_retain_and_release_until_it_is_unmapped_and_released() {
+fn nccl_retained_buffer_lives_until_unmapped_and_released() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, 4 * MIB, DEVICE_0), mem_map(0xe0, 4 * MIB, 0, 0x40)]);
     story.report([mem_retain(0x40, 0xe0), mem_release(0x40)]);
@@ -46,7 +46,7 @@ fn llama_cpp_releases_at_once_and_unmaps_its_whole_pool_with_one_call() {
 }
 
 #[test]
-fn vllm_sleeps_without_memory_and_wakes_with_new_memory_at_the_same_address() {
+fn vllm_sleep_frees_memory_and_wake_maps_new_memory_at_its_address() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, 8 * MIB, DEVICE_0), mem_map(0xe0, 8 * MIB, 0, 0x40)]);
     story.report([mem_unmap(0xe0, 8 * MIB), mem_release(0x40)]);
@@ -99,7 +99,7 @@ fn an_unmap_leaves_the_mappings_beside_its_range() {
 }
 
 #[test]
-fn a_handle_value_used_again_while_its_former_memory_is_mapped_is_other_memory() {
+fn physical_handle_reused_while_mapped_is_new_memory() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, MIB, DEVICE_0), mem_map(0xe0, MIB, 0, 0x40), mem_release(0x40)]);
     story.report([mem_create(0x40, 2 * MIB, DEVICE_0)]);
@@ -121,7 +121,7 @@ fn a_retain_finds_memory_by_its_address_when_its_handle_is_long_released() {
 }
 
 #[test]
-fn imported_memory_is_nobodys_here_however_it_is_mapped_retained_and_released() {
+fn imported_memory_never_counts_in_the_importer() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_import(0x40), mem_map(0xe0, MIB, 0, 0x40), mem_retain(0x40, 0xe0), mem_release(0x40)]);
     story.report([mem_unmap(0xe0, MIB), mem_release(0x40)]);
@@ -134,7 +134,7 @@ fn imported_memory_is_nobodys_here_however_it_is_mapped_retained_and_released() 
 }
 
 #[test]
-fn memory_older_than_the_attach_is_one_unknown_free_when_nccl_gives_it_back() {
+fn nccl_release_of_memory_before_attach_is_one_unknown_free() {
     let mut story = LedgerStory::unseen_before();
     story.report([mem_retain(0x40, 0xe0), mem_release(0x40), mem_unmap(0xe0, MIB), mem_release(0x40)]);
     assert_eq!((story.live(), story.frees()), (0, (0, 1, 0)));
@@ -148,7 +148,7 @@ fn memory_mapped_from_an_older_handle_adds_nothing() {
 }
 
 #[test]
-fn physical_memory_lies_on_its_own_device_and_other_memory_on_the_threads() {
+fn physical_memory_counts_on_its_own_device_and_linear_on_the_current() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, MIB, (ON_DEVICE, 1)), mem_alloc(0xd0, 2 * MIB)]);
     assert_eq!((story.device(1).owned.live_bytes, story.device(0).owned.live_bytes), (MIB, 2 * MIB));
@@ -167,7 +167,7 @@ fn a_mapping_over_parts_of_older_ones_shows_that_those_are_gone() {
 }
 
 #[test]
-fn releases_still_to_come_of_a_handle_value_used_again_are_none_of_its_new_memory() {
+fn pending_releases_of_a_reused_handle_do_not_free_the_new_memory() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, 100, DEVICE_0), mem_map(0xe0, 100, 0, 0x40), mem_retain(0x40, 0xe0)]);
     story.report([mem_unmap(0xe0, 100), mem_create(0x40, 7, DEVICE_0).at(3010, 3020)]);
@@ -176,7 +176,7 @@ fn releases_still_to_come_of_a_handle_value_used_again_are_none_of_its_new_memor
 }
 
 #[test]
-fn memory_retained_under_a_second_handle_outlives_the_use_of_its_first_for_other_memory() {
+fn memory_retained_under_a_second_handle_survives_reuse_of_the_first() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, 100, DEVICE_0), mem_map(0xe0, 100, 0, 0x40)]);
     story.report([mem_retain(0x55, 0xe0).at(2010, 2015), mem_create(0x40, 7, DEVICE_0).at(2020, 2025)]);
@@ -187,7 +187,7 @@ fn memory_retained_under_a_second_handle_outlives_the_use_of_its_first_for_other
 }
 
 #[test]
-fn one_device_leaves_a_multicast_object_and_the_others_memory_stays_bound_to_it() {
+fn multicast_unbind_of_one_device_keeps_the_other_memory_bound() {
     let mut story = LedgerStory::on_device_0();
     story.report([multicast_create(0x60), mem_create(0x40, 1, DEVICE_0), mem_create(0x41, 10, (ON_DEVICE, 1))]);
     story.report([multicast_bind(0x60, None, 0, 0x40, 0x1000), multicast_bind(0x60, None, 0, 0x41, 0x1000)]);
@@ -208,7 +208,7 @@ fn an_unbind_seen_after_its_part_was_bound_again_ends_the_former_binding() {
 }
 
 #[test]
-fn an_address_lies_in_the_mapping_of_the_device_whose_memory_is_behind_it() {
+fn segment_lookup_finds_the_mapping_and_the_device_behind_it() {
     let mut story = LedgerStory::on_device_0();
     story.report([mem_create(0x40, 8 * MIB, DEVICE_0), mem_map(0x1000_0000, 8 * MIB, 0, 0x40), mem_release(0x40)]);
     let segment = story.ledger.segment_at(0x1000_0000 + MIB).expect("it is mapped");

@@ -27,7 +27,7 @@ fn names(owner: &Owner) -> [Option<&str>; 4] {
 }
 
 #[test]
-fn a_sluid_path_gets_its_number_and_any_path_its_names_from_the_environment() {
+fn slurm_names_and_sluid_job_numbers_come_from_the_environment() {
     let owner = decided("/system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_0/user/task_3", &NAMED);
     assert_eq!(stated(&owner), "job 4242, sluid sEKNKTV3WPV500, step 0, task 3");
     assert_eq!(names(&owner), [Some("llama"), Some("nlp"), Some("gpu"), Some("hal")]);
@@ -53,7 +53,7 @@ fn without_groups_of_tasks_the_task_is_the_environments_if_the_step_is() {
 }
 
 #[test]
-fn without_slurms_groups_a_job_is_reported_only_of_what_slurmstepd_may_have_started_there() {
+fn slurm_job_from_the_environment_needs_a_slurmstepd_parent() {
     for path in ["/", "/system.slice/slurmd.service", "/system.slice"] {
         let owner = decided(path, &NAMED);
         assert!(stated(&owner).starts_with("job 4242, step 0, task 3"), "{path}: {owner:?}");
@@ -105,7 +105,7 @@ fn the_rank_is_torchruns_else_slurms_else_open_mpis() {
 }
 
 #[test]
-fn a_batch_scripts_number_is_no_rank_of_the_jobs_tasks() {
+fn slurm_batch_script_has_no_task_rank() {
     let slurm = [("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")];
     assert_eq!(rank("/system.slice/slurmstepd.scope/job_7/step_batch/user/task_0", &slurm), None);
     assert_eq!(rank("/system.slice/slurmstepd.scope/job_7/step_0/user/task_0", &slurm), Some([Some(0), None, Some(4)]));

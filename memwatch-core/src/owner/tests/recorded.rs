@@ -27,7 +27,7 @@ fn decided(lines: &[(&str, &str)]) -> (String, String) {
 }
 
 #[test]
-fn dockers_container_in_the_unified_tree_is_not_hidden_by_where_its_daemon_is_in_v1() {
+fn docker_container_in_the_unified_tree_precedes_a_v1_path() {
     for parent in ["docker", "batch/team-x"] {
         let path = format!("/{parent}/{{a}}");
         let foreign = ("memory", "/process_api/dc1eee8a34a40b001a7bff54b806302e");
@@ -45,7 +45,7 @@ fn a_container_in_all_hierarchies_is_determined_by_the_unified_one() {
 }
 
 #[test]
-fn from_inside_its_own_cgroup_namespace_a_container_is_in_the_root_and_its_neighbour_is_determined_by_its_id() {
+fn container_in_its_own_cgroup_namespace_is_at_the_root() {
     assert_eq!(decided(&[]), (String::new(), "/".into()));
     assert_eq!(decided(&[("", "/../{b}")]), (format!("some {B}"), format!("/../{B}")));
     assert_eq!(decided(&[("", "/../..")]), (String::new(), "/../..".into()));

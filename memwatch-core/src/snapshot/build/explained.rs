@@ -26,7 +26,7 @@ pub(crate) fn process(around: &Surroundings<'_>, process: &Process) -> Option<Ex
     if process.ended.is_some() {
         return process.last_explained.as_deref().cloned();
     }
-    let books = around.kernel_driver.books(process.tgid)?;
+    let books = around.kernel_driver.ledger_of(process.tgid)?;
     let requests = LiveRequests::new(process.ledger.requests());
     let mut by_gpu: BTreeMap<Option<GpuUuid>, Vec<&DriverMemory>> = BTreeMap::new();
     let mut host = ExplainedHost::default();

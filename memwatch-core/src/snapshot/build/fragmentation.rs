@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::allocators::names::LayerKey;
+use crate::allocators::names::ModuleKey;
 use crate::allocators::places::CodeAttribution;
 use crate::allocators::pytorch::{AllocatorSegment, BlockState, DeviceAllocator};
 use crate::words::Ordinal;
@@ -18,22 +18,22 @@ pub(super) struct Fragmentation {
 }
 
 /// Returns the fragmentation of all modules with live blocks on a device.
-pub(super) fn by_layer(
+pub(super) fn by_module(
     places: &CodeAttribution,
     ordinal: Ordinal,
     allocator: &DeviceAllocator,
-) -> HashMap<LayerKey, Fragmentation> {
+) -> HashMap<ModuleKey, Fragmentation> {
     // Segments are only estimated if the allocator shows nothing but totals.
     if allocator.shows_totals_alone() {
         return HashMap::new();
     }
     let memory = allocator.memory();
-    let layer_at = |address| places.live(ordinal, address).map(|block| block.whose.layer);
-    let mut layers: HashMap<LayerKey, Fragmentation> = HashMap::new();
+    let module_at = |address| places.live(ordinal, address).map(|block| block.whose.module);
+    let mut modules: HashMap<ModuleKey, Fragmentation> = HashMap::new();
     for (address, cell) in memory.cells().iter().filter(|(_, cell)| cell.state == BlockState::Allocated) {
-        let Some(layer) = layer_at(*address) else { continue };
+        let Some(module) = module_at(*address) else { continue };
         let known = Fragmentation { rounding_bytes: Some(0), nearby_split_bytes: None };
-        let own = layers.entry(layer).or_insert(known);
+        let own = modules.entry(module).or_insert(known);
         let rounding = cell.requested_bytes.map(|requested| cell.bytes.saturating_sub(requested));
         own.rounding_bytes = own.rounding_bytes.zip(rounding).map(|(sum, more)| sum.saturating_add(more));
     }
@@ -44,14 +44,14 @@ pub(super) fn by_layer(
             match cell.state {
                 // PyTorch counts none in expandable segments, whose free pages can be released.
                 BlockState::Inactive if !is_expandable => free_bytes = free_bytes.saturating_add(cell.bytes),
-                BlockState::Allocated => inside.extend(layer_at(*address)),
+                BlockState::Allocated => inside.extend(module_at(*address)),
                 _ => {}
             }
         }
-        for layer in inside {
-            let own = layers.entry(layer).or_default();
+        for module in inside {
+            let own = modules.entry(module).or_default();
             own.nearby_split_bytes = Some(own.nearby_split_bytes.unwrap_or(0).saturating_add(free_bytes));
         }
     }
-    layers
+    modules
 }

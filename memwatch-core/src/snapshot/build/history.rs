@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::native::history_frame;
-use super::places::stage_name;
+use super::places::phase_name;
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::pytorch::{
     AllocatorMemory, BlockState, DeviceAllocator, HistoryEntry, LineAction, PoolSize, SegmentCell,
 };
-use crate::allocators::threads::Stage;
+use crate::allocators::threads::Phase;
 use crate::decode::StackRef;
 use crate::input::holdings::Holding;
 use crate::snapshot::{
@@ -219,7 +219,7 @@ fn block(address: u64, cell: &SegmentCell, stacks: &mut HistoryStacks) -> Histor
 }
 
 fn line_view(line: &HistoryEntry, stacks: &mut HistoryStacks) -> HistoryLine {
-    let is_reported = |stage: &Stage| !matches!(stage, Stage::NotKnown | Stage::BeforeAttach | Stage::Untraced);
+    let is_reported = |phase: &Phase| !matches!(phase, Phase::NotKnown | Phase::BeforeAttach | Phase::Untraced);
     HistoryLine {
         action: line.action,
         address: line.address,
@@ -228,7 +228,7 @@ fn line_view(line: &HistoryEntry, stacks: &mut HistoryStacks) -> HistoryLine {
         private_pool: line.private_pool,
         time_ns: line.time_ns,
         stack: stacks.place(line.stack),
-        stage: line.stage.filter(is_reported).map(stage_name),
+        phase: line.phase.filter(is_reported).map(phase_name),
     }
 }
 
@@ -248,7 +248,7 @@ struct HistoryStacks<'a> {
 impl<'a> HistoryStacks<'a> {
     fn new(ledger: &'a TensorLedger, with_native: bool) -> Self {
         let is_older = |row: &&Holding| {
-            let block = ledger.places().live(row.ordinal, row.address);
+            let block = ledger.attribution().live(row.ordinal, row.address);
             row.class.is_named() && block.is_some_and(|block| block.granted_ns == 0)
         };
         let older = ledger.still_held().filter(is_older).map(|row| ((row.ordinal, row.address), row)).collect();
@@ -293,11 +293,11 @@ impl<'a> HistoryStacks<'a> {
         let Some(python) = python else {
             return vec![remark(match stack {
                 StackRef::NotAsked => "memwatch: before attach",
-                StackRef::NoPython | StackRef::Native(_) => "memwatch: a thread without Python",
-                StackRef::OverBudget => "memwatch: no stack, to keep the program fast",
-                StackRef::NotDrawn => "memwatch: a small block, whose stack was not taken",
-                StackRef::Unreadable => "memwatch: the stack could not be read",
-                StackRef::Known(_) => "memwatch: the stack was lost",
+                StackRef::NoPython | StackRef::Native(_) => "memwatch: thread without Python",
+                StackRef::OverBudget => "memwatch: no stack (over the stack budget)",
+                StackRef::NotDrawn => "memwatch: small block, not sampled",
+                StackRef::Unreadable => "memwatch: unreadable stack",
+                StackRef::Known(_) => "memwatch: stack lost",
             })];
         };
         let code = python.frames.iter().map(python_frame);
@@ -312,7 +312,7 @@ fn python_frame(frame: &PythonFrame) -> HistoryFrame {
             file: Arc::clone(&code.file),
             line: code.line.unwrap_or(0),
         },
-        None => remark("memwatch: a frame that could not be read"),
+        None => remark("memwatch: unreadable frame"),
     }
 }
 
@@ -329,7 +329,7 @@ fn merged(python: Option<&Arc<PythonStack>>, native: &NativeStack) -> Vec<Histor
         })
         .collect();
     if let Some(cut) = merged.cut {
-        frames.insert(cut, remark("memwatch: native frames are missing from here on"));
+        frames.insert(cut, remark("memwatch: further native frames are missing"));
     }
     frames.extend(python.is_some_and(|python| python.truncated).then(|| remark("memwatch: outer frames are missing")));
     frames

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use crate::allocators::names::{LibraryKey, LibraryLine, NameTable, SiteKey};
-use crate::allocators::places::{BlockSum, DevicePlaces};
+use crate::allocators::places::{BlockSum, DeviceAttribution};
 use crate::snapshot::LibraryLineView;
 use crate::stack::PythonCode;
 use crate::words::Name;
@@ -15,7 +15,7 @@ const LISTED: usize = 32;
 
 /// Returns the library lines of each call site on a device; call sites that called no library are
 /// left out.
-pub(super) fn library_lines(names: &NameTable, device: &DevicePlaces) -> HashMap<SiteKey, Vec<LibraryLineView>> {
+pub(super) fn library_lines(names: &NameTable, device: &DeviceAttribution) -> HashMap<SiteKey, Vec<LibraryLineView>> {
     let mut by_site: HashMap<SiteKey, HashMap<LibraryKey, LibraryLineView>> = HashMap::new();
     for (call_path, sum) in device.call_paths().filter(|(_, sum)| sum.is_used()) {
         let line = library_line(names, call_path.library, (sum, device.at_peak_bytes(sum)));

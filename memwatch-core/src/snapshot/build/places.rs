@@ -16,20 +16,20 @@ use super::pools::pools;
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::names::{
-    CallSite, HeldAs, LayerKey, LibraryKey, ModuleEntry, NameTable, NativeCode, PhaseKey, SiteKey, TorchModule,
+    CallSite, HeldAs, LibraryKey, ModuleEntry, ModuleKey, NameTable, NativeCode, RangeKey, SiteKey, TorchModule,
 };
-use crate::allocators::places::{BlockSum, CallPath, DevicePlaces, LayerSum, LiveBlock, PhaseSum, StageRow};
+use crate::allocators::places::{BlockSum, CallPath, DeviceAttribution, LiveBlock, ModuleSum, PhaseRow, RangeSum};
 use crate::allocators::pytorch::{DeviceAllocator, StatFamily, StatScope};
 use crate::allocators::sampling::{Estimate, SampleKey};
-use crate::allocators::threads::{Attribution, PhaseEvidence, Stage};
+use crate::allocators::threads::{Attribution, Phase, PhaseEvidence};
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::decode::StackRef;
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::{
-    CallPathView, DeviceCallPaths, DevicePlacesView, LargeView, LayerView, PhaseView, PlaceNameView, PlacesView,
-    ProcessView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView, TensorsView, WhoseView,
-    WindowsView, add, largest,
+    CallPathView, DeviceCallPaths, DeviceAttributionView, LargeView, ModuleView, PhaseBytesView, PhaseView, PlaceNameView,
+    AttributionView, ProcessView, RangeView, RefusalView, SiteView, StackView, SumView, TensorsView, WhoseView, WindowsView,
+    add, largest,
 };
 use crate::stack::PythonCode;
 use crate::words::{GpuUuid, Name, Ordinal};
@@ -37,7 +37,7 @@ use crate::words::{GpuUuid, Name, Ordinal};
 /// Maximum number of call sites.
 const SITES: usize = 1024;
 /// Maximum number of modules.
-const LAYERS: usize = 4096;
+const MODULES: usize = 4096;
 /// Maximum numbers of stacks, and of frames per stack.
 const STACKS: usize = 16;
 const FRAMES: usize = 64;
@@ -46,23 +46,23 @@ const LARGE: usize = 256;
 
 /// Returns the view of a process's tensors; `uuid` returns the GPU of a device.
 pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> TensorsView {
-    let (places, names, threads) = (ledger.places(), ledger.names(), ledger.threads());
+    let (places, names, threads) = (ledger.attribution(), ledger.names(), ledger.threads());
     let steps = threads.steps_by_optimizer();
-    let device = |(&ordinal, device): (&Ordinal, &DevicePlaces)| {
+    let device = |(&ordinal, device): (&Ordinal, &DeviceAttribution)| {
         let allocator = ledger.allocators().get(&ordinal);
-        let fragments = allocator.map(|allocator| fragmentation::by_layer(places, ordinal, allocator));
+        let fragments = allocator.map(|allocator| fragmentation::by_module(places, ordinal, allocator));
         let list = AttributionLists { ledger, names, ordinal, device, fragments: fragments.unwrap_or_default() };
-        DevicePlacesView {
+        DeviceAttributionView {
             device: ordinal.0,
             uuid: uuid(ordinal),
             allocated_bytes: device.allocated_bytes(),
             allocator_peak_bytes: allocator.and_then(|allocator| own_peak_bytes(ledger, ordinal, allocator)),
             unplaced_bytes: device.unplaced_bytes(),
             total: list.sum(device.total()),
-            stages: list.stages(),
-            layers: list.layers(),
-            sites: list.sites(),
             phases: list.phases(),
+            modules: list.modules(),
+            sites: list.sites(),
+            ranges: list.ranges(),
             stacks: list.stacks(),
             large: large(names, places.large().filter(|block| block.ordinal == ordinal)),
         }
@@ -92,7 +92,7 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
             discarded: sampling.discarded(),
             open_ns: sampling.open_ns(),
         }),
-        places: PlacesView {
+        attribution: AttributionView {
             steps: Some(threads.steps()).filter(|steps| *steps > 0 && sees_steps),
             optimizers: steps
                 .into_iter()
@@ -143,7 +143,7 @@ impl Pipeline {
 }
 
 fn call_paths(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<DeviceCallPaths> {
-    let device = |(ordinal, device): (&Ordinal, &DevicePlaces)| {
+    let device = |(ordinal, device): (&Ordinal, &DeviceAttribution)| {
         let list =
             AttributionLists { ledger, names: ledger.names(), ordinal: *ordinal, device, fragments: HashMap::new() };
         DeviceCallPaths {
@@ -154,7 +154,7 @@ fn call_paths(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) 
             call_paths: list.call_paths(),
         }
     };
-    ledger.places().devices().iter().map(device).collect()
+    ledger.attribution().devices().iter().map(device).collect()
 }
 
 /// Builds the lists of one device.
@@ -162,8 +162,8 @@ struct AttributionLists<'a> {
     ledger: &'a TensorLedger,
     names: &'a NameTable,
     ordinal: Ordinal,
-    device: &'a DevicePlaces,
-    fragments: HashMap<LayerKey, Fragmentation>,
+    device: &'a DeviceAttribution,
+    fragments: HashMap<ModuleKey, Fragmentation>,
 }
 
 impl AttributionLists<'_> {
@@ -197,43 +197,43 @@ impl AttributionLists<'_> {
         }
     }
 
-    fn stages(&self) -> Vec<StageView> {
-        self.device.stages().map(|(row, sum)| self.stage(row, sum)).collect()
+    fn phases(&self) -> Vec<PhaseView> {
+        self.device.phases().map(|(row, sum)| self.phase(row, sum)).collect()
     }
 
-    fn stage(&self, row: StageRow, sum: &BlockSum) -> StageView {
-        StageView {
-            stage: stage_name(row.stage),
+    fn phase(&self, row: PhaseRow, sum: &BlockSum) -> PhaseView {
+        PhaseView {
+            phase: phase_name(row.phase),
             recomputed: row.recomputed,
             captured: row.captured,
-            sum: self.sampled(SampleKey::Stage(row), sum),
+            sum: self.sampled(SampleKey::Phase(row), sum),
         }
     }
 
-    fn layers(&self) -> Vec<LayerView> {
-        largest(self.device.layers().map(|(key, layer)| self.layer(key, layer)).collect(), LAYERS)
+    fn modules(&self) -> Vec<ModuleView> {
+        largest(self.device.modules().map(|(key, module)| self.module(key, module)).collect(), MODULES)
     }
 
-    fn layer(&self, key: LayerKey, layer: &LayerSum) -> LayerView {
-        let mut stages = BTreeMap::new();
-        for ((stage, live), total) in Stage::ALL.iter().zip(layer.live_by_stage).zip(layer.total_by_stage) {
+    fn module(&self, key: ModuleKey, module: &ModuleSum) -> ModuleView {
+        let mut phases = BTreeMap::new();
+        for ((phase, live), total) in Phase::ALL.iter().zip(module.live_by_phase).zip(module.total_by_phase) {
             if live > 0 || total > 0 {
-                stages.insert(stage_name(*stage), StageBytesView { live_bytes: live, total_bytes: total });
+                phases.insert(phase_name(*phase), PhaseBytesView { live_bytes: live, total_bytes: total });
             }
         }
-        let named = self.names.layer_of(key);
-        let module = module_of(named);
+        let named = self.names.module_of(key);
+        let torch = torch_module(named);
         let fragments = self.fragments.get(&key).copied().unwrap_or_default();
-        LayerView {
-            kind: layer_kind(named),
-            model: module.map(|module| module.model.to_string()),
-            name: module.map_or_else(|| operator_of(named), |module| module.name.as_ref()).map(ToString::to_string),
-            class: module.map(|module| module.class.to_string()),
-            sum: self.sampled(SampleKey::Layer(key), &layer.sum),
-            stages,
-            host_duration_ns: Some(layer.host_duration_ns).filter(|time_ns| *time_ns > 0),
+        ModuleView {
+            kind: module_kind(named),
+            model: torch.map(|module| module.model.to_string()),
+            name: torch.map_or_else(|| operator_of(named), |module| module.name.as_ref()).map(ToString::to_string),
+            class: torch.map(|module| module.class.to_string()),
+            sum: self.sampled(SampleKey::Module(key), &module.sum),
+            phases,
+            host_duration_ns: Some(module.host_duration_ns).filter(|time_ns| *time_ns > 0),
             rounding_bytes: fragments.rounding_bytes,
-            total_rounding_bytes: layer.total_rounding_bytes(),
+            total_rounding_bytes: module.total_rounding_bytes(),
             nearby_split_bytes: fragments.nearby_split_bytes,
         }
     }
@@ -257,9 +257,9 @@ impl AttributionLists<'_> {
         SiteView { sum: all, ..site_name(self.names, key) }
     }
 
-    fn phases(&self) -> Vec<PhaseView> {
-        let view = |(key, phase): (Option<PhaseKey>, &PhaseSum)| {
-            let name = key.map(|key| self.names.phase_of(key)).filter(|name| !name.is_empty());
+    fn ranges(&self) -> Vec<RangeView> {
+        let view = |(key, range): (Option<RangeKey>, &RangeSum)| {
+            let name = key.map(|key| self.names.range_of(key)).filter(|name| !name.is_empty());
             let kind = match (key, name) {
                 (None, _) => "none",
                 (Some(_), None) => "rest",
@@ -267,16 +267,16 @@ impl AttributionLists<'_> {
             };
             // A window shows only parts of ranges.
             let is_range = key.is_some() && self.ledger.sampling().is_none();
-            PhaseView {
+            RangeView {
                 kind: kind.into(),
                 name: name.map(ToString::to_string),
-                temporary_bytes: is_range.then_some(phase.temporary_bytes),
-                temporary_blocks: is_range.then_some(phase.temporary_blocks),
-                most_temporary_bytes: is_range.then_some(phase.most_temporary_bytes),
-                sum: self.sum(&phase.sum),
+                temporary_bytes: is_range.then_some(range.temporary_bytes),
+                temporary_blocks: is_range.then_some(range.temporary_blocks),
+                most_temporary_bytes: is_range.then_some(range.most_temporary_bytes),
+                sum: self.sum(&range.sum),
             }
         };
-        largest(self.device.phases().map(view).collect(), usize::MAX)
+        largest(self.device.ranges().map(view).collect(), usize::MAX)
     }
 
     fn stacks(&self) -> Vec<StackView> {
@@ -327,7 +327,7 @@ impl AttributionLists<'_> {
             let called = Some(call_path.library).filter(|called| *called != LibraryKey::NONE);
             let library = called.map(|called| library_line(self.names, called, (sum, at_peak_bytes)));
             CallPathView {
-                stage: self.stage(call_path.row, sum),
+                phase: self.phase(call_path.row, sum),
                 site: SiteView { library_lines: library.into_iter().collect(), ..self.site(call_path.site, sum) },
                 frames: stack.map_or_else(Vec::new, |stack| stack.frames.iter().map(frame).collect()),
                 truncated: stack.is_some_and(|stack| stack.truncated),
@@ -358,17 +358,17 @@ pub(crate) fn whose(names: &NameTable, whose: &Attribution) -> WhoseView {
         PhaseEvidence::Nothing => "none",
     };
     WhoseView {
-        stage: stage_name(whose.stage),
+        phase: phase_name(whose.phase),
         by: by.into(),
         step: whose.step,
         site: site_text(names, whose.site),
         library: library_text(names, whose.library),
-        layer: layer_name(names, whose.layer),
+        module: module_name(names, whose.module),
     }
 }
 
-/// Returns `Net layers.0.fc1 Linear`; only `Net` for the model itself.
-fn module_name(module: &TorchModule) -> String {
+/// Returns `Net modules.0.fc1 Linear`; only `Net` for the model itself.
+fn torch_module_name(module: &TorchModule) -> String {
     match module.name.as_deref() {
         Some("") => module.model.to_string(),
         name => format!("{} {} {}", module.model, name.unwrap_or("?"), module.class),
@@ -385,27 +385,27 @@ pub(crate) fn site_text(names: &NameTable, key: SiteKey) -> PlaceNameView {
 }
 
 /// Returns the name of a module.
-pub(crate) fn layer_name(names: &NameTable, key: LayerKey) -> PlaceNameView {
-    let layer = names.layer_of(key);
-    let name = module_of(layer).map(module_name).or_else(|| operator_of(layer).map(ToString::to_string));
-    PlaceNameView { kind: layer_kind(layer), name }
+pub(crate) fn module_name(names: &NameTable, key: ModuleKey) -> PlaceNameView {
+    let module = names.module_of(key);
+    let name = torch_module(module).map(torch_module_name).or_else(|| operator_of(module).map(ToString::to_string));
+    PlaceNameView { kind: module_kind(module), name }
 }
 
 /// Returns the name of a phase in JSON.
-pub(crate) const fn stage_name(stage: Stage) -> Name {
-    Name::Borrowed(match stage {
-        Stage::Forward => "forward",
-        Stage::Backward => "backward",
-        Stage::Optimizer => "optimizer",
-        Stage::Outside => "outside",
-        Stage::NotKnown => "not_known",
-        Stage::BeforeAttach => "preexisting",
-        Stage::Untraced => "untraced",
+pub(crate) const fn phase_name(phase: Phase) -> Name {
+    Name::Borrowed(match phase {
+        Phase::Forward => "forward",
+        Phase::Backward => "backward",
+        Phase::Optimizer => "optimizer",
+        Phase::Outside => "outside",
+        Phase::NotKnown => "not_known",
+        Phase::BeforeAttach => "preexisting",
+        Phase::Untraced => "untraced",
     })
 }
 
-const fn layer_kind(layer: &ModuleEntry) -> Name {
-    Name::Borrowed(match layer {
+const fn module_kind(module: &ModuleEntry) -> Name {
+    Name::Borrowed(match module {
         ModuleEntry::Rest => "rest",
         ModuleEntry::BeforeAttach => "preexisting",
         ModuleEntry::Untraced => "untraced",
@@ -416,12 +416,12 @@ const fn layer_kind(layer: &ModuleEntry) -> Name {
     })
 }
 
-const fn module_of(layer: &ModuleEntry) -> Option<&TorchModule> {
-    if let ModuleEntry::Module(module) = layer { Some(module) } else { None }
+const fn torch_module(module: &ModuleEntry) -> Option<&TorchModule> {
+    if let ModuleEntry::Module(module) = module { Some(module) } else { None }
 }
 
-const fn operator_of(layer: &ModuleEntry) -> Option<&Arc<str>> {
-    if let ModuleEntry::Operator(name) = layer { Some(name) } else { None }
+const fn operator_of(module: &ModuleEntry) -> Option<&Arc<str>> {
+    if let ModuleEntry::Operator(name) = module { Some(name) } else { None }
 }
 
 const fn site_kind(site: &CallSite) -> Name {

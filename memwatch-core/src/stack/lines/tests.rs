@@ -125,13 +125,13 @@ fn tables_of_other_versions_and_lengths_distinguished() {
 }
 
 #[test]
-fn behind_the_end_of_a_table_there_is_no_line_but_in_3_9_the_last() {
+fn line_table_past_its_end_is_none_or_the_last_line_in_python_3_9() {
     let lines = RECORDED.map(|(format, table, ..)| format.line(&bytes(table), 1, 1000));
     assert_eq!(lines, [Some(212), None, None]);
 }
 
 #[test]
-fn a_step_of_minus_128_stands_for_no_line_in_3_10() {
+fn line_table_step_of_minus_128_means_no_line_in_python_3_10() {
     let table = [2, 1, 2, 0x80, 2, 1];
     assert_eq!([0, 2, 4].map(|offset| LineTable::Ranges.line(&table, 1, offset)), [Some(2), None, Some(3)]);
 }

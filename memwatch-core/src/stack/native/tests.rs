@@ -36,7 +36,7 @@ const LOOP_FRAME: &str = "_PyEval_EvalFrameDefault@/usr/lib/libpython3.11.so.1.0
 const CALL: &str = "_PyObject_Vectorcall@/usr/lib/libpython3.11.so.1.0";
 
 #[test]
-fn frames_of_python_stand_where_the_loop_is_that_they_run_in() {
+fn merged_stack_puts_python_frames_at_their_interpreter_loop() {
     let native = native(
         &["at::empty@libtorch.so", LOOP_FRAME, CALL, "apply@own.so", LOOP_FRAME, "main@python"],
         NativeEnd::Complete,
@@ -78,7 +78,7 @@ fn loops_that_do_not_fit_show_no_native_frame_beyond_the_first() {
 }
 
 #[test]
-fn a_python_stack_that_was_cut_is_cut_where_its_native_frames_go_on() {
+fn merged_stack_is_truncated_where_the_python_stack_was_cut() {
     let native = native(&["at::empty@libtorch.so", LOOP_FRAME, CALL, LOOP_FRAME, "main@python"], NativeEnd::Complete);
     let python = PythonStack { truncated: true, ..python(&["c", "b"], &[1]) };
     let merged = merge(&python, &native);
@@ -86,7 +86,7 @@ fn a_python_stack_that_was_cut_is_cut_where_its_native_frames_go_on() {
 }
 
 #[test]
-fn the_site_is_the_programs_own_function_or_else_the_innermost_that_is_about_something() {
+fn native_call_site_is_the_program_function_or_the_first_telling_frame() {
     let allocator =
         ["c10::report@libc10.so", "Native::malloc@libc10_cuda.so", "at::detail::empty_cuda@libtorch_cuda.so"];
     let backward = ["at::native::empty_cuda@/w/libtorch_cuda.so", "@libtorch_cpu.so", "start_thread@/lib/libc.so.6"];

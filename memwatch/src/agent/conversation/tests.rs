@@ -144,7 +144,7 @@ async fn a_client_is_welcomed_and_reported() {
 }
 
 #[tokio::test]
-async fn what_grows_comes_with_snapshots_for_who_wants_it_and_of_the_processes_that_it_may_see() {
+async fn agent_sends_growth_on_request_for_visible_processes_only() {
     let agent = FakeAgent::start(3, ROOMY, TIMEOUT);
     let mut client = AgentClient::meet(&agent.path()).await.expect("it welcomes");
     client.snapshot().await.expect("it answers");
@@ -166,11 +166,11 @@ async fn peaks_begin_again_of_what_the_asker_may_see_and_of_nothing_else() {
         Viewer::User(_) => assert!(reset.is_err()),
     }
     let refused = AgentClient::reset_peaks(&agent.path(), Tgid(70)).await.expect_err("it sees none").to_string();
-    assert_eq!(refused, "it says: process 70 is none that you get to see");
+    assert_eq!(refused, "it refused: process 70 is not visible to you");
 }
 
 #[tokio::test]
-async fn where_the_history_is_is_reported_to_those_who_see_everything() {
+async fn agent_reports_its_history_file_to_viewers_of_everything_only() {
     for (processes, has_one) in [(3, false), (4, true)] {
         let agent = FakeAgent::start(processes, ROOMY, TIMEOUT);
         let (kept, viewer) = AgentClient::history(&agent.path()).await.expect("it answers");
@@ -201,7 +201,7 @@ async fn another_version_gets_a_sentence_without_its_escapes() {
 }
 
 #[tokio::test]
-async fn garbage_is_refused_with_a_sentence_and_costs_nobody_else_anything() {
+async fn agent_refuses_garbage_with_a_message_and_serves_other_clients() {
     let agent = FakeAgent::start(2, ROOMY, TIMEOUT);
     let valid = hello(PROTOCOL.major);
     let snapshot = protocol::frame(&AgentRequest::Snapshot).expect("it can be written");
@@ -224,7 +224,7 @@ async fn garbage_is_refused_with_a_sentence_and_costs_nobody_else_anything() {
 }
 
 #[tokio::test]
-async fn the_silent_and_the_slow_are_dropped() {
+async fn agent_drops_mute_idle_and_slow_clients() {
     let agent = FakeAgent::start(200, ROOMY, QUICK);
     let mute = agent.connect().await;
     agent.until(|state| state.clients_dropped_total == 1).await;
@@ -243,11 +243,11 @@ async fn the_silent_and_the_slow_are_dropped() {
 }
 
 #[tokio::test]
-async fn the_door_is_closed_where_there_is_no_room() {
+async fn agent_refuses_clients_past_its_limit() {
     let agent = FakeAgent::start(1, ConnectionLimit { clients: 1, users: 1, per_user: 1 }, TIMEOUT);
     let first = AgentClient::meet(&agent.path()).await.expect("it welcomes");
     let Err(NoAgent::Unusable(why)) = AgentClient::meet(&agent.path()).await else { panic!("a second one") };
-    assert!(why.contains("as many clients"), "{why}");
+    assert!(why.contains("limit of clients"), "{why}");
     drop(first);
     agent.until(|state| state.clients == 0).await;
     assert!(AgentClient::meet(&agent.path()).await.is_ok());
@@ -269,10 +269,10 @@ async fn a_client_says_what_is_wrong_with_an_agent() {
     };
     for (answer, sentence) in [
         (protocol::frame(&AgentAnswer::Welcome(later)), "it is memwatch 9.9 and speaks protocol 3, this is"),
-        (protocol::frame(&AgentAnswer::Refused { why: "go \u{1b}[2Jaway".into() }), "it says: go \\u{1b}[2Jaway"),
+        (protocol::frame(&AgentAnswer::Refused { why: "go \u{1b}[2Jaway".into() }), "it refused: go \\u{1b}[2Jaway"),
         (protocol::frame(&"something else"), "its answer is not understood"),
         (Ok(vec![0xff; 8]), "4294967295 bytes"),
-        (Ok(Vec::new()), "it has hung up"),
+        (Ok(Vec::new()), "it closed the connection"),
     ] {
         let answer = answer.expect("it can be written");
         let one_client = async {
@@ -286,7 +286,7 @@ async fn a_client_says_what_is_wrong_with_an_agent() {
 }
 
 #[tokio::test]
-async fn snapshots_of_a_thousand_processes_are_written_once_for_all_that_see_the_same() {
+async fn agent_snapshot_is_serialized_once_per_viewer() {
     let published = |snapshots_total| {
         let agent = AgentState { snapshots_total, ..AgentState::default() };
         Arc::new(Published { snapshot: fixture::crowded_node(1000), boottime_to_unix_ns: 5, agent })

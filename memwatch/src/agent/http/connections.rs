@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_is_not_answered_goes_before_who_reads_slowly_and_a_stream_stays() {
+    async fn http_connections_evict_idle_before_slow_readers_and_keep_streams() {
         let all = Connections::undisturbed_for(Duration::ZERO, PLACES);
         let (stream, slow, idle, other) =
             (admitted(&all).await, admitted(&all).await, admitted(&all).await, admitted(&all).await);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_scrape_that_is_not_read_goes_for_the_next_one_and_no_page_does() {
+    async fn http_scrape_not_read_is_evicted_for_the_next_and_pages_are_kept() {
         let all = Connections::undisturbed_for(Duration::ZERO, PLACES);
         let (page, first, second, next) =
             (admitted(&all).await, admitted(&all).await, admitted(&all).await, admitted(&all).await);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_goes_who_was_just_answered() {
+    async fn http_connections_keep_those_just_answered() {
         let all = Connections::new(PLACES);
         let mut open = Vec::new();
         for _ in 0..PLACES.all {

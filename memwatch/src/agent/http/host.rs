@@ -19,7 +19,7 @@ pub(super) fn is_of_loopback<B>(request: &Request<B>) -> bool {
 
 /// Returns the answer to a request for another host.
 pub(super) fn refusal() -> Response {
-    (StatusCode::MISDIRECTED_REQUEST, "memwatch answers to localhost and addresses here\n").into_response()
+    (StatusCode::MISDIRECTED_REQUEST, "memwatch answers only requests to localhost or an IP address\n").into_response()
 }
 
 fn is_local_name(host: &str) -> bool {

@@ -149,7 +149,7 @@ fn health_and_readiness_are_reported_and_all_else_is_not_found() {
 }
 
 #[test]
-fn a_watch_that_does_not_answer_is_neither_healthy_nor_ready() {
+fn http_without_an_answering_watch_is_neither_healthy_nor_ready() {
     serving(false, |address| {
         for path in ["healthz", "readyz", "metrics"] {
             let answer = ask(address, &format!("GET /{path} HTTP/1.1\r\nHost: x\r\n\r\n"));
@@ -172,7 +172,7 @@ fn a_head_without_end_is_refused() {
 }
 
 #[test]
-fn half_requests_keep_nobody_out_and_are_not_hung_up_while_there_is_room() {
+fn http_half_requests_do_not_block_others_and_are_kept_below_the_limit() {
     serving_as(PATIENT, Some(fixture::busy_node()), |address| {
         let halves = holding(address, 40, "GET /metrics HTTP/1.1\r\nHost: x\r\n");
         assert_alive(address);
@@ -183,7 +183,7 @@ fn half_requests_keep_nobody_out_and_are_not_hung_up_while_there_is_room() {
 }
 
 #[test]
-fn where_half_requests_take_all_the_room_the_oldest_go() {
+fn http_half_requests_at_the_limit_evict_the_oldest() {
     serving_as(PATIENT, Some(fixture::busy_node()), |address| {
         let halves = holding(address, 2 * CONNECTIONS, "GET /metrics HTTP/1.1\r\n");
         assert_alive(address);
@@ -195,7 +195,7 @@ fn where_half_requests_take_all_the_room_the_oldest_go() {
 }
 
 #[test]
-fn scrapes_that_are_not_read_keep_no_probe_of_life_waiting() {
+fn http_scrapes_not_read_do_not_delay_the_liveness_probe() {
     // Larger than the buffers of both sockets, so that the server cannot finish writing.
     let serving = Serving { processes: 20_000, ..PATIENT };
     serving_as(serving, Some(fixture::crowded_node(20_000)), |address| {
@@ -213,7 +213,7 @@ fn scrapes_that_are_not_read_keep_no_probe_of_life_waiting() {
 }
 
 #[test]
-fn clients_that_do_not_read_keep_no_probe_of_life_waiting() {
+fn http_slow_clients_do_not_delay_the_liveness_probe() {
     let serving = Serving { processes: 20_000, ..PATIENT };
     serving_as(serving, Some(fixture::crowded_node(20_000)), |address| {
         let slow = holding(address, CONNECTIONS, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -225,7 +225,7 @@ fn clients_that_do_not_read_keep_no_probe_of_life_waiting() {
 }
 
 #[test]
-fn an_agent_without_nvml_is_not_ready_and_says_why_unless_it_was_started_so() {
+fn http_readiness_requires_nvml_unless_started_without_it() {
     let mut snapshot = fixture::busy_node();
     snapshot.nvml = NvmlState::Unavailable("no NVIDIA driver is loaded".to_owned());
     let ready = "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n";

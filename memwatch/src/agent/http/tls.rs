@@ -66,7 +66,7 @@ impl Certificate {
                         state.acceptor = acceptor;
                         eprintln!("memwatch: serving with the new certificate of {}", self.files[0].display());
                     }
-                    Err(why) => eprintln!("memwatch: {why}. The certificate from before is served on"),
+                    Err(why) => eprintln!("memwatch: {why}. The previous certificate stays in use"),
                 }
             }
         }
@@ -101,7 +101,7 @@ fn acceptor([certificate, key]: &[PathBuf; 2]) -> Result<TlsAcceptor, String> {
     })?;
     let config = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, private);
     let mut config = config.map_err(|error| {
-        wrong("--tls-cert", certificate, format!("it does not go with --tls-key {}: {error}", key.display()))
+        wrong("--tls-cert", certificate, format!("it does not match --tls-key {}: {error}", key.display()))
     })?;
     config.alpn_protocols = vec![PROTOCOL.to_owned()];
     Ok(TlsAcceptor::from(Arc::new(config)))
@@ -110,7 +110,7 @@ fn acceptor([certificate, key]: &[PathBuf; 2]) -> Result<TlsAcceptor, String> {
 fn pem_words(error: &PemError) -> String {
     match error {
         PemError::Io(error) => error.to_string(),
-        error => format!("it is no PEM: {error}"),
+        error => format!("not a PEM file: {error}"),
     }
 }
 
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_wrong_are_named_with_what_is_wrong_and_new_ones_are_taken() {
+    fn tls_wrong_files_are_rejected_by_name_and_replaced_ones_are_reloaded() {
         let folder = tempfile::tempdir().expect("a directory");
         let path = |name: &str| folder.path().join(name);
         let (ours, other) = ([path("ours.pem"), path("ours.key")], [path("other.pem"), path("other.key")]);
@@ -147,7 +147,7 @@ mod tests {
         let no_key = why(&ours[0], &ours[0]);
         assert!(no_key.starts_with("--tls-key ") && no_key.contains("ours.pem: it has no private key"), "{no_key}");
         let mixed = why(&ours[0], &other[1]);
-        assert!(mixed.contains("ours.pem: it does not go with --tls-key") && mixed.contains("other.key"), "{mixed}");
+        assert!(mixed.contains("ours.pem: it does not match --tls-key") && mixed.contains("other.key"), "{mixed}");
 
         let certificate = Certificate::load(&ours[0], &ours[1]).expect("they go together");
         let served = || certificate.acceptor_after(Duration::ZERO).config().clone();

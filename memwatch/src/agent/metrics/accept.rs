@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_form_is_the_one_that_is_liked_best() {
+    fn accept_header_selects_the_preferred_exposition_format() {
         use ExpositionFormat::{OpenMetrics, Plain};
         // The first three are the headers of Prometheus 2.42, 2.55 and 3.5.
         let prometheus_2 = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\

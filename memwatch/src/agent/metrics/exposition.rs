@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_stands_behind_each_number_in_seconds() {
+    fn openmetrics_timestamp_follows_each_number_in_seconds() {
         let mut exposition = Exposition::of_time(1_795_223_863_000_250_000);
         exposition.family(&GAUGE, [([], Number::Signed(-7))]);
         let expected = "# HELP c Level.\n# TYPE c gauge\nc -7 1795223863.000250000\n# EOF\n";

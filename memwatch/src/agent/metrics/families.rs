@@ -89,7 +89,7 @@ pub(crate) const GPU_UP: MetricFamily = gauge(
     "memwatch_gpu_up",
     "",
     GPU,
-    "1 where NVML lists the GPU; 0 where it does not any more or does not answer: the GPU's other series are absent then.",
+    "1 if NVML lists the GPU; 0 if NVML no longer lists it or does not answer. The GPU's other series are absent then.",
 );
 /// Total memory of a GPU.
 pub(crate) const GPU_LIMIT: MetricFamily =
@@ -115,8 +115,8 @@ pub(crate) const GPU_LEFT_BEHIND: MetricFamily = gauge(
     "memwatch_gpu_memory_left_behind_bytes",
     "bytes",
     LEFT_BEHIND,
-    "Memory that NVML charges to a process that has ended, until the process kept_by_pid ends that has its open files of the driver (one of \
-     them, where several are named). The 16 largest; part of memwatch_gpu_memory_used_bytes.",
+    "Memory that NVML charges to a process that has ended. The process kept_by_pid (one of them if several are \
+     named) has the ended process's driver files open; the memory is freed when that process exits. The 16 largest; part of memwatch_gpu_memory_used_bytes.",
 );
 /// GPU utilisation.
 pub(crate) const GPU_UTILIZATION: MetricFamily = gauge(
@@ -244,21 +244,21 @@ pub(crate) const FRAMEWORK_RESERVED: MetricFamily = gauge(
     "memwatch_workload_framework_reserved_bytes",
     "bytes",
     WORKLOAD,
-    "Bytes that PyTorch's caching allocators have of the driver, likewise.",
+    "Bytes that PyTorch's caching allocators have reserved from the driver, read like framework_allocated_bytes.",
 );
 /// Bytes of active blocks in PyTorch's caching allocators.
 pub(crate) const FRAMEWORK_ACTIVE: MetricFamily = gauge(
     "memwatch_workload_framework_active_bytes",
     "bytes",
     WORKLOAD,
-    "Bytes of blocks that are in use or wait for another stream, likewise.",
+    "Bytes of blocks that are in use or wait for another stream, read like framework_allocated_bytes.",
 );
 /// Bytes of free blocks that cannot be returned to the driver.
 pub(crate) const FRAMEWORK_INACTIVE_SPLIT: MetricFamily = gauge(
     "memwatch_workload_framework_inactive_split_bytes",
     "bytes",
     WORKLOAD,
-    "Bytes of free blocks that cannot be given back to the driver, since others of their segment are in use, likewise.",
+    "Bytes of free blocks that cannot be returned to the driver because other blocks of their segment are in use, read like framework_allocated_bytes.",
 );
 /// Number of times that PyTorch emptied its cache to retry an allocation.
 pub(crate) const FRAMEWORK_RETRIES: MetricFamily = gauge(
@@ -331,7 +331,7 @@ pub(crate) const AGENT_SURVIVES: MetricFamily = gauge(
     "memwatch_agent_survives",
     "",
     NONE,
-    "1 where the next agent goes on with this watch when this one is killed; 0 where the watch ends with it: without a bpf file system, on Linux before 6.6, or when its journal could not be written.",
+    "1 if the next agent resumes the session after this agent is killed; 0 if the session ends with this agent: without a bpf file system, on Linux before 6.6, or if the journal cannot be written.",
 );
 /// Number of failed attempts to write the history.
 pub(crate) const AGENT_HISTORY_FAILURES: MetricFamily = counter(
@@ -345,7 +345,7 @@ pub(crate) const AGENT_PUSH_UP: MetricFamily = gauge(
     "memwatch_agent_otlp_up",
     "",
     NONE,
-    "1 while what is pushed by OTLP is accepted, 0 while it is not; absent without --otlp and before the first push.",
+    "1 if the last OTLP push was accepted, 0 if it failed; absent without --otlp and before the first push.",
 );
 /// Number of failed OTLP pushes.
 pub(crate) const AGENT_PUSH_FAILURES: MetricFamily = counter(

@@ -263,7 +263,7 @@ fn left_behind(snapshot: &Snapshot) -> Vec<LeftBehindSeries> {
     let mut all = Vec::new();
     for process in &snapshot.processes {
         for (own, left) in process.left_behind.iter().flat_map(|left| left.gpus.iter().map(move |own| (own, left))) {
-            let kept_by: Vec<_> = left.forked.iter().map(|keeper| keeper.0.to_string()).collect();
+            let kept_by: Vec<_> = left.forked.iter().map(|retainer| retainer.0.to_string()).collect();
             all.push(LeftBehindSeries {
                 uuid: label_value(own.uuid.as_str()),
                 tgid: process.tgid.0.to_string(),

@@ -197,7 +197,7 @@ fn a_gpu_is_down_and_says_nothing_where_nvml_does_not_answer() {
 }
 
 #[test]
-fn a_gpu_that_nvml_lists_no_more_is_down_for_five_minutes_and_then_gone() {
+fn metrics_gpu_missing_from_nvml_is_down_for_five_minutes_then_removed() {
     let mut metrics = Metrics::new(0);
     let mut snapshot = node();
     metrics.text(&facts(&snapshot), ExpositionFormat::Plain);
@@ -210,7 +210,7 @@ fn a_gpu_that_nvml_lists_no_more_is_down_for_five_minutes_and_then_gone() {
 }
 
 #[test]
-fn what_is_not_known_is_absent() {
+fn metrics_omit_unknown_values() {
     let mut snapshot = node();
     snapshot.gpus[0].used_bytes = None;
     snapshot.gpus[0].unattributed_bytes = None;
@@ -239,7 +239,7 @@ pub(super) fn node_with_a_dead() -> Snapshot {
 }
 
 #[test]
-fn what_the_dead_have_has_a_series_that_names_who_keeps_it() {
+fn metrics_left_behind_memory_names_the_pids_that_keep_it() {
     assert!(!text(&node(), ExpositionFormat::Plain).contains("left_behind"));
     let snapshot = node_with_a_dead();
     let text = text(&snapshot, ExpositionFormat::Plain);
@@ -267,7 +267,7 @@ fn libraries_beyond_the_first_are_summed_and_one_path_is_one_series() {
 }
 
 #[test]
-fn no_series_stands_twice_and_all_are_few_whatever_runs() {
+fn metrics_series_are_unique_and_bounded() {
     let mut snapshot = node();
     let names = ["a", "a", "\u{1b}a", "\u{7}a", "", "é", "\"", "\\"];
     let many = (0..3000).map(|number| workload(&format!("{}{}", names[number % 8], number / 20), number as u64));
@@ -284,7 +284,7 @@ fn no_series_stands_twice_and_all_are_few_whatever_runs() {
 }
 
 #[test]
-fn what_frameworks_have_is_summed_where_it_is_known_and_absent_elsewhere() {
+fn metrics_sum_known_framework_bytes_and_omit_unknown_ones() {
     let mut snapshot = node();
     let sums = |allocated_bytes, ooms| FrameworkSums { allocated_bytes, ooms, ..FrameworkSums::default() };
     snapshot.workloads[0].gpus[0].framework = Some(sums(Some(30 * GIB), Some(2)));

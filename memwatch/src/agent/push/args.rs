@@ -15,7 +15,7 @@ const GRPC_PATH: &str = "/opentelemetry.proto.collector.metrics.v1.MetricsServic
 /// Default port for OTLP over gRPC.
 const GRPC_PORT: u16 = 4317;
 
-/// What is spoken.
+/// Protocol of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Protocol {
     /// HTTP/2 with gRPC's frames.
@@ -35,7 +35,7 @@ pub(crate) fn address(text: &str) -> Result<Address, String> {
                 "an address is http://HOST:4318 for OTLP over HTTP or http://HOST:4317 for gRPC, or begins with https://"
             }
             NoAddress::Secret => {
-                "a name and password do not belong into the address: use --otlp-header-file with 'Authorization: Basic …'"
+                "the address must not contain a user name and password: use --otlp-header-file with 'Authorization: Basic …'"
             }
         };
         why.to_owned()
@@ -57,7 +57,7 @@ pub(crate) struct Otlp {
     /// A file with headers that the receiver wants, one a line, such as 'Authorization: Bearer …'
     #[arg(long, value_name = "FILE", requires = "otlp")]
     pub(crate) otlp_header_file: Option<PathBuf>,
-    /// Certificates in PEM of authorities that https:// believes, too
+    /// A PEM file with additional certificate authorities to trust for https://
     #[arg(long, value_name = "FILE", requires = "otlp")]
     pub(crate) otlp_ca_file: Option<PathBuf>,
 }

@@ -89,7 +89,7 @@ async fn over_grpc(receiver: &Receiver, requests: Vec<Bytes>) -> Result<(), Trou
         let early = response.headers().clone();
         let body = collect(response).await?;
         by_trailers(body.trailers().unwrap_or(&early))?;
-        let unlike = |why: &str| Trouble::bare(format!("its answer is no gRPC: {why}"));
+        let unlike = |why: &str| Trouble::bare(format!("its answer is not gRPC: {why}"));
         check(grpc::unframed(&body.to_bytes()).map_err(unlike)?)?;
     }
     Ok(())
@@ -117,14 +117,14 @@ fn whole(request: Builder, receiver: &Receiver, body: Bytes) -> Result<Request<F
 
 async fn collect(response: Response<Incoming>) -> Result<Collected<Bytes>, Trouble> {
     let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await;
-    body.map_err(|error| Trouble::bare(format!("its answer breaks off: {error}")))
+    body.map_err(|error| Trouble::bare(format!("its answer is incomplete: {error}")))
 }
 
 /// Checks the body of a successful answer, which may report that some points were rejected.
 fn check(body: &[u8]) -> Result<(), Trouble> {
     let answer = messages::Response::decode(body).map_err(|error| {
         Trouble::new(
-            format!("its answer is none of OTLP: {error}"),
+            format!("its answer is not OTLP: {error}"),
             "Is it a receiver of OpenTelemetry's metrics, and the right path?",
         )
     })?;
@@ -141,14 +141,15 @@ fn by_status(status: StatusCode, body: &[u8]) -> Trouble {
     match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Trouble::new(what, HEADERS),
         StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
-            Trouble::new(what, "Is the path right? /v1/metrics is put behind the one that is named.")
+            Trouble::new(what, "Is the path right? /v1/metrics is appended to the path of the address.")
         }
-        status if status.is_redirection() => Trouble::new(what, "Name the address that it leads to."),
+        status if status.is_redirection() => Trouble::new(what, "Use the address that it redirects to."),
         _ => Trouble::bare(what),
     }
 }
 
-const HEADERS: &str = "--otlp-header-file FILE has what it wants, such as a line 'Authorization: Bearer TOKEN'.";
+const HEADERS: &str =
+    "Pass credentials with --otlp-header-file FILE, for example a line 'Authorization: Bearer TOKEN'.";
 
 fn by_trailers(trailers: &HeaderMap) -> Result<(), Trouble> {
     match grpc::status(trailers) {
@@ -162,22 +163,22 @@ fn by_trailers(trailers: &HeaderMap) -> Result<(), Trouble> {
                 _ => Trouble::bare(what),
             })
         }
-        None => Err(Trouble::new("its answer is no gRPC: it has no status", HTTP)),
+        None => Err(Trouble::new("its answer is not gRPC: it has no status", HTTP)),
     }
 }
 
 const HTTP: &str = "OTLP over HTTP, usually at port 4318, takes --otlp-protocol http.";
 
 fn not_http(receiver: &Receiver, error: &hyper::Error) -> Trouble {
-    let tls = if receiver.address.is_https { "" } else { "; where it speaks TLS, the address begins with https://" };
+    let tls = if receiver.address.is_https { "" } else { "; if the server uses TLS, the address starts with https://" };
     Trouble::new(
-        format!("it takes the connection and does not answer as HTTP: {}", causes(error)),
+        format!("it accepts the connection but does not speak HTTP: {}", causes(error)),
         format!("gRPC, usually at port 4317, takes --otlp-protocol grpc{tls}"),
     )
 }
 
 fn not_grpc(error: &hyper::Error) -> Trouble {
-    Trouble::new(format!("it takes the connection and does not answer as gRPC: {}", causes(error)), HTTP)
+    Trouble::new(format!("it accepts the connection but does not speak gRPC: {}", causes(error)), HTTP)
 }
 
 fn causes(error: &hyper::Error) -> String {

@@ -78,7 +78,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_no_address_of_a_receiver_is_named_with_the_way_out() {
+    fn otlp_receiver_url_errors_state_the_accepted_form() {
         for (url, why) in [
             ("localhost:4318", "an address is http://HOST:4318"),
             ("ftp://h", "an address is http://HOST:4318"),

@@ -74,7 +74,7 @@ fn a_request_has_the_path_its_headers_and_a_compressed_body() {
 }
 
 #[test]
-fn what_a_receiver_does_not_accept_is_named_with_the_way_out() {
+fn otlp_rejection_is_reported_with_a_fix() {
     let rejected = |rejected_data_points| {
         let part = PartialSuccess { rejected_data_points, error_message: "too\n many \x1b[2Jseries".to_owned() };
         Response { partial_success: Some(part) }.encode_to_vec()
@@ -83,11 +83,11 @@ fn what_a_receiver_does_not_accept_is_named_with_the_way_out() {
         (http("503 Service Unavailable", b"later,\n please"), "it answers 503 Service Unavailable: later, please", ""),
         (http("401 Unauthorized", b""), "it answers 401 Unauthorized", "--otlp-header-file"),
         (http("404 Not Found", b"<html>"), "404 Not Found", "Is the path right?"),
-        (http("307 Temporary Redirect", b""), "307", "Name the address"),
+        (http("307 Temporary Redirect", b""), "307", "Use the address"),
         (http("200 OK", &rejected(7)), "it rejects 7 points: too many", ""),
-        (http("200 OK", b"<html>"), "its answer is none of OTLP", "Is it a receiver"),
-        (b"SSH-2.0-x\r\n".to_vec(), "does not answer as HTTP", "--otlp-protocol grpc; where it speaks TLS"),
-        (Vec::new(), "does not answer as HTTP", "--otlp-protocol grpc"),
+        (http("200 OK", b"<html>"), "its answer is not OTLP", "Is it a receiver"),
+        (b"SSH-2.0-x\r\n".to_vec(), "does not speak HTTP", "--otlp-protocol grpc; if the server uses TLS"),
+        (Vec::new(), "does not speak HTTP", "--otlp-protocol grpc"),
     ] {
         let (url, thread) = answering(answer);
         let receiver = named(&url, None).expect("an address").expect("it is named");
@@ -102,7 +102,7 @@ fn what_a_receiver_does_not_accept_is_named_with_the_way_out() {
 }
 
 #[test]
-fn nobody_there_no_grpc_there_and_nobody_who_answers_are_three_things() {
+fn otlp_refused_connection_non_grpc_and_timeout_are_told_apart() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("it is bound"));
     for protocol in [Protocol::Http, Protocol::Grpc] {
@@ -120,7 +120,7 @@ fn nobody_there_no_grpc_there_and_nobody_who_answers_are_three_things() {
     let url = url.trim_end_matches("/below");
     let receiver = named(url, Some(Protocol::Grpc)).expect("an address").expect("it is named");
     let trouble = block(deliver(&receiver, request(), LONG)).expect_err("it is HTTP/1.1");
-    assert!(trouble.what.contains("does not answer as gRPC"), "{trouble:?}");
+    assert!(trouble.what.contains("does not speak gRPC"), "{trouble:?}");
     assert!(trouble.fix.clone().unwrap_or_default().contains("--otlp-protocol http"), "{trouble:?}");
 }
 

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_recording_some_readings_are_taken_from_its_beginning_to_its_end() {
+    fn history_of_a_long_recording_is_thinned_from_start_to_end() {
         let chunks: Vec<Vec<u64>> = (0..4_000).map(|chunk| vec![1 + chunk * 60, 31 + chunk * 60]).collect();
         let chunks: Vec<&[u64]> = chunks.iter().map(Vec::as_slice).collect();
         let times = times(&recording(&chunks, 0), 0);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_recording_is_refused_and_of_a_damaged_one_its_beginning_is_read() {
+    fn history_refuses_other_files_and_reads_a_damaged_recording_partly() {
         let file = recording(&[&[1, 20], &[40]], 0);
         let mut bytes = std::fs::read(file.path()).expect("it is ours");
         let last = bytes.len() - 1;

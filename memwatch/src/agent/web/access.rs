@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_given_out_opens_nothing() {
+    fn web_access_rejects_links_and_sessions_not_issued() {
         let access = access("127.0.0.1:9747", Exposure::Loopback);
         let own = link(&access, Viewer::Everything);
         let other = own.chars().rev().collect::<String>();
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_has_so_many_open_pages_and_their_places_come_back() {
+    fn web_session_has_a_limit_of_open_pages_that_is_released() {
         let access = access("127.0.0.1:9747", Exposure::Loopback);
         let session = access.open(&link(&access, Viewer::User(7))).expect("it can be made").expect("new");
         let mut open: Vec<_> = (0..OPEN_PAGES).map(|_| access.open_page(&session).expect("there is room")).collect();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_of_a_viewer_goes_and_nobody_elses() {
+    fn web_access_evicts_the_oldest_link_of_the_same_viewer() {
         let access = access("127.0.0.1:9747", Exposure::Loopback);
         let other = link(&access, Viewer::User(1));
         let links: Vec<String> = (0..=OF_ONE).map(|_| link(&access, Viewer::User(2))).collect();
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_no_room_the_oldest_goes_of_the_user_who_has_most() {
+    fn web_access_at_capacity_evicts_the_oldest_of_the_largest_user() {
         let access = access("127.0.0.1:9747", Exposure::Loopback);
         let open = |viewer| {
             let link = link(&access, viewer);

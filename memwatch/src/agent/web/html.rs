@@ -22,11 +22,11 @@ pub(super) type PageRefusal = (&'static str, &'static str);
 /// The request has no link.
 pub(super) const VISITOR: PageRefusal = (
     "This page needs a link",
-    "The agent shows everybody what is theirs, and asks who you are. On this machine, type:",
+    "The agent shows each user their own processes, so it needs to know who you are. On this machine, type:",
 );
 /// The link was used or has expired.
 pub(super) const USED: PageRefusal =
-    ("This link is used up", "A link opens the page once, within five minutes. For another one, type:");
+    ("This link was used or has expired", "A link opens the page once, within five minutes. For another one, type:");
 /// The session does not exist or has ended.
 pub(super) const ENDED: PageRefusal = (
     "This page has ended",
@@ -40,7 +40,7 @@ pub(super) const ELSEWHERE: PageRefusal = (
 );
 /// No random numbers are available.
 pub(super) const UNABLE: PageRefusal =
-    ("The page cannot be opened", "The agent's log says why. When that is mended, type:");
+    ("The page cannot be opened", "The agent's log names the reason. Once the problem is fixed, type:");
 
 /// Returns the HTML of a refusal.
 pub(super) fn refusal((title, sentence): PageRefusal) -> String {

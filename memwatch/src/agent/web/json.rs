@@ -108,7 +108,7 @@ pub(super) fn write(out: &mut impl io::Write, shown: &PageContent) -> io::Result
     let living = snapshot.workloads.iter().filter(|workload| workload.ended_ns.is_none());
     let growing = outlook.leaks.iter().flat_map(|leaks| {
         let growing = leaks.findings.iter().filter(|finding| finding.verdict.grows());
-        let process = snapshot.processes.iter().find(|process| process.tgid == leaks.tgid);
+        let process = process_of(leaks, snapshot);
         growing.map(move |finding| growing_json((leaks, finding), process, snapshot.time_ns, clock))
     });
     let of_gpus = outlook.forecasts.gpus.iter().map(|gpu| forecast_json(None, &gpu.uuid, &gpu.outlook));
@@ -148,6 +148,13 @@ fn workload_gpu_json(gpu: &WorkloadGpuView) -> WorkloadGpu<'_> {
         growth_bytes_per_second: gpu.growth_bytes_per_second,
         failed_allocations: gpu.refusals.values().sum(),
     }
+}
+
+/// Returns the process of the findings, which may have ended and left its number to a later one.
+fn process_of<'a>(leaks: &LeaksView, snapshot: &'a Snapshot) -> Option<&'a ProcessView> {
+    let is_it =
+        |process: &&ProcessView| process.tgid == leaks.tgid && process.observed_since_ns == leaks.observed_since_ns;
+    snapshot.processes.iter().find(is_it)
 }
 
 fn growing_json<'a>(
@@ -204,5 +211,17 @@ mod tests {
         assert_eq!((at(80).verdict, at(299).verdict, at(300).verdict), (Verdict::Slow, Verdict::Slow, Verdict::Leak));
         let named = at(80);
         assert_eq!((named.command, named.user), ("/usr/bin/python3 train_leak.py", Some("root")), "it is named");
+    }
+
+    #[test]
+    fn the_user_of_a_leak_is_not_that_of_a_later_process_with_its_number() {
+        let (mut node, outlooks) = (leaking_node(), leaking_outlooks());
+        let mut later = node.processes[0].clone();
+        later.observed_since_ns += 1;
+        node.processes.insert(0, later);
+        let found = process_of(&outlooks.leaks[0], &node).map(|process| process.observed_since_ns);
+        assert_eq!(found, Some(outlooks.leaks[0].observed_since_ns));
+        node.processes.pop();
+        assert_eq!(process_of(&outlooks.leaks[0], &node), None);
     }
 }

@@ -172,11 +172,7 @@ async fn events(
     };
     let place = page.access.open_page(&session);
     if place.is_none() || !connection.answer_stream() {
-        return (
-            StatusCode::SERVICE_UNAVAILABLE,
-            secure("as many pages are open as there is room for\n".into_response()),
-        )
-            .into_response();
+        return (StatusCode::SERVICE_UNAVAILABLE, secure("too many open pages\n".into_response())).into_response();
     }
     let (sender, body) = Channel::<Bytes>::new(1);
     tokio::spawn(async move {

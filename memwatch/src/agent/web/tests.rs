@@ -47,12 +47,16 @@ fn event(lines: &mut impl Iterator<Item = std::io::Result<String>>, name: &str) 
 }
 
 #[test]
-fn a_link_opens_the_page_once_and_nothing_else_does() {
+fn web_link_opens_the_page_once_and_wrong_links_are_refused() {
     serving_page(SERVING, Some(fixture::busy_node()), |address, access| {
         let own = link(access, Viewer::Everything);
         assert!(get(address, &own).starts_with("HTTP/1.1 303 "));
         let again = get(address, &own);
-        assert!(again.starts_with("HTTP/1.1 403 ") && again.contains("used up") && again.contains("memwatch web"));
+        assert!(
+            again.starts_with("HTTP/1.1 403 ")
+                && again.contains("was used or has expired")
+                && again.contains("memwatch web")
+        );
         let wrong = "0".repeat(64);
         for path in ["/", "/open/x", "/s/x/", &format!("/s/{wrong}/"), &format!("/s/{wrong}/events")] {
             let answer = get(address, path);
@@ -85,7 +89,7 @@ fn the_page_is_whole_without_scripts_and_text_of_strangers_stays_text() {
 }
 
 #[test]
-fn each_sees_their_own_and_the_sum_of_the_others() {
+fn web_viewer_sees_their_own_processes_and_the_hidden_sum() {
     let snapshot = fixture::busy_node();
     let uid = snapshot.processes.iter().find_map(|process| process.uid).expect("somebody's");
     serving_page(SERVING, Some(snapshot.clone()), |address, access| {
@@ -132,7 +136,7 @@ fn the_largest_processes_are_shown_and_the_others_counted() {
 }
 
 #[test]
-fn the_pages_files_are_there_without_a_link_and_nothing_else_is() {
+fn web_static_files_need_no_link_and_other_paths_are_not_found() {
     serving_page(SERVING, Some(fixture::busy_node()), |address, _| {
         let script = get(address, "/web/page.js");
         assert!(script.starts_with("HTTP/1.1 200 OK\r\n") && script.contains("text/javascript"), "{script}");

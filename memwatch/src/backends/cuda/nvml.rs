@@ -47,7 +47,7 @@ pub(crate) fn start(library: DeviceLibrary) -> Readings {
         move || read_forever(|| open(file.as_deref()), read, |pause| pace.wait(pause), &sender)
     });
     if let Err(error) = spawned {
-        let _ = sender.try_send(unavailable(format!("no thread for NVML: {error}")));
+        let _ = sender.try_send(unavailable(format!("cannot start the NVML thread: {error}")));
     }
     readings
 }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn nvml_that_comes_later_is_found_with_pauses_that_grow_up_to_half_a_minute() {
+    fn nvml_is_retried_with_delays_growing_to_thirty_seconds() {
         let (states, pauses) = outcome([vec![Err("no driver"); 7], vec![Ok(2)]].concat());
         let no_driver = NvmlState::Unavailable("no driver".to_owned());
         assert_eq!(states[..7], vec![no_driver; 7]);

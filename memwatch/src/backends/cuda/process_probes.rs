@@ -23,10 +23,10 @@ pub(super) fn put_in(
     for NewFile { file, plan } in libraries.functions_of(tgid, when)? {
         match attach_to_process(kernel, (&file, &plan), scope) {
             Ok(attached) => probes.push(attached),
-            Err(error) => log::warn!("process {tgid} is not watched for {when:?}: {}: {error}", file.display),
+            Err(error) => log::warn!("process {tgid}: cannot attach probes for {when:?}: {}: {error}", file.display),
         }
     }
-    log::info!("process {tgid} is watched for {when:?}");
+    log::info!("process {tgid}: probes attached for {when:?}");
     Some(probes)
 }
 
@@ -34,7 +34,7 @@ pub(super) fn put_in(
 pub(super) fn take_out(kernel: &mut KernelHalf, tgid: u32, probes: Vec<ProcessProbes>) {
     for probes in probes {
         if let Err(error) = detach(kernel, probes) {
-            log::warn!("process {tgid} keeps probes that it does not need: {error}");
+            log::warn!("process {tgid}: cannot detach probes: {error}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use memwatch_core::input::KernelCalls;
 
 use super::files::Met;
-use super::{Latecomer, LibraryWatch, PendingScan};
+use super::{LateAttach, LibraryWatch, PendingScan};
 use crate::sources::clock;
 use crate::sources::kernel::attach::{PlanError, attach, attach_requests, detach_from_unused};
 use crate::sources::kernel::load::{KernelHalf, Mechanism};
@@ -20,7 +20,7 @@ impl LibraryWatch {
         &mut self,
         kernel: &mut KernelHalf,
         Looked { subject, owner, found, new, requesters }: Looked,
-    ) -> Vec<Latecomer> {
+    ) -> Vec<LateAttach> {
         self.attach_requesters(kernel, requesters);
         match subject {
             Looking::Mapped(tgid) => self.take_in_process(kernel, tgid, (found, new)),
@@ -62,7 +62,7 @@ impl LibraryWatch {
         kernel: &mut KernelHalf,
         tgid: u32,
         (found, new): (Discovery, Vec<NewFile>),
-    ) -> Vec<Latecomer> {
+    ) -> Vec<LateAttach> {
         let PendingScan { mappings, again, .. } = self.pending.remove(&tgid).unwrap_or_default();
         if !found.files.is_empty() || !found.left_out.is_empty() || found.processes == 0 {
             self.expected.remove(&tgid);
@@ -81,7 +81,7 @@ impl LibraryWatch {
             };
             self.files.name(mapping.inode, &identity);
             if mapping.time_ns < since_ns && late.is_empty() {
-                late.push(Latecomer { tgid, since_ns });
+                late.push(LateAttach { tgid, since_ns });
             }
         }
         self.mapped.extend(again);
@@ -103,7 +103,7 @@ impl LibraryWatch {
         let is_running = |tgid: u32| Path::new(&format!("/proc/{tgid}")).exists();
         let unused = self.files.take_unused(begun_ns, is_running);
         for gone in &unused {
-            log::info!("{}: nobody maps it any more, and its probes are taken out", gone.coverage.path);
+            log::info!("{}: no process maps this file; detaching its probes", gone.coverage.path);
         }
         let has_unused = !unused.is_empty();
         if has_unused {
@@ -119,7 +119,7 @@ impl LibraryWatch {
         kernel: &mut KernelHalf,
         found: &Discovery,
         (new, mapped_ns): (Vec<NewFile>, Option<u64>),
-    ) -> Vec<Latecomer> {
+    ) -> Vec<LateAttach> {
         let attached = self.attach_new(kernel, new, (None, mapped_ns));
         let mut late = Vec::new();
         for file in &found.files {
@@ -127,7 +127,7 @@ impl LibraryWatch {
                 attached.iter().find(|(new, _)| new.is_same_file(&file.identity)).map(|(_, since_ns)| *since_ns);
             for &tgid in &file.mapped_by {
                 self.files.note_user(&file.identity, tgid, clock::boottime_ns());
-                late.extend(since_ns.map(|since_ns| Latecomer { tgid, since_ns }));
+                late.extend(since_ns.map(|since_ns| LateAttach { tgid, since_ns }));
             }
         }
         if found.over_limit > 0 {
@@ -178,9 +178,9 @@ impl LibraryWatch {
 
     /// Returns the processes that map a probed file which was not probed before according to
     /// `was_probed`, with the time its probes were attached.
-    pub(crate) fn users_without_probes(&self, was_probed: impl Fn(&FileIdentity) -> bool) -> Vec<Latecomer> {
+    pub(crate) fn users_without_probes(&self, was_probed: impl Fn(&FileIdentity) -> bool) -> Vec<LateAttach> {
         let new = self.files.probed().filter(|met| !was_probed(&met.identity));
-        new.flat_map(|met| met.users.keys().map(|&tgid| Latecomer { tgid, since_ns: met.attached_ns })).collect()
+        new.flat_map(|met| met.users.keys().map(|&tgid| LateAttach { tgid, since_ns: met.attached_ns })).collect()
     }
 
     /// Probes the kernel-driver requests of the driver's graphics and video libraries. Their users
@@ -191,7 +191,9 @@ impl LibraryWatch {
             let (calls, probes) = attach_requests(kernel, &file, plan.as_ref());
             match calls {
                 KernelCalls::Probed { stubs } => log::info!("{}: requests are probed at {stubs} stubs", file.display),
-                KernelCalls::Refused { reason } => log::info!("{}: requests are not seen: {reason}", file.display),
+                KernelCalls::Refused { reason } => {
+                    log::info!("{}: kernel-driver requests cannot be probed: {reason}", file.display)
+                }
                 KernelCalls::None => {}
             }
             self.requesters.push(probes);

@@ -87,7 +87,7 @@ impl LeftOutFile {
     fn sentence(&self) -> String {
         match self.reason {
             LeftOutReason::Unreadable(_) if self.is_mapped => {
-                "it cannot be opened, as after an update of the driver, and the calls of processes that run on it are not seen: restart them"
+                "it cannot be opened, as after a driver update; calls of the processes that map it are not seen until they restart"
                     .to_owned()
             }
             reason => reason.to_string(),
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_runs_on_a_file_that_cannot_be_opened_is_unwatched_unless_it_was_probed() {
+    fn unopenable_library_leaves_its_process_unwatched_unless_probed() {
         let mut files = LeftOutFiles::default();
         assert_eq!(files.note(&closed(&[7]), |_| true), Some(false));
         assert_eq!((files.take_unwatched(), files.coverage().count()), (Vec::new(), 0));

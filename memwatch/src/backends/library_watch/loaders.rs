@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_whose_look_hangs_holds_nobody_else() {
+    fn loader_scan_that_hangs_does_not_block_other_owners() {
         let mut loaders = Loaders::default();
         let owner = |tgid: u32| (tgid != 8).then_some(FileOwner::User(tgid % 2));
         loaders.note(vec![1]);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_looked_at_at_a_time_and_new_programs_come_first() {
+    fn loader_scan_runs_one_at_a_time_with_new_programs_first() {
         let mut loaders = Loaders::default();
         loaders.note(vec![5, 6]);
         loaders.want(9);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn who_maps_without_end_is_not_looked_at_without_end() {
+    fn loader_scan_queue_is_bounded_per_process() {
         let mut loaders = Loaders::default();
         loaders.note((0..10_000).collect());
         (0..10_000).for_each(|tgid| loaders.want(tgid));

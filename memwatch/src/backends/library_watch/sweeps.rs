@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use super::{Latecomer, LibraryWatch, MACHINE_WAIT};
+use super::{LateAttach, LibraryWatch, MACHINE_WAIT};
 use crate::sources::kernel::load::KernelHalf;
 use crate::sources::library::Discovery;
 use crate::sources::library_look::{LibraryQuery, NewFile};
@@ -51,7 +51,7 @@ impl LibraryWatch {
         kernel: &mut KernelHalf,
         begun_ns: u64,
         (found, new): (&Discovery, Vec<NewFile>),
-    ) -> Vec<Latecomer> {
+    ) -> Vec<LateAttach> {
         let users = self.files.users();
         let mut late = self.take_in(kernel, found, (new, None));
         if !late.is_empty() {
@@ -67,7 +67,7 @@ impl LibraryWatch {
             let since_ns = self.files.find(&file.identity).map_or(0, |met| met.attached_ns);
             let unheard = file.mapped_by.iter().filter(|tgid| !users.contains(tgid));
             let unheard = unheard.filter(|_| since_ns > self.swept_ns && since_ns < begun_ns);
-            late.extend(unheard.map(|&tgid| Latecomer { tgid, since_ns }));
+            late.extend(unheard.map(|&tgid| LateAttach { tgid, since_ns }));
         }
         late
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 use memwatch_core::features::diff::{DiffRow, Difference, RunSums};
-use memwatch_core::snapshot::LayerView;
+use memwatch_core::snapshot::ModuleView;
 use serde::Serialize;
 
 use crate::commands::diff::DiffRun;
@@ -19,8 +19,8 @@ pub(crate) fn write(
     (difference, [before, after]): (&Difference, [&DiffRun<'_>; 2]),
     origin: ReportOrigin,
 ) -> io::Result<()> {
-    let layers = difference.layers.iter().map(layer).collect();
-    let data = DiffData { before: watched(before), after: watched(after), difference, layers };
+    let modules = difference.modules.iter().map(module).collect();
+    let data = DiffData { before: watched(before), after: watched(after), difference, modules };
     write_report(out, "memwatch.diff/2", data, &after.snapshot, origin)
 }
 
@@ -34,7 +34,7 @@ struct DiffData<'a> {
     after: DiffSide<'a>,
     #[serde(flatten)]
     difference: &'a Difference,
-    layers: Vec<DiffModule<'a>>,
+    modules: Vec<DiffModule<'a>>,
 }
 
 #[derive(Serialize)]
@@ -56,7 +56,7 @@ struct DiffModule<'a> {
     pair: RunSums,
 }
 
-fn layer(row: &DiffRow<LayerView>) -> DiffModule<'_> {
-    let LayerView { kind, model, name, class, .. } = &row.place;
+fn module(row: &DiffRow<ModuleView>) -> DiffModule<'_> {
+    let ModuleView { kind, model, name, class, .. } = &row.place;
     DiffModule { kind, model: model.as_deref(), name: name.as_deref(), class: class.as_deref(), pair: row.pair }
 }

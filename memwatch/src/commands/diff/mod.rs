@@ -23,7 +23,7 @@ use crate::watch::signals::TerminationSignals;
 use args::{Diff, Growth};
 
 /// The same level as a recording, so that both sides can be compared.
-const REQUEST: TensorRequest = TensorRequest::of(TensorLevel::Layers);
+const REQUEST: TensorRequest = TensorRequest::of(TensorLevel::Modules);
 
 /// A run to compare.
 pub(crate) struct DiffRun<'a> {

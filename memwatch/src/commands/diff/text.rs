@@ -35,8 +35,8 @@ pub(crate) fn write(
         page.line(&Sentence::new(Tone::Warning, format!("{which}: events were dropped, its numbers may be wrong")));
     }
     list(&mut page, ("LINE", top), &difference.sites, places::site);
-    list(&mut page, ("PHASE", top), &difference.stages, places::stage);
-    list(&mut page, ("MODULE", top), &difference.layers, places::layer);
+    list(&mut page, ("PHASE", top), &difference.phases, places::phase);
+    list(&mut page, ("MODULE", top), &difference.modules, places::module);
     page.trust(&runs[1].snapshot, clock);
     out.write_all(page.text.as_bytes())?;
     out.flush()

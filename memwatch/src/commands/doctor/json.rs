@@ -11,7 +11,7 @@ use super::Diagnosis;
 use super::check::Check;
 use super::library::{LibraryReport, RequesterReport};
 use super::nvml::NvmlReport;
-use super::prices::{LevelPrice, PriceReport, ProcessPrices};
+use super::prices::{LevelOverhead, PredictedOverheadReport, ProcessOverheads};
 use crate::printable::write_json;
 use crate::render::json::form::Formed;
 use crate::render::output::host_name;
@@ -78,7 +78,7 @@ struct DoctorProcess<'a> {
     reason: Option<&'a str>,
     tensor_events_per_second: Option<u64>,
     chosen: Option<TensorLevel>,
-    levels: &'a [LevelPrice],
+    levels: &'a [LevelOverhead],
 }
 
 #[derive(Serialize)]
@@ -143,7 +143,7 @@ fn data(diagnosis: &Diagnosis) -> DoctorData<'_> {
     }
 }
 
-fn prices(report: &PriceReport) -> OverheadForecastData<'_> {
+fn prices(report: &PredictedOverheadReport) -> OverheadForecastData<'_> {
     OverheadForecastData {
         budget_ns_per_second: report.budget.ns_per_second(),
         probe_ns: report.prices.trap_ns.get(),
@@ -153,7 +153,7 @@ fn prices(report: &PriceReport) -> OverheadForecastData<'_> {
     }
 }
 
-fn process(process: &ProcessPrices) -> DoctorProcess<'_> {
+fn process(process: &ProcessOverheads) -> DoctorProcess<'_> {
     let predicted = process.prediction.as_ref();
     DoctorProcess {
         tgid: process.tgid,
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn every_symbol_stands_with_its_site() {
+    fn doctor_json_lists_each_symbol_with_its_attach_offset() {
         let library = &value(&healthy())["data"]["libraries"][0];
         assert_eq!(library["path"], "/usr/lib/libcuda.so.1");
         let site = json!({
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_is_in_the_way_and_what_is_not_known_is_null() {
+    fn doctor_json_states_the_barrier_and_null_for_unknown_values() {
         let report = value(&broken());
         assert_eq!((&report["data"]["ready"], &report["data"]["exit_code"]), (&json!(false), &json!(4)));
         let checks = report["data"]["checks"].as_array().expect("a list");
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn prices_stand_by_process_and_level_and_what_is_not_known_is_null() {
+    fn doctor_json_lists_overhead_by_process_and_level() {
         assert_eq!(value(&healthy())["data"]["prices"], Value::Null);
         let report = value(&priced(Ok(NonZeroU64::new(1_000).expect("a price"))));
         let prices = &report["data"]["prices"];
@@ -225,7 +225,7 @@ mod tests {
         let hot = &prices["processes"][0];
         assert_eq!((&hot["pid"], &hot["chosen"], &hot["reason"]), (&json!(7), &json!("read"), &Value::Null));
         let blocks = json!({
-            "level": "blocks", "shows": "each tensor as it comes and goes", "ns_per_event": 2_650,
+            "level": "blocks", "shows": "every tensor allocation and free", "ns_per_event": 2_650,
             "predicted_seconds_per_second": 318.0 / 1000.0, "fits_budget": false
         });
         assert_eq!(hot["levels"][1], blocks);

@@ -64,7 +64,7 @@ pub(crate) fn ask(library: Option<PathBuf>) -> Result<NvmlReport, String> {
     std::thread::Builder::new()
         .name("nvml".to_owned())
         .spawn(answer)
-        .map_err(|error| format!("no thread for NVML: {error}"))?;
+        .map_err(|error| format!("cannot start the NVML thread: {error}"))?;
     receiver
         .recv_timeout(TIMEOUT)
         .unwrap_or_else(|_| Err(format!("NVML has not answered for {} s: the driver may hang", TIMEOUT.as_secs())))
@@ -129,11 +129,11 @@ pub(crate) fn judge_driver(version: Option<&str>, traces: Traces) -> Check {
 
 /// Describes whether the request layouts of this kernel driver version are known.
 fn layouts(version: Option<&str>) -> String {
-    let understood = "layouts of its requests are known: memwatch explain says what used memory is for";
+    let understood = "request layouts are known: memwatch explain can attribute used memory";
     if version.is_some_and(kernel_driver::knows) {
         understood.to_owned()
     } else {
-        "layouts of its requests are not known: memwatch explain explains nothing, and unattributed memory stays one number".to_owned()
+        "request layouts are unknown: memwatch explain cannot attribute memory with this driver".to_owned()
     }
 }
 
@@ -238,11 +238,11 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_whose_requests_are_not_understood_is_in_good_order_and_named() {
+    fn doctor_unknown_kernel_driver_is_ok_and_named() {
         for (text, known) in [(open_module("595.45.04"), true), (open_module("600.10"), false), ("?".to_owned(), false)]
         {
             let check = judge_driver(Some(&text), Traces::None);
-            let is_known = check.details.iter().any(|line| line.contains("requests are known"));
+            let is_known = check.details.iter().any(|line| line.contains("layouts are known"));
             assert_eq!((check.state, is_known), (CheckState::Ok, known), "{text}");
         }
     }

@@ -64,26 +64,25 @@ fn judge_survival(counted: &io::Result<Option<(usize, usize)>>) -> Check {
     match *counted {
         Ok(None) => check(
             CheckState::NotChecked,
-            format!("{BPFFS} is no bpf file system: the watch of an agent ends with the agent"),
+            format!("{BPFFS} is not a bpf file system: an agent's session ends with the agent"),
         )
         .fix(format!("{MOUNT} {BPFFS}")),
         Ok(Some((0, 0))) => check(CheckState::Ok, format!("no agent has probes pinned in {BPFFS}")),
         Ok(Some((0, running))) => {
-            check(CheckState::Ok, format!("the watch of {} outlives it", count(running, "running agent")))
+            check(CheckState::Ok, format!("the session of {} survives a restart", count(running, "running agent")))
         }
         Ok(Some((left, _))) => {
             let fact =
-                format!("{} that runs no more has left its probes in {BPFFS}, for the next one", count(left, "agent"));
+                format!("{} that no longer runs left its probes in {BPFFS}, for the next one", count(left, "agent"));
             check(CheckState::Degraded, fact)
-                .fix("sudo memwatch agent, to go on with them")
-                .fix("sudo memwatch agent --uninstall, to take them out")
+                .fix("sudo memwatch agent, to resume with them")
+                .fix("sudo memwatch agent --uninstall, to remove them")
         }
         Err(ref error) if error.kind() == ErrorKind::PermissionDenied => {
             check(CheckState::NotChecked, format!("only root may look into {BPFFS}"))
         }
         Err(ref error) if error.get_ref().is_some_and(<dyn Error + Send + Sync>::is::<Foreign>) => {
-            let fact =
-                format!("{BPFFS}, or memwatch's folder in it, {error}: the watch of an agent ends with the agent");
+            let fact = format!("{BPFFS}, or memwatch's folder in it, {error}: an agent's session ends with the agent");
             check(CheckState::Degraded, fact).fix(format!("{CLOSE} {BPFFS}"))
         }
         Err(ref error) => check(CheckState::Degraded, format!("{BPFFS} cannot be read: {error}")),
@@ -94,10 +93,10 @@ fn judge_survival(counted: &io::Result<Option<(usize, usize)>>) -> Check {
 fn judge_reports(contradictions: u64) -> Check {
     let check = |state, fact: String| Check::new(Topic::Owners, "reports", state, fact);
     match contradictions {
-        0 => check(CheckState::Ok, "no report of the agent has contradicted itself".to_owned()),
+        0 => check(CheckState::Ok, "no contradiction in the agent's reports".to_owned()),
         contradictions => {
             let times = if contradictions == 1 { "once".to_owned() } else { format!("{contradictions} times") };
-            check(CheckState::Degraded, format!("reports of the agent have contradicted themselves {times}"))
+            check(CheckState::Degraded, format!("the agent's reports contradicted themselves {times}"))
                 .fix("report it, with memwatch_agent_contradictions_total of its metrics: it is a fault of memwatch")
         }
     }
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_that_refuses_costs_its_names() {
+    fn doctor_runtime_that_refuses_is_degraded() {
         let (state, fact) = runtime(Err(ErrorKind::PermissionDenied.into())).expect("it is there");
         assert_eq!(state, CheckState::Degraded);
         assert!(fact.contains("does not let this user in"), "{fact}");
@@ -146,10 +145,10 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_is_no_requirement_and_says_what_it_shows() {
+    fn doctor_agent_is_optional_and_its_view_is_stated() {
         let state = |no: NoAgent| judge_agent(Path::new("/s"), &Err(&no)).state;
         assert_eq!(state(NoAgent::Absent), CheckState::NotChecked);
-        assert_eq!(state(NoAgent::Unusable("it has hung up".to_owned())), CheckState::Degraded);
+        assert_eq!(state(NoAgent::Unusable("it closed the connection".to_owned())), CheckState::Degraded);
         let own = judge_agent(Path::new("/s"), &Ok(Viewer::User(1000)));
         assert_eq!(
             (own.state, own.fact.as_str()),
@@ -166,12 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn probes_that_nobody_reads_are_named_with_both_ways_out() {
+    fn doctor_orphaned_probes_are_reported_with_two_fixes() {
         let judged = |counted: io::Result<_>| judge_survival(&counted);
         assert_eq!(judged(Ok(None)).state, CheckState::NotChecked);
         assert_eq!(judged(Err(ErrorKind::PermissionDenied.into())).state, CheckState::NotChecked);
         assert_eq!(judged(Ok(Some((0, 0)))).state, CheckState::Ok);
-        assert_eq!(judged(Ok(Some((0, 1)))).fact, "the watch of 1 running agent outlives it");
+        assert_eq!(judged(Ok(Some((0, 1)))).fact, "the session of 1 running agent survives a restart");
         let left = judged(Ok(Some((1, 1))));
         assert_eq!((left.state, left.fixes.len()), (CheckState::Degraded, 2));
         let open = judged(Err(Foreign::Others.into()));

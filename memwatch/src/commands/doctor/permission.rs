@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_binary_in_a_home_directory_is_reported_to_those_who_use_sudo() {
+    fn doctor_binary_in_a_home_directory_is_reported_to_sudo_users() {
         let program = PathBuf::from("/home/ann/.cargo/bin/memwatch");
         let ids = |privilege: &Privilege| failing(&checks(privilege));
         let at_home = Privilege { program: program.clone(), effective: u64::MAX, ..user() };

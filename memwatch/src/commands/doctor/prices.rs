@@ -11,21 +11,21 @@ use serde::Serialize;
 use super::permission::ways;
 use super::privilege::{Privilege, SYS_PTRACE};
 use crate::frameworks::probes::measure_trap;
-use crate::frameworks::pytorch::{BooksError, rates};
+use crate::frameworks::pytorch::{StateReadError, rates};
 use crate::sources::kernel::load::KernelHalf;
 use crate::watch::source::comm;
 
 /// Levels that a budget selects from, the cheapest first, with what each adds to the previous one.
 const LEVELS: [(TensorLevel, &str); 4] = [
     (TensorLevel::Read, "totals, peaks and counts, read from its memory"),
-    (TensorLevel::Blocks, "each tensor as it comes and goes"),
+    (TensorLevel::Blocks, "every tensor allocation and free"),
     (TensorLevel::Sites, "the lines of Python; blocks below 1 MiB are sampled"),
-    (TensorLevel::Layers, "phases and modules"),
+    (TensorLevel::Modules, "phases and modules"),
 ];
 
 /// Predictions for all given processes.
 #[derive(Debug)]
-pub(crate) struct PriceReport {
+pub(crate) struct PredictedOverheadReport {
     /// Budget per process.
     pub(crate) budget: Budget,
     /// Cost of a probe.
@@ -33,12 +33,12 @@ pub(crate) struct PriceReport {
     /// Why the probe was not measured here; its cost is then that of the slowest measured machine.
     pub(crate) not_measured: Option<String>,
     /// The processes, in the order of the command line.
-    pub(crate) processes: Vec<ProcessPrices>,
+    pub(crate) processes: Vec<ProcessOverheads>,
 }
 
 /// Prediction for a process.
 #[derive(Debug)]
-pub(crate) struct ProcessPrices {
+pub(crate) struct ProcessOverheads {
     /// Process id.
     pub(crate) tgid: Tgid,
     /// Process name.
@@ -55,12 +55,12 @@ pub(crate) struct Prediction {
     /// Level at which the process would be traced by default.
     pub(crate) chosen: TensorLevel,
     /// Levels, the cheapest first.
-    pub(crate) levels: Vec<LevelPrice>,
+    pub(crate) levels: Vec<LevelOverhead>,
 }
 
 /// Predicted overhead of a level.
 #[derive(Debug, Serialize)]
-pub(crate) struct LevelPrice {
+pub(crate) struct LevelOverhead {
     /// The level.
     pub(crate) level: TensorLevel,
     /// What the level adds to the previous one.
@@ -81,7 +81,7 @@ pub(super) fn predict(
     (tgids, budget): (&[Tgid], Budget),
     kernel: Option<&mut KernelHalf>,
     privilege: &Privilege,
-) -> PriceReport {
+) -> PredictedOverheadReport {
     let measured = kernel.map_or_else(|| Err("the trial run did not work".to_owned()), measure_trap);
     let numbers: Vec<u32> = tgids.iter().map(|tgid| tgid.0).collect();
     let found = tgids.iter().copied().zip(rates(&numbers));
@@ -93,20 +93,20 @@ pub(super) fn report(
     budget: Budget,
     measured: Result<NonZeroU64, String>,
     counted: impl Iterator<Item = (Tgid, String, Result<u64, String>)>,
-) -> PriceReport {
+) -> PredictedOverheadReport {
     let prices = measured.as_ref().map_or_else(|_| ProbeCost::default(), |trap_ns| ProbeCost { trap_ns: *trap_ns });
     // Windows do not affect which level is chosen.
     let asked =
-        TracingRequest { level: TensorLevel::Layers, by_default: true, budget, prices, ..TracingRequest::default() };
+        TracingRequest { level: TensorLevel::Modules, by_default: true, budget, prices, ..TracingRequest::default() };
     let of_process = |(tgid, name, rate): (Tgid, String, Result<u64, String>)| {
         let prediction = rate.map(|rate| predicted(asked, tgid, rate));
-        ProcessPrices { tgid, name, prediction }
+        ProcessOverheads { tgid, name, prediction }
     };
-    PriceReport { budget, prices, not_measured: measured.err(), processes: counted.map(of_process).collect() }
+    PredictedOverheadReport { budget, prices, not_measured: measured.err(), processes: counted.map(of_process).collect() }
 }
 
 fn predicted(asked: TracingRequest, tgid: Tgid, events_per_second: u64) -> Prediction {
-    let levels = LEVELS.map(|(level, shows)| LevelPrice {
+    let levels = LEVELS.map(|(level, shows)| LevelOverhead {
         level,
         shows,
         event_ns: asked.event_ns(level),
@@ -117,7 +117,7 @@ fn predicted(asked: TracingRequest, tgid: Tgid, events_per_second: u64) -> Predi
     Prediction { events_per_second, chosen, levels: levels.into() }
 }
 
-fn counted(rate: Result<Option<u64>, BooksError>, privilege: &Privilege) -> Result<u64, String> {
+fn counted(rate: Result<Option<u64>, StateReadError>, privilege: &Privilege) -> Result<u64, String> {
     match rate {
         Ok(Some(rate)) => Ok(rate),
         Ok(None) => Err("PyTorch with CUDA is not loaded: there are no tensors to trace".to_owned()),
@@ -138,8 +138,9 @@ mod tests {
     use crate::commands::doctor::privilege::tests::{root, user};
 
     #[test]
-    fn what_is_chosen_is_the_highest_level_that_fits() {
-        for (events_per_second, chosen, fitting) in [(1_000, TensorLevel::Layers, 4), (120_000, TensorLevel::Read, 1)] {
+    fn doctor_chosen_level_is_the_highest_that_fits_the_budget() {
+        for (events_per_second, chosen, fitting) in [(1_000, TensorLevel::Modules, 4), (120_000, TensorLevel::Read, 1)]
+        {
             let counted = [(Tgid(7), "python3".to_owned(), Ok(events_per_second))];
             let report = report(Budget::default(), Ok(NonZeroU64::new(1_000).expect("a price")), counted.into_iter());
             let prediction = report.processes[0].prediction.as_ref().expect("it is predicted");
@@ -151,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_not_counted_has_a_reason_and_a_way_out() {
-        let unreadable = || Err(BooksError::Unreadable(ErrorKind::PermissionDenied));
+        let unreadable = || Err(StateReadError::Unreadable(ErrorKind::PermissionDenied));
         let refused = counted(unreadable(), &user()).expect_err("it is not read");
         assert!(refused.contains("That needs cap_sys_ptrace: sudo /usr/bin/memwatch doctor"), "{refused}");
         let refused = counted(unreadable(), &root()).expect_err("it is not read");

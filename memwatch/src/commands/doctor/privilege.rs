@@ -201,7 +201,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn sys_admin_stands_in_for_bpf_and_perfmon_and_for_nothing_else() {
+    fn sys_admin_capability_implies_bpf_and_perfmon_only() {
         let admin = Privilege { effective: 1 << 21, ..user() };
         assert!(admin.has(BPF) && admin.has(PERFMON) && admin.has(SYS_ADMIN) && !admin.has(SYS_PTRACE));
         let inside = Privilege { initial_user_namespace: Some(false), ..root() };

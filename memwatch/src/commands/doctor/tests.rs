@@ -108,7 +108,7 @@ fn a_driver_without_a_job_is_ready_with_nothing_to_watch() {
 }
 
 #[test]
-fn what_the_trial_has_done_is_possible() {
+fn doctor_trial_success_overrides_a_failed_machine_check() {
     let missing = CheckState::Missing(Barrier::Machine);
     let mut old = Check::new(Topic::Kernel, "kernel", missing, "Linux 5.14.0-503.el9 is older than 5.15");
     believe_trial(&mut old);
@@ -120,7 +120,7 @@ fn what_the_trial_has_done_is_possible() {
 }
 
 #[test]
-fn this_machine_is_examined_whatever_it_is() {
+fn doctor_examines_any_machine_without_failing() {
     let options = DoctorOptions {
         nvml_library: Some("/dev/null".into()),
         libraries: vec!["/no/such/libcuda.so".into(), "/etc/passwd".into()],
@@ -149,7 +149,7 @@ fn this_machine_is_examined_whatever_it_is() {
 }
 
 #[test]
-fn every_check_that_is_missing_says_what_to_do() {
+fn doctor_missing_checks_always_have_a_fix() {
     let options = DoctorOptions::default();
     for check in examine(&options).checks.iter().chain(&broken().checks) {
         assert!(check.state.barrier().is_none() || !check.fixes.is_empty(), "{check:?}");

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use super::check::{Check, CheckState, Topic};
-use super::prices::{Prediction, PriceReport};
+use super::prices::{Prediction, PredictedOverheadReport};
 use super::{Barrier, Diagnosis};
 use crate::printable::printable;
 use crate::render::format::count;
@@ -85,7 +85,7 @@ fn write_fixes(text: &mut String, check: &Check, reported: Option<&str>, margin:
 }
 
 /// Writes a table of levels for each process, or the reason why there is none.
-fn write_prices(text: &mut String, report: &PriceReport, paint: Paint) {
+fn write_prices(text: &mut String, report: &PredictedOverheadReport, paint: Paint) {
     let budget = report.budget.ns_per_second();
     let budget = budget.map_or_else(|| "no limit".to_owned(), |ns| format!("{} of one processor", percent_of(ns)));
     let probe = match &report.not_measured {
@@ -96,7 +96,7 @@ fn write_prices(text: &mut String, report: &PriceReport, paint: Paint) {
         ),
     };
     // Writing to a string cannot fail.
-    let _ = writeln!(text, "{}", paint.with("1", "What tracing PyTorch would cost"));
+    let _ = writeln!(text, "{}", paint.with("1", "Predicted overhead of tracing PyTorch"));
     let _ = writeln!(text, "  {}", wrapped(&format!("budget: {budget}; {}", printable(&probe)), 2));
     for process in &report.processes {
         let whose = format!("PID {} ({})", process.tgid.0, printable(&process.name));
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fix_stands_under_its_check_and_once_only() {
+    fn doctor_text_prints_each_fix_once_below_its_check() {
         let text = render(&broken(), false);
         let fact = text.find("not granted: loads the kernel half").expect("the fact");
         let fix = text.find("fix: sudo /usr/bin/memwatch doctor").expect("the fix");
@@ -223,12 +223,12 @@ mod tests {
     fn each_process_has_a_table_of_levels_or_a_reason() {
         let text = render(&priced(Ok(NonZeroU64::new(1_000).expect("a price"))), false);
         let table = "\
-What tracing PyTorch would cost
+Predicted overhead of tracing PyTorch
   budget: 2 % of one processor; a probe takes 1,000 ns here
   PID 7 (python3): 120,000 tensor events/s
       LEVEL   NS PER EVENT  OF A PROCESSOR  FITS    SHOWS
   ->  read               0             0 %  yes     totals, peaks and counts, read from its memory
-      blocks         2,650          31.8 %  no      each tensor as it comes and goes
+      blocks         2,650          31.8 %  no      every tensor allocation and free
       sites          3,100          37.2 %  no      the lines of Python; blocks below 1 MiB are sampled
       layers         5,000            60 %  no      phases and modules
       without --tensors it is traced at level read
@@ -237,7 +237,7 @@ What tracing PyTorch would cost
         assert!(text.contains(table), "{text}");
         assert!(text.contains("\n  ->  layers         5,000             0 %  yes     phases and modules\n"), "{text}");
         assert!(text.contains("  PID 11 (python3): PyTorch with CUDA is not loaded: there are no tensors"), "{text}");
-        assert!(!render(&healthy(), false).contains("What tracing"));
+        assert!(!render(&healthy(), false).contains("Predicted overhead"));
         let text = render(&priced(Err("the trial run did not work".to_owned())), false);
         let words: Vec<&str> = text.split_whitespace().collect();
         let assumed = "a probe is assumed to take 1,400 ns, as on the slowest machine measured; it was not measured here: \

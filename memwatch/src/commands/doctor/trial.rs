@@ -109,7 +109,7 @@ fn judge_frameworks(loaded: Result<(), LoadError>, privilege: &Privilege) -> Che
 fn judge_moves(reported: bool) -> Check {
     let check = |state, fact| Check::new(Topic::Trial, "group_moves", state, fact);
     if reported {
-        check(CheckState::Ok, "a process that is put into another control group is noticed within about 20 ms")
+        check(CheckState::Ok, "a move of a process to another cgroup is noticed within about 20 ms")
     } else {
         check(
             CheckState::Degraded,
@@ -315,7 +315,7 @@ garbage
     }
 
     #[test]
-    fn a_call_that_was_not_permitted_is_distinguished_from_one_that_left_no_trace() {
+    fn doctor_trial_distinguishes_a_refused_call_from_a_missing_record() {
         let refused = CallFailure::from(std::io::Error::from_raw_os_error(libc::EACCES));
         let state = |failure| judge_call(Err(failure), Mechanism::UprobeMulti, &root()).state;
         assert_eq!(state(refused), CheckState::Missing(Barrier::Permission));

@@ -106,7 +106,7 @@ fn columns(own: &ExplainedUse) -> String {
         (all.requested_bytes, "requested by the program"),
         (all.slack_bytes, "free in what was granted"),
         (all.rounding_bytes, "rounding"),
-        (all.unplaced_bytes, "granted for requests not placed"),
+        (all.unplaced_bytes, "granted for unidentified requests"),
         (all.driver_bytes, "the driver's own"),
     ];
     let parts = named.into_iter().filter(|(amount, _)| *amount > 0);

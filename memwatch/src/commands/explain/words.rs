@@ -53,7 +53,7 @@ pub(super) fn sum(own: &ExplainedUse) -> Option<String> {
 /// Describes a process without any request to the kernel driver, with a sentence for each GPU: the
 /// process makes none, or its library's requests cannot be probed.
 pub(super) fn unseen(snapshot: &Snapshot, process: &ProcessView) -> Vec<String> {
-    const UNSEEN: &str = "no request of it to the kernel driver was seen";
+    const UNSEEN: &str = "no request to the kernel driver was seen";
     let charged = process.gpus.iter().filter_map(|own| Some((own.uuid.as_ref(), own.used_bytes?)));
     let sentence = |(uuid, used): (Option<&GpuUuid>, u64)| {
         format!("GPU {}  used {}: {UNSEEN}", sentences::gpu_number(snapshot, uuid), bytes(used))
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn summands_add_up_to_what_nvml_charges_whatever_came_since() {
+    fn explain_summands_equal_the_nvml_charge_despite_later_changes() {
         let parts = || vec![of(MemoryPurpose::Context, None, 518), of(MemoryPurpose::Requested, Some("PyTorch"), 64)];
         assert_eq!(sum(&own(parts(), 582)).as_deref(), Some("used 582.0 MiB = context 518.0 MiB + PyTorch 64.0 MiB"));
         let late =
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_believed_has_its_reason() {
+    fn explain_states_why_a_sum_is_not_trusted() {
         let with = |trust| doubt(&ExplainedUse { trust, ..own(Vec::new(), 0) }, true, Some("600.1"));
         assert_eq!(with(LedgerTrust::Trusted), None);
         let layout = with(LedgerTrust::Refused(Reason::Layout)).expect("a reason");
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn local_memory_names_the_bytes_of_a_thread_where_they_are_known_and_what_is_inherited_who_had_it() {
+    fn explain_names_local_bytes_per_thread_and_the_pid_inherited_from() {
         let inherited = PartView { left_by: Some(Tgid(419)), ..of(MemoryPurpose::Inherited, None, 256) };
         assert_eq!(part(&inherited), "inherited from PID 419");
         let local = of(MemoryPurpose::LocalMemory, None, 504);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn only_large_parts_have_advice() {
+    fn explain_gives_advice_for_large_parts_only() {
         let some = own(vec![of(MemoryPurpose::Stream, None, 70), of(MemoryPurpose::Requested, Some("NCCL"), 102)], 172);
         assert_eq!(advice(&some).len(), 2);
         assert_eq!(

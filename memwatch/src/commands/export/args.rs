@@ -98,7 +98,7 @@ impl ExportSource {
         {
             return Ok(());
         }
-        Err("--since goes with --weight peak or leak: what is live is of one moment (--until), and sums are of the whole recording".to_owned())
+        Err("--since goes with --weight peak or leak: live memory is of one time (--until), and sums cover the whole recording".to_owned())
     }
 
     /// Makes the corresponding arguments of `memwatch snapshot`.
@@ -169,7 +169,7 @@ impl Flamegraph {
     /// The format is unknown.
     pub(crate) fn written(&self) -> Result<ExportKind, String> {
         let refusal =
-            || format!("a flame graph is an .svg or an .html: name the file so, or say -f {}", names(is_drawn));
+            || format!("a flame graph needs a file name that ends in .svg or .html, or -f {}", names(is_drawn));
         self.held.check_window()?;
         match self.format {
             Some(format) => Ok(format),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_report_a_format_is_refused_with_those_there_are() {
+    fn export_rejects_unknown_formats_by_listing_the_known_ones() {
         for (line, words) in [
             (
                 "export -p 1 -o a.bin",

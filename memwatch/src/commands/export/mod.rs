@@ -32,7 +32,7 @@ use args::{ExportArgs, ExportKind, ExportSource, Flamegraph};
 const OWN_SERIES: usize = 1000;
 /// Allocations and frees with their call sites and phases, so that a backward pass is attributed to
 /// the lines it belongs to.
-const REQUEST: TensorRequest = TensorRequest::of_reports(TensorLevel::Layers);
+const REQUEST: TensorRequest = TensorRequest::of_reports(TensorLevel::Modules);
 
 /// Runs `memwatch export`.
 ///

@@ -36,13 +36,13 @@ pub(crate) struct FleetArgs {
     /// A header that the server wants, such as 'X-Scope-OrgID: 7'; may be repeated
     #[arg(long, value_name = "HEADER", value_parser = headers::header)]
     pub(crate) header: Vec<(HeaderName, HeaderValue)>,
-    /// A file with such headers, one a line: for what others must not see, such as 'Authorization: Bearer …'
+    /// A file with such headers, one per line, for secrets such as 'Authorization: Bearer …'
     #[arg(long, value_name = "FILE")]
     pub(crate) header_file: Option<PathBuf>,
-    /// Certificates in PEM of authorities that https:// believes, too
+    /// A PEM file with additional certificate authorities to trust for https://
     #[arg(long, value_name = "FILE")]
     pub(crate) ca_file: Option<PathBuf>,
-    /// Each query has so long to be answered
+    /// Timeout of each query
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::duration)]
     pub(crate) timeout: Duration,
 }

@@ -244,7 +244,7 @@ pub(crate) fn origin(report: &FleetReport) -> String {
         RuleUse::Used => "by its recording rules",
         RuleUse::PartlyUsed => "in part from raw series: the recorded ones lack a label of --match",
         RuleUse::Absent => "from raw series: deploy/prometheus/rules.yaml, loaded there, makes this cheap",
-        RuleUse::OtherVersion => "from raw series: its recording rules are those of another memwatch",
+        RuleUse::OtherVersion => "from raw series: its recording rules are of another memwatch version",
     };
     let seconds = report.queries.iter().fold(0.0, |sum, asked| sum + asked.seconds);
     let queries = plural(u64::try_from(report.queries.len()).unwrap_or(u64::MAX), "query", "queries");

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_stand_where_a_series_has_the_label() {
+    fn fleet_conditions_are_added_where_a_series_has_the_label() {
         let ml = Matchers(vec![Matcher::is("namespace", "ml"), Matcher::is("cluster", "a")]);
         assert_eq!(NODE_USED.asked(true, &Matchers::default()), ("memwatch:fleet_node_used_bytes".to_owned(), true));
         assert_eq!(NODE_USED.asked(false, &ml).0, r#"sum by (instance) (memwatch_gpu_memory_used_bytes{cluster="a"})"#);
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn no_place_for_a_condition_is_left() {
+    fn fleet_expressions_have_no_unfilled_condition() {
         for fact in RECORDED.iter().chain(&[GPU_LIMIT, GPU_FULL, HOLDER_DRIVER, HOLDER_CACHED, HOLDER_GROWTH]) {
             for matchers in [Matchers::default(), Matchers(vec![Matcher::is("x", "<w>")])] {
                 let text = filled(fact.expression, &matchers);

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_what_has_the_same_labels_and_what_has_no_answer_is_unknown() {
+    fn fleet_rows_join_answers_by_labels_with_missing_ones_unknown() {
         let answers = || vec![answer(&[("a", 5.0), ("b", 7.0)]), answer(&[("b", -2.0), ("c", 1.0)])];
         let rows = |most| {
             JoinedAnswers::of(answers(), most).each(|key, values| (key.concat(), values.whole(0), values.signed(1)))
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_of_anything_is_unknown() {
+    fn fleet_values_that_are_not_numbers_are_unknown() {
         let values = RowValues(vec![Some(f64::INFINITY), Some(-3.0), Some(-0.2), Some(1e30), Some(f64::NAN)]);
         let whole: Vec<_> = (0..6).map(|column| values.whole(column)).collect();
         assert_eq!(whole, [None, None, Some(0), Some(u64::MAX), None, None]);
@@ -289,7 +289,7 @@ mod tests {
         /// For arbitrary answers, rows stay within the limit, and each has a value for every
         /// column.
         #[test]
-        fn no_answers_are_too_strange(
+        fn fleet_rows_of_arbitrary_answers_are_bounded(
             columns in prop::collection::vec(prop::collection::vec((0..20_u8, any::<f64>()), 0..30), 0..5),
             most in 0..10_usize,
         ) {

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn no_value_gets_out_of_its_quotes() {
+    fn fleet_matcher_escapes_hostile_values() {
         let hostile = Matchers(vec![Matcher::is("pod", "a\"} or up{x=\"\\\n\u{1b}<w>")]);
         assert_eq!(hostile.text(true), r#"pod="a\"} or up{x=\"\\\u000a\u001b\u003cw>""#);
     }

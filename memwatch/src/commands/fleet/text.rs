@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_row_there_is_no_head_and_no_more() {
+    fn fleet_report_without_rows_has_no_header() {
         let text = report(FleetRows::Workloads(Vec::new()));
         assert!(text.contains("\n\nno rows\nfrom "), "{text}");
         assert!(!text.contains("WORKLOAD") && !text.contains("shows more"), "{text}");

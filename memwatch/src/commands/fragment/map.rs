@@ -27,7 +27,7 @@ const LEAST_CELL_BYTES: u64 = 512;
 /// Colours and names of block states.
 const STATES: [(SegmentBlockState, &str, &str); 3] = [
     (SegmentBlockState::Allocated, "#2f6f9f", "tensors"),
-    (SegmentBlockState::Pending, "#d08a2e", "given back, used by a stream still"),
+    (SegmentBlockState::Pending, "#d08a2e", "freed, still used by a stream"),
     (SegmentBlockState::Free, "#e4e4e4", "free"),
 ];
 
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_is_full_only_where_all_of_it_is_used_and_empty_only_where_nothing_is() {
+    fn fragment_map_cell_is_full_or_empty_only_if_all_of_it_is() {
         use SegmentBlockState::{Allocated, Free};
         let one = segment(&[(4 * MIB, Allocated), (512, Allocated), (4 * MIB - 1024, Free), (512, Allocated)]);
         let (cells, each) = cells(&[one], 4);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_over_the_end_of_a_row_goes_on_in_the_next_and_adds_up() {
+    fn fragment_map_piece_past_the_row_end_continues_in_the_next_row() {
         let pieces: Vec<_> = pieces((1_100, 2_500), 10).collect();
         assert_eq!(pieces, [(MARGIN + 1_100, 10, 100), (MARGIN, 30, 1_200), (MARGIN, 50, 100)]);
         assert_eq!(pieces.iter().map(|(.., width)| width).sum::<u64>(), 1_400);
@@ -287,7 +287,7 @@ mod tests {
         let mut body = String::new();
         let end = segments(&mut body, &all, 0);
         assert!(end <= 4 * ROWS * ROW_STEP, "{end}");
-        assert!(body.matches("tensors:").count() >= 199 && body.matches("given back").count() >= 199);
+        assert!(body.matches("tensors:").count() >= 199 && body.matches("still used by a stream").count() >= 199);
         for rect in body.lines().filter_map(|line| line.strip_prefix("<rect x=\"")) {
             let number = |name: &str| {
                 let text = rect.split(&format!("{name}=\"")).nth(1).expect("it has one");

@@ -176,7 +176,7 @@ fn device(page: &mut TextPage, (reported, top): (&FragmentReport, usize), snapsh
     }
     let all = reported.all();
     if all.pending_bytes > 0 {
-        let text = format!("{} were given back and are used by a stream still", bytes(all.pending_bytes));
+        let text = format!("{} were freed and are still used by a stream", bytes(all.pending_bytes));
         page.line(&Sentence::new(Tone::Plain, text));
     }
     if all.expandable_bytes > 0 {
@@ -187,7 +187,7 @@ fn device(page: &mut TextPage, (reported, top): (&FragmentReport, usize), snapsh
         page.line(&Sentence::new(Tone::Plain, text));
     }
     pins(page, ("INACTIVE SPLIT, BY LINE", &reported.view.sites), top);
-    pins(page, ("INACTIVE SPLIT, BY MODULE", &reported.view.layers), top);
+    pins(page, ("INACTIVE SPLIT, BY MODULE", &reported.view.modules), top);
     for line in course(reported, page.options, clock) {
         page.line(&Sentence::new(Tone::Plain, line));
     }

@@ -18,7 +18,7 @@ pub(crate) enum HoldingsRowKind {
     /// Modules of the model
     Module,
     /// What keeps the memory, with what its autograd graph has saved
-    Keeper,
+    Retainer,
 }
 
 impl From<HoldingsRowKind> for view::HoldingGrouping {
@@ -28,7 +28,7 @@ impl From<HoldingsRowKind> for view::HoldingGrouping {
             HoldingsRowKind::Class => Self::Class,
             HoldingsRowKind::Dtype => Self::Dtype,
             HoldingsRowKind::Module => Self::Module,
-            HoldingsRowKind::Keeper => Self::Keeper,
+            HoldingsRowKind::Retainer => Self::Retainer,
         }
     }
 }

@@ -16,7 +16,7 @@ use memwatch_core::features::holdings::view::HoldingsView;
 use memwatch_core::input::holdings::Holding;
 
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::pytorch::{BooksError, HoldingsReader, NAMES_TIME};
+use crate::frameworks::pytorch::{StateReadError, HoldingsReader, NAMES_TIME};
 use crate::options::CommonArgs;
 use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
@@ -115,7 +115,7 @@ fn note_copies(found: &mut [HoldingsReading], processes: &ProcReader) {
 }
 
 /// Reads the live objects of a process; `None` if it does not use PyTorch, or has none yet.
-fn holdings(tgid: u32, args: &HoldingsArgs) -> Result<Option<HoldingsReading>, BooksError> {
+fn holdings(tgid: u32, args: &HoldingsArgs) -> Result<Option<HoldingsReading>, StateReadError> {
     let Some(mut reader) = HoldingsReader::open(tgid, NAMES_TIME)? else { return Ok(None) };
     let (holdings, totals) = reader.read_patiently()?;
     let view = view(&holdings, &totals, args.by.into(), args.top);
@@ -133,18 +133,18 @@ fn holdings(tgid: u32, args: &HoldingsArgs) -> Result<Option<HoldingsReading>, B
 
 /// Makes the error of a command that found nothing to read, from the first process that could not
 /// be read.
-pub(crate) fn failure(failure: Option<(u32, BooksError)>, command: &str) -> ExitFailure {
+pub(crate) fn failure(failure: Option<(u32, StateReadError)>, command: &str) -> ExitFailure {
     match failure {
         None => ExitFailure::new(Exit::NoTarget, "no PyTorch with CUDA in these processes"),
-        Some((tgid, error @ BooksError::Unreadable(io::ErrorKind::PermissionDenied))) => {
+        Some((tgid, error @ StateReadError::Unreadable(io::ErrorKind::PermissionDenied))) => {
             let failure = ExitFailure::new(Exit::NotPermitted, format!("process {tgid}: {error}"));
             failure.advise(format!("Reading the memory of a process needs root: sudo memwatch {command}"))
         }
-        Some((tgid, error @ BooksError::Unreadable(_))) => {
+        Some((tgid, error @ StateReadError::Unreadable(_))) => {
             ExitFailure::new(Exit::NoTarget, format!("process {tgid}: {error}"))
         }
         Some((tgid, error)) => {
-            let is_busy = matches!(&error, BooksError::Refused(refusal) if refusal.is_passing());
+            let is_busy = matches!(&error, StateReadError::Refused(refusal) if refusal.is_passing());
             let failure = ExitFailure::new(Exit::Unsupported, format!("process {tgid}: {error}"));
             let advice = "It allocates without a pause: try again, or trace it: memwatch where PID";
             if is_busy { failure.advise(advice) } else { failure }

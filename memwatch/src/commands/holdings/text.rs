@@ -88,7 +88,7 @@ fn groups(view: &HoldingsView) -> TextGrid {
         HoldingGrouping::Class => "EXAMPLE",
         HoldingGrouping::Dtype => "DTYPE",
         HoldingGrouping::Module => "MODULE",
-        HoldingGrouping::Keeper => "KEEPER",
+        HoldingGrouping::Retainer => "KEEPER",
     };
     let columns = [
         ("BYTES", Align::Right),

@@ -42,7 +42,7 @@ pub(crate) async fn run(args: &Leak, common: &CommonArgs) -> Result<Exit, ExitFa
         (recorded::chosen(&replay, &recording.path, selected)?, replay.pipeline.leaks(threshold), TakenAt::of(&replay))
     } else {
         // Steps are needed: a window that ends within a step sees memory that does not stay.
-        let request = TensorRequest::of_reports(TensorLevel::Layers);
+        let request = TensorRequest::of_reports(TensorLevel::Modules);
         let mut session = open_named(selected, args.price.limit(request), common).await?;
         session.pipeline_mut().watch_leaks();
         let mut signals = TerminationSignals::listen()?;

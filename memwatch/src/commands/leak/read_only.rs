@@ -16,7 +16,7 @@ use super::args::Leak;
 use super::print;
 use crate::commands::holdings;
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::pytorch::{BooksError, HoldingsReader, NAMES_TIME};
+use crate::frameworks::pytorch::{StateReadError, HoldingsReader, NAMES_TIME};
 use crate::options::CommonArgs;
 use crate::sources::clock::{boottime_ns, thread_ns};
 use crate::sources::procfs::ProcReader;
@@ -105,7 +105,7 @@ async fn follow(
 ) {
     let mut last = Instant::now();
     if !io::stderr().is_terminal() {
-        eprintln!("memwatch: PyTorch is read from now on; Ctrl-C ends the watch and prints the report");
+        eprintln!("memwatch: reading PyTorch; press Ctrl-C to stop and print the report");
     }
     if let Some(sentence) = too_short(read, args) {
         eprintln!("memwatch: {sentence}");
@@ -125,7 +125,7 @@ async fn follow(
             match read.again() {
                 Ok(()) => {}
                 // The failure is temporary: the next reading may succeed.
-                Err(BooksError::Refused(refusal)) if refusal.is_passing() => {}
+                Err(StateReadError::Refused(refusal)) if refusal.is_passing() => {}
                 Err(error) => {
                     read.is_over = true;
                     read.leaks.end(why_over(&read.facts, &error, processes));
@@ -168,7 +168,7 @@ fn too_short(read: &[ReadProcess], args: &Leak) -> Option<String> {
 
 impl ReadProcess {
     /// Reads a process for the first time; `None` if it does not use PyTorch.
-    fn begin(facts: ProcessFacts) -> Result<Option<Self>, BooksError> {
+    fn begin(facts: ProcessFacts) -> Result<Option<Self>, StateReadError> {
         let Some(reader) = HoldingsReader::open(facts.tgid, NAMES_TIME)? else { return Ok(None) };
         let leaks = NamedLeaks::default();
         let mut read =
@@ -178,12 +178,12 @@ impl ReadProcess {
     }
 
     /// Reads the process again, after it continued.
-    fn again(&mut self) -> Result<(), BooksError> {
+    fn again(&mut self) -> Result<(), StateReadError> {
         self.reader.refresh()?;
         self.once()
     }
 
-    fn once(&mut self) -> Result<(), BooksError> {
+    fn once(&mut self) -> Result<(), StateReadError> {
         let (begun_ns, begun) = (thread_ns(), Instant::now());
         let read = if self.is_busy { self.reader.read_within(IMPATIENCE) } else { self.reader.read_patiently() };
         let (holdings, totals) = read?;
@@ -197,7 +197,7 @@ impl ReadProcess {
 }
 
 /// Returns the reason why a process can no longer be read.
-fn why_over(facts: &ProcessFacts, error: &BooksError, processes: &mut ProcReader) -> String {
+fn why_over(facts: &ProcessFacts, error: &StateReadError, processes: &mut ProcReader) -> String {
     let now = processes.facts(facts.tgid, true).filter(|now| now.start_ns == facts.start_ns);
     match now.filter(|_| !processes.is_over(facts.tgid)) {
         None => "the process has ended".to_owned(),
@@ -215,7 +215,7 @@ fn report_newcomers(named: &BTreeSet<u32>, read: &[ReadProcess], processes: &Pro
     let new = processes.descendants(named).into_iter().filter(|tgid| !named.contains(tgid) && !is_read(tgid));
     for tgid in new.filter(|tgid| matches!(HoldingsReader::open(*tgid, NAMES_TIME), Ok(Some(_)))) {
         eprintln!(
-            "memwatch: process {tgid} was started meanwhile and is not in the report: name it for one of its own"
+            "memwatch: process {tgid} started during the readings and is not in the report; pass its PID to include it"
         );
     }
 }

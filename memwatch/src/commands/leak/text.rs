@@ -76,14 +76,14 @@ pub(crate) fn section(page: &mut TextPage, (leaks, top): (&[LeaksView], usize), 
             page.grid(&grid);
             let view = snapshot.process(process.tgid, process.observed_since_ns);
             if view.is_some_and(is_sampled) && rows.iter().any(|row| row.level == "tensor") {
-                let text = "lines are sampled: a line grows by at least what stands here";
+                let text = "lines are sampled: growth values are lower bounds";
                 page.line(&Sentence::new(Tone::Warning, text));
             }
             let grow = |finding: &&&LeakView| finding.verdict.grows();
             for finding in rows.iter().take(top).filter(grow) {
                 // A finding of a reading is already named by its retainer.
-                let keepers = if finding.blocks.is_some() { by_blocks(finding) } else { kept_by(finding) };
-                let why = [Some(reason(finding)), by_age(finding), keepers];
+                let retainers = if finding.blocks.is_some() { by_blocks(finding) } else { kept_by(finding) };
+                let why = [Some(reason(finding)), by_age(finding), retainers];
                 let why = why.into_iter().flatten().collect::<Vec<_>>().join("; ");
                 page.line(&Sentence::new(Tone::Plain, format!("why {}: {why}", place(snapshot, finding))));
             }
@@ -153,12 +153,12 @@ fn settled(process: &LeaksView) -> Option<String> {
     (!may_grow).then(|| format!("no leak: {} grew from {first} to {last} and has stopped{others}", what(largest)))
 }
 
-/// Formats `train.py:12 main grows on, more slowly than before: …`.
+/// Formats `train.py:12 main still grows, more slowly than before: …`.
 fn slower(finding: &LeakView) -> String {
-    let keeper = kept_by(finding).map(|keeper| format!(", {keeper}")).unwrap_or_default();
+    let retainer = kept_by(finding).map(|retainer| format!(", {retainer}")).unwrap_or_default();
     format!(
-        "{} grows on{keeper}, more slowly than before: {} recently, {} over all. A cache that fills does so, and a leak in a program that has become \
-         slower: watch longer, with --duration",
+        "{} still grows{retainer}, more slowly than before: {} recently, {} overall. This may be a cache that fills, or a leak in a program that has \
+         become slower: watch longer with --duration",
         what(finding),
         rate_per_minute(finding.late_bytes_per_minute),
         rate_per_minute(finding.bytes_per_minute)
@@ -168,8 +168,8 @@ fn slower(finding: &LeakView) -> String {
 /// Formats the place of a finding without its GPU: `train.py:12 main`, `train.py:main: kept[*]`,
 /// `pinned host memory`, `memory of the driver`.
 fn what(finding: &LeakView) -> String {
-    match (&*finding.level, finding.keepers.first()) {
-        ("name", Some(keeper)) => named(keeper),
+    match (&*finding.level, finding.retainers.first()) {
+        ("name", Some(retainer)) => named(retainer),
         ("pinned_host", _) => "pinned host memory".to_owned(),
         _ => places::leak(finding).unwrap_or_else(|| "memory of the driver".to_owned()),
     }
@@ -239,8 +239,8 @@ fn row(snapshot: &Snapshot, finding: &LeakView) -> Vec<String> {
 /// Formats the place of a finding: `GPU 0: train.py:12 main`, `GPU 0: driver`, `pinned host
 /// memory`, `cuda:0: train.py:main: kept[*]`.
 fn place(snapshot: &Snapshot, finding: &LeakView) -> String {
-    if let ("name", Some(device), Some(keeper)) = (&*finding.level, finding.device, finding.keepers.first()) {
-        return format!("cuda:{device}: {}", named(keeper));
+    if let ("name", Some(device), Some(retainer)) = (&*finding.level, finding.device, finding.retainers.first()) {
+        return format!("cuda:{device}: {}", named(retainer));
     }
     let gpu = sentences::gpu_number(snapshot, finding.uuid.as_ref());
     match &*finding.level {

@@ -2,7 +2,7 @@
 
 use memwatch_core::features::causes::{self, Cause, CauseEvidence};
 use memwatch_core::features::leak::model::Verdict;
-use memwatch_core::features::leak::view::{KeeperView, LeakView, LeaksView, ReadingsView};
+use memwatch_core::features::leak::view::{RetainerView, LeakView, LeaksView, ReadingsView};
 use memwatch_core::input::holdings::HoldingClass;
 
 use crate::render::Tone;
@@ -16,7 +16,7 @@ pub(crate) fn causes_of(leaks: &LeaksView) -> Vec<Cause> {
 }
 
 /// Maximum number of retainers printed per line.
-const LISTED_KEEPERS: usize = 3;
+const LISTED_RETAINERS: usize = 3;
 
 /// Formats `it grows at +64.0 MiB/min (confidence 99.8 %), …: +32.0 MiB/min recently (confidence
 /// 99.0 %)`.
@@ -25,10 +25,10 @@ pub(crate) fn reason(finding: &LeakView) -> String {
     let [sure, late_sure] = [finding.p, finding.late_p].map(|p| percent_of_one(1.0 - p));
     let goes = match finding.verdict {
         Verdict::Leak => {
-            format!("it grows at {rate} (confidence {sure}), and goes on: {late} recently (confidence {late_sure})")
+            format!("it grows at {rate} (confidence {sure}), and still grows: {late} recently (confidence {late_sure})")
         }
         Verdict::Slow => {
-            format!("it grows at {rate} (confidence {sure}), less than the threshold, and goes on: {late} recently")
+            format!("it grows at {rate} (confidence {sure}), less than the threshold, and still grows: {late} recently")
         }
         Verdict::LevelledOff if finding.grows_slower() => format!(
             "it has grown from {} to {}, and grows more slowly now: {late} recently (confidence {late_sure})",
@@ -36,7 +36,7 @@ pub(crate) fn reason(finding: &LeakView) -> String {
             bytes(finding.last_bytes)
         ),
         Verdict::LevelledOff => format!(
-            "it has grown from {} to {}, and does not go on: {late} recently (confidence {late_sure})",
+            "it has grown from {} to {}, and has stopped growing: {late} recently (confidence {late_sure})",
             bytes(finding.first_bytes),
             bytes(finding.last_bytes)
         ),
@@ -83,24 +83,24 @@ pub(crate) fn by_age(finding: &LeakView) -> Option<String> {
 /// Formats `kept by train.py:main: history[*] (12 tensors, 6.0 MiB; newest history[11])` for the
 /// largest retainers; `None` without known retainers.
 pub(crate) fn kept_by(finding: &LeakView) -> Option<String> {
-    let keepers: Vec<String> = finding.keepers.iter().take(LISTED_KEEPERS).map(keeper).collect();
-    let more = finding.keepers.len().saturating_sub(LISTED_KEEPERS);
+    let retainers: Vec<String> = finding.retainers.iter().take(LISTED_RETAINERS).map(retainer).collect();
+    let more = finding.retainers.len().saturating_sub(LISTED_RETAINERS);
     let and_more = if more == 0 { String::new() } else { format!(", and {} more", count(more as u64)) };
-    (!keepers.is_empty()).then(|| format!("kept by {}{and_more}", keepers.join(", ")))
+    (!retainers.is_empty()).then(|| format!("kept by {}{and_more}", retainers.join(", ")))
 }
 
-fn keeper(keeper: &KeeperView) -> String {
-    let what = if keeper.class == HoldingClass::Tensor { "tensor" } else { "block" };
-    let number = plural(keeper.count, what, &format!("{what}s"));
+fn retainer(retainer: &RetainerView) -> String {
+    let what = if retainer.class == HoldingClass::Tensor { "tensor" } else { "block" };
+    let number = plural(retainer.count, what, &format!("{what}s"));
     let newest =
-        shortened(keeper.newest.as_deref(), keeper).map(|newest| format!("; newest {newest}")).unwrap_or_default();
-    format!("{} ({number}, {}{newest})", named(keeper), bytes(keeper.bytes))
+        shortened(retainer.newest.as_deref(), retainer).map(|newest| format!("; newest {newest}")).unwrap_or_default();
+    format!("{} ({number}, {}{newest})", named(retainer), bytes(retainer.bytes))
 }
 
 /// Formats a retainer: `train.py:main: history[*]`, `optimizer state: exp_avg of h.*.weight`, `the
 /// graph of losses[*] (saved by ExpBackward0)`.
-pub(crate) fn named(keeper: &KeeperView) -> String {
-    let text = match (keeper.class, &keeper.name, &keeper.kept_by) {
+pub(crate) fn named(retainer: &RetainerView) -> String {
+    let text = match (retainer.class, &retainer.name, &retainer.kept_by) {
         (HoldingClass::SavedForBackward, Some(node), Some(owner)) => format!("the graph of {owner} (saved by {node})"),
         (HoldingClass::Tensor, Some(name), _) => name.clone(),
         (class, Some(name), _) => format!("{}: {name}", class.label()),
@@ -111,8 +111,8 @@ pub(crate) fn named(keeper: &KeeperView) -> String {
 
 /// Shortens a name to `history[11]` if the pattern contains the same function; `None` if the name
 /// equals the pattern.
-fn shortened(name: Option<&str>, keeper: &KeeperView) -> Option<String> {
-    let pattern = keeper.kept_by.as_deref().or(keeper.name.as_deref())?;
+fn shortened(name: Option<&str>, retainer: &RetainerView) -> Option<String> {
+    let pattern = retainer.kept_by.as_deref().or(retainer.name.as_deref())?;
     let name = name.filter(|name| *name != pattern)?;
     let (function, _) = pattern.split_once(": ").unwrap_or_default();
     let behind = name.strip_prefix(function).and_then(|behind| behind.strip_prefix(": ")).unwrap_or(name);
@@ -128,10 +128,10 @@ pub(crate) fn by_blocks(finding: &LeakView) -> Option<String> {
     let (last, came) = (count(blocks.last), count(blocks.came));
     let text =
         format!("{first} in the first reading, {last} in the last; {came} came meanwhile, and {stayed} of them stayed");
-    let keeper = finding.keepers.first().filter(|keeper| keeper.count > 1);
-    let ends = keeper.into_iter().flat_map(|keeper| {
-        let ends = [("oldest", &keeper.oldest), ("newest", &keeper.newest)];
-        ends.map(|(word, name)| Some(format!("{word} {}", shortened(name.as_deref(), keeper)?))).into_iter().flatten()
+    let retainer = finding.retainers.first().filter(|retainer| retainer.count > 1);
+    let ends = retainer.into_iter().flat_map(|retainer| {
+        let ends = [("oldest", &retainer.oldest), ("newest", &retainer.newest)];
+        ends.map(|(word, name)| Some(format!("{word} {}", shortened(name.as_deref(), retainer)?))).into_iter().flatten()
     });
     let ends = ends.collect::<Vec<_>>().join(", ");
     Some(if ends.is_empty() { text } else { format!("{text}; {ends}") })

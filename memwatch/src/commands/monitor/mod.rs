@@ -25,7 +25,7 @@ use args::Monitor;
 
 /// All events of PyTorch's allocator, with call sites, phases and modules: the most that a detector
 /// needs.
-const REQUEST: TensorRequest = TensorRequest::of(TensorLevel::Layers);
+const REQUEST: TensorRequest = TensorRequest::of(TensorLevel::Modules);
 
 /// A detector.
 pub(crate) struct Detector {

@@ -52,7 +52,7 @@ impl Alerts {
     pub(crate) fn raise(&mut self, json: &[u8]) {
         while self.under_way.try_join_next().is_some() {}
         if self.under_way.len() >= UNDER_WAY {
-            eprintln!("memwatch: {UNDER_WAY} commands or posts are not done yet; this change is not reported to them");
+            eprintln!("memwatch: {UNDER_WAY} commands or posts are still running; this change is not sent");
             return;
         }
         let AlertActions { exec, exec_timeout, webhook } = self.request.clone();
@@ -87,7 +87,7 @@ async fn execute(line: &str, limit: Duration, json: &[u8]) -> Result<(), String>
         Ok(Some(status)) if status.success() => Ok(()),
         Ok(Some(status)) => Err(format!("it ended with {status}")),
         Ok(None) => {
-            Err(format!("it did not end within {} s and was ended, with what it had started", limit.as_secs_f64()))
+            Err(format!("it did not exit within {} s and was killed with its child processes", limit.as_secs_f64()))
         }
         Err(error) => Err(error.to_string()),
     }
@@ -95,8 +95,8 @@ async fn execute(line: &str, limit: Duration, json: &[u8]) -> Result<(), String>
 
 /// Posts to a URL of plain HTTP.
 async fn post(url: &str, json: Vec<u8>) -> Result<(), String> {
-    let uri: Uri = url.parse().map_err(|error| format!("it is no address: {error}"))?;
-    let host = uri.host().ok_or("it names no host")?.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let uri: Uri = url.parse().map_err(|error| format!("not a URL: {error}"))?;
+    let host = uri.host().ok_or("the URL has no host")?.trim_start_matches('[').trim_end_matches(']').to_owned();
     let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
     let stream = TcpStream::connect((host.as_str(), uri.port_u16().unwrap_or(80)));
     let stream = stream.await.map_err(|error| format!("no connection: {error}"))?;
@@ -138,7 +138,7 @@ mod tests {
     fn a_command_that_does_not_end_is_ended() {
         let begun = Instant::now();
         let why = block(execute("exec sleep 600", Duration::from_millis(50), b"")).expect_err("it is late");
-        assert!(why.contains("was ended") && begun.elapsed() < Duration::from_secs(300), "{why}");
+        assert!(why.contains("was killed") && begun.elapsed() < Duration::from_secs(300), "{why}");
     }
 
     /// Answers one request with this status line, and returns the request.
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_posted_to_and_what_it_refuses_is_stated() {
+    fn oom_alert_posts_to_a_url_and_reports_a_refusal() {
         let (url, thread) = server("204 No Content");
         assert_eq!(block(post(&url, b"{\"level\":1}".to_vec())), Ok(()));
         let request = thread.join().expect("it has answered");

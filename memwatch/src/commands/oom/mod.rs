@@ -137,5 +137,5 @@ async fn open(args: &Oom, common: &CommonArgs) -> Result<Session, ExitFailure> {
         return Session::open(&SessionOptions { counters_every: Some(COUNTERS), ..everybody(common) });
     }
     // All allocator events: the report includes PyTorch's free memory.
-    open_named(&args.subject.selected, TensorRequest::of(TensorLevel::Layers), common).await
+    open_named(&args.subject.selected, TensorRequest::of(TensorLevel::Modules), common).await
 }

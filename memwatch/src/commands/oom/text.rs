@@ -148,7 +148,7 @@ fn fate(oom: &OomView) -> Option<String> {
         Some(ended_ns) => {
             Some(format!("the process ended {} after it", duration(ended_ns.saturating_sub(oom.time_ns))))
         }
-        None => oom.is_survived.then(|| "survived: the process went on".to_owned()),
+        None => oom.is_survived.then(|| "survived: the process continued".to_owned()),
     }
 }
 
@@ -157,7 +157,7 @@ fn requested(oom: &OomView) -> String {
     let framework = oom.framework.unwrap_or(Framework::PyTorch).title();
     let by = format!("by {}", oom.symbol.as_deref().unwrap_or(framework));
     let whose = oom.whose.as_ref().map_or(by, places::whose);
-    let steps = of(oom).and_then(|process| process.tensors.as_ref()?.places.steps);
+    let steps = of(oom).and_then(|process| process.tensors.as_ref()?.attribution.steps);
     let step = steps.map_or_else(String::new, |steps| format!(", after {}", plural(steps, "step", "steps")));
     let more = match oom.more {
         0 => String::new(),
@@ -182,9 +182,10 @@ fn refused_requests(oom: &OomView) -> Option<(&'static str, String)> {
 
 /// Formats `409.6 MiB  (+ 1.70 GiB reserved but unallocated, largest block 1.50 GiB)`.
 fn free(oom: &OomView, gpu: &GpuView) -> String {
-    let (used, is_least) = used_bytes(oom, gpu);
-    let free = gpu.total_bytes.map(|total| total.saturating_sub(used));
-    let at_most = if is_least { "  at most, by the calls traced" } else { "" };
+    let (free, read) = (oom.free_bytes(), gpu.total_bytes.zip(gpu.used_bytes));
+    // The calls traced since NVML's last reading have taken more.
+    let is_bound = free < read.map(|(total, used)| total.saturating_sub(used));
+    let at_most = if is_bound { "  at most, by the calls traced" } else { "" };
     let cached = oom.cache.as_ref().map(|cache| {
         let cached = cache.reserved_bytes.saturating_sub(cache.allocated_bytes);
         let largest = bytes(cache.largest_free_bytes);
@@ -193,18 +194,9 @@ fn free(oom: &OomView, gpu: &GpuView) -> String {
     format!("{:>10}{at_most}{}", known(free, bytes), cached.unwrap_or_default())
 }
 
-/// Formats `409.6 MiB  at most would have been granted in its place`.
+/// Formats `409.6 MiB  at most would have been granted instead`.
 fn fitting(bytes_at_most: u64) -> String {
-    format!("{:>10}  at most would have been granted in its place", bytes(bytes_at_most))
-}
-
-/// Returns the used bytes of the GPU by NVML's last reading. If the processes had allocated more
-/// since, returns that as a lower bound, with true.
-fn used_bytes(oom: &OomView, gpu: &GpuView) -> (u64, bool) {
-    let read = gpu.used_bytes.unwrap_or(0);
-    let held: u64 = holders(oom).iter().map(|holder| holder.held_bytes).sum();
-    let least = held.saturating_add(unwatched_bytes(oom).unwrap_or(0));
-    (read.max(least), least > read || gpu.used_bytes.is_none())
+    format!("{:>10}  at most would have been granted instead", bytes(bytes_at_most))
 }
 
 /// Formats `79.60 GiB  NVML used 70.10 GiB 0.8 s before`.
@@ -252,11 +244,11 @@ fn parts(held_bytes: u64, cache: &CacheView) -> String {
     format!("allocated {}, cached {}{other}", bytes(cache.allocated_bytes), bytes(cached))
 }
 
-/// Formats `600.0 MiB  in use of 768.0 MiB that GPU_0_bfc has of the driver`.
+/// Formats `600.0 MiB  in use of 768.0 MiB that GPU_0_bfc has reserved from the driver`.
 fn of_arena(arena: &ArenaView) -> String {
     let name = arena.name.as_deref().unwrap_or("it");
     format!(
-        "{:>10}  in use of {} that {name} has of the driver",
+        "{:>10}  in use of {} that {name} has reserved from the driver",
         known(arena.bytes_in_use, bytes),
         bytes(arena.pool_bytes)
     )
@@ -265,7 +257,7 @@ fn of_arena(arena: &ArenaView) -> String {
 /// Lists the program's call sites with most memory on the device.
 fn lines(oom: &OomView) -> Vec<(&'static str, String)> {
     let tensors = of(oom).and_then(|process| process.tensors.as_ref());
-    let devices = tensors.into_iter().flat_map(|tensors| &tensors.places.devices);
+    let devices = tensors.into_iter().flat_map(|tensors| &tensors.attribution.devices);
     let device = devices.filter(|device| Some(device.device) == oom.device).find(|device| device.total.live_bytes > 0);
     let Some(device) = device else { return Vec::new() };
     let held = device.sites.iter().filter(|site| site.sum.live_bytes > 0).cloned().collect();

@@ -91,9 +91,9 @@ impl Failed {
 /// reported.
 pub(crate) fn outcome(survived: &SurvivedView) -> String {
     match survived.status {
-        Some(0) => "the call succeeded all the same".to_owned(),
-        Some(status) => format!("the call failed with {status}, and its caller went on"),
-        None => "what came of it was not seen".to_owned(),
+        Some(0) => "the call succeeded anyway".to_owned(),
+        Some(status) => format!("the call failed with {status}, and its caller continued"),
+        None => "its result was not seen".to_owned(),
     }
 }
 
@@ -179,7 +179,7 @@ pub(crate) fn advice(oom: &OomView, has_cause: bool) -> Vec<String> {
             ),
         );
     } else if advice.is_empty() && !has_cause {
-        let is_optimizer = oom.whose.as_ref().is_some_and(|whose| whose.stage == "optimizer");
+        let is_optimizer = oom.whose.as_ref().is_some_and(|whose| whose.phase == "optimizer");
         advice.push(if is_optimizer { OPTIMIZER } else { PROGRAM }.to_owned());
     }
     advice

@@ -17,7 +17,7 @@ pub(crate) enum WhereRowKind {
     /// A module of the model
     Module,
     /// Forward, backward, optimizer and other phases
-    Phase,
+    Range,
 }
 
 /// Which frames of a stack `memwatch where` shows.
@@ -44,7 +44,7 @@ impl Which {
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Where {
     #[command(flatten)]
-    pub(crate) places: PlacesArgs,
+    pub(crate) places: AttributionArgs,
     /// What a row is: line (of Python), module, or phase (forward, backward, optimizer)
     #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     pub(crate) by: WhereRowKind,
@@ -60,9 +60,9 @@ pub(crate) struct Where {
     pub(crate) fragmentation: bool,
 }
 
-/// What all of its forms take, and `memwatch stages` as it was.
+/// What all of its forms take, and `memwatch phases` as it was.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
-pub(crate) struct PlacesArgs {
+pub(crate) struct AttributionArgs {
     #[command(flatten)]
     pub(crate) subject: ReportSubject,
     /// Watch for this time before the report; ends earlier on Ctrl-C or when the program ends
@@ -87,17 +87,17 @@ pub(crate) struct PlacesArgs {
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Sites {
     #[command(flatten)]
-    pub(crate) places: PlacesArgs,
+    pub(crate) places: AttributionArgs,
     /// The stacks that hold most, with native frames
     #[arg(long)]
     pub(crate) native: bool,
 }
 
-/// `memwatch layers`: the former name of `memwatch where --by module`.
+/// `memwatch modules`: the former name of `memwatch where --by module`.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
-pub(crate) struct Layers {
+pub(crate) struct Modules {
     #[command(flatten)]
-    pub(crate) places: PlacesArgs,
+    pub(crate) places: AttributionArgs,
     /// What rounding and splitting waste in each module
     #[arg(long)]
     pub(crate) fragmentation: bool,
@@ -118,7 +118,7 @@ impl Checked for Where {
     }
 }
 
-impl Checked for PlacesArgs {
+impl Checked for AttributionArgs {
     fn check(&self) -> Result<(), String> {
         self.price.check("memwatch holdings")?;
         self.subject.check()
@@ -131,7 +131,7 @@ impl Checked for Sites {
     }
 }
 
-impl Checked for Layers {
+impl Checked for Modules {
     fn check(&self) -> Result<(), String> {
         self.places.check()
     }

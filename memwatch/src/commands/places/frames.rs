@@ -1,7 +1,7 @@
 //! Details below the lines of `memwatch where`: the library lines that each of them called, and
 //! whole stacks.
 
-use memwatch_core::snapshot::{DevicePlacesView, NativeView, SiteView, StackView, TensorsView};
+use memwatch_core::snapshot::{DeviceAttributionView, NativeView, SiteView, StackView, TensorsView};
 use memwatch_core::words::Name;
 
 use super::text::{LISTED, RowRank, ranked};
@@ -13,7 +13,7 @@ use crate::render::text::TextPage;
 
 impl TextPage {
     /// Writes the requested details.
-    pub(super) fn frames(&mut self, device: &DevicePlacesView, wanted: FrameDetail, rank: RowRank) {
+    pub(super) fn frames(&mut self, device: &DeviceAttributionView, wanted: FrameDetail, rank: RowRank) {
         if wanted == FrameDetail::Lines {
             return;
         }
@@ -61,7 +61,7 @@ impl TextPage {
     }
 
     /// Writes the stacks with most memory, with all Python frames.
-    fn python_stacks(&mut self, device: &DevicePlacesView) {
+    fn python_stacks(&mut self, device: &DeviceAttributionView) {
         for stack in device.stacks.iter().filter(|stack| !stack.frames.is_empty()).take(LISTED) {
             self.heading_of(stack);
             for frame in &stack.frames {
@@ -78,7 +78,7 @@ impl TextPage {
 
     /// Writes the native stacks with most memory. The interpreter's own frames are replaced by the
     /// Python frames that it runs.
-    fn native_stacks(&mut self, device: &DevicePlacesView) {
+    fn native_stacks(&mut self, device: &DeviceAttributionView) {
         if !device.stacks.is_empty() && device.stacks.iter().all(|stack| stack.native.is_none()) {
             self.line(&Sentence::new(Tone::Plain, "no native frames: the stacks of what is live have none"));
         }

@@ -17,7 +17,7 @@ use crate::watch::one_shot::recorded_snapshot;
 use crate::watch::one_shot::watch_until;
 use crate::watch::past::{Needs, RecordedPeriod};
 use crate::watch::signals::TerminationSignals;
-use args::{Layers, PlacesArgs, Sites, Where, WhereRowKind};
+use args::{Modules, AttributionArgs, Sites, Where, WhereRowKind};
 use std::io;
 use tokio::time::Instant;
 
@@ -32,8 +32,10 @@ pub(crate) async fn run(args: &Where, common: &CommonArgs) -> Result<Exit, ExitF
             let frames = if *native { FrameDetail::Native } else { frames.shown() };
             self::places(places, (Which::Sites, true, frames), common).await
         }
-        WhereRowKind::Module => self::places(places, (Which::Layers, !fragmentation, FrameDetail::Lines), common).await,
-        WhereRowKind::Phase => phases(places, common).await,
+        WhereRowKind::Module => {
+            self::places(places, (Which::Modules, !fragmentation, FrameDetail::Lines), common).await
+        }
+        WhereRowKind::Range => ranges(places, common).await,
     }
 }
 
@@ -47,14 +49,14 @@ pub(crate) async fn lines(args: &Sites, common: &CommonArgs) -> Result<Exit, Exi
     .await
 }
 
-/// Runs `memwatch layers`, the former name of `memwatch where --by module`.
-pub(crate) async fn modules(args: &Layers, common: &CommonArgs) -> Result<Exit, ExitFailure> {
-    places(&args.places, (Which::Layers, !args.fragmentation, FrameDetail::Lines), common).await
+/// Runs `memwatch modules`, the former name of `memwatch where --by module`.
+pub(crate) async fn modules(args: &Modules, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+    places(&args.places, (Which::Modules, !args.fragmentation, FrameDetail::Lines), common).await
 }
 
-/// Runs `memwatch stages`, the former name of `memwatch where --by phase`.
-pub(crate) async fn phases(args: &PlacesArgs, common: &CommonArgs) -> Result<Exit, ExitFailure> {
-    places(args, (Which::Stages, true, FrameDetail::Lines), common).await
+/// Runs `memwatch phases`, the former name of `memwatch where --by phase`.
+pub(crate) async fn ranges(args: &AttributionArgs, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+    places(args, (Which::Phases, true, FrameDetail::Lines), common).await
 }
 
 /// Traces for a while and prints one list. With `reports_only`, traces allocations and frees only.
@@ -62,7 +64,7 @@ pub(crate) async fn phases(args: &PlacesArgs, common: &CommonArgs) -> Result<Exi
 /// # Errors
 /// The processes cannot be traced, or do not use PyTorch.
 async fn places(
-    args: &PlacesArgs,
+    args: &AttributionArgs,
     (which, reports_only, frames): (Which, bool, FrameDetail),
     common: &CommonArgs,
 ) -> Result<Exit, ExitFailure> {
@@ -71,7 +73,7 @@ async fn places(
     let (snapshot, taken_at) = if let Some(recording) = past {
         recorded_snapshot(&recording, selected, |pipeline| pipeline.list_tensors_from(args.min_size))?
     } else {
-        let level = if which == Which::Sites { TensorLevel::Sites } else { TensorLevel::Layers };
+        let level = if which == Which::Sites { TensorLevel::Sites } else { TensorLevel::Modules };
         let request = args.price.limit(TensorRequest { level, reports_only, stacks: args.stacks, budget: None });
         let mut session = open_named(selected, request, common).await?;
         session.list_tensors_from(args.min_size);

@@ -4,7 +4,7 @@ use std::io;
 
 use memwatch_core::allocators::sampling::Estimate;
 use memwatch_core::snapshot::{
-    DevicePlacesView, LayerView, PlacesView, ProcessView, Snapshot, SumView, TruncatableRow, largest, largest_at_peak,
+    DeviceAttributionView, ModuleView, AttributionView, ProcessView, Snapshot, SumView, TruncatableRow, largest, largest_at_peak,
 };
 
 use crate::render::Tone;
@@ -63,14 +63,14 @@ pub(crate) fn write_all(
     let mut page = TextPage { text: String::new(), options: *options };
     page.lists(
         snapshot,
-        (&[AttributionList::Stages, AttributionList::Layers, AttributionList::Sites], top, FrameDetail::Lines),
+        (&[AttributionList::Phases, AttributionList::Modules, AttributionList::Sites], top, FrameDetail::Lines),
         clock,
     );
     out.write_all(page.text.as_bytes())?;
     out.flush()
 }
 
-fn heading(snapshot: &Snapshot, process: &ProcessView, places: &PlacesView, device: &DevicePlacesView) -> String {
+fn heading(snapshot: &Snapshot, process: &ProcessView, places: &AttributionView, device: &DeviceAttributionView) -> String {
     let steps = places.steps.map_or_else(String::new, |steps| format!("  {} steps", count(steps)));
     let ended = if process.ended_ns.is_some() { "  ended: ranked AT PEAK" } else { "" };
     format!(
@@ -135,7 +135,7 @@ pub(super) fn ranked<R: TruncatableRow + Clone>(rows: &[R], rank: RowRank) -> Ve
     if rank.at_peak { largest_at_peak(rows.to_vec(), rank.top) } else { largest(rows.to_vec(), rank.top) }
 }
 
-fn sites(device: &DevicePlacesView, rank: RowRank) -> TextGrid {
+fn sites(device: &DeviceAttributionView, rank: RowRank) -> TextGrid {
     let mut grid = list(&[], Some("LINE"));
     for site in ranked(&device.sites, rank) {
         grid.push(sums(&site.sum).into_iter().chain([places::site_and_library(&site)]).collect());
@@ -143,74 +143,77 @@ fn sites(device: &DevicePlacesView, rank: RowRank) -> TextGrid {
     grid
 }
 
-fn stages(page: &mut TextPage, device: &DevicePlacesView, rank: RowRank) {
+fn phases(page: &mut TextPage, device: &DeviceAttributionView, rank: RowRank) {
     let mut grid = list(&[("PHASE", Align::Left), ("SHARE", Align::Right)], None);
-    for stage in &device.stages {
+    for phase in &device.phases {
         let held = |sum: &SumView| if rank.at_peak { sum.at_peak_bytes } else { sum.live_bytes };
-        let share = percent(held(&stage.sum), held(&device.total));
-        grid.push([places::stage(stage), share].into_iter().chain(sums(&stage.sum)).collect());
+        let share = percent(held(&phase.sum), held(&device.total));
+        grid.push([places::phase(phase), share].into_iter().chain(sums(&phase.sum)).collect());
     }
     page.grid(&grid);
-    if device.phases.iter().any(|phase| phase.kind != "none") {
+    if device.ranges.iter().any(|range| range.kind != "none") {
         let own = [("RANGE", Align::Left), ("TEMPORARY", Align::Right), ("MOST PER RUN", Align::Right)];
         let mut grid = list(&own, None);
-        for phase in ranked(&device.phases, rank) {
-            let own = [phase.temporary_bytes, phase.most_temporary_bytes].map(|some| known(some, bytes));
-            grid.push([places::phase(&phase)].into_iter().chain(own).chain(sums(&phase.sum)).collect());
+        for range in ranked(&device.ranges, rank) {
+            let own = [range.temporary_bytes, range.most_temporary_bytes].map(|some| known(some, bytes));
+            grid.push([places::range(&range)].into_iter().chain(own).chain(sums(&range.sum)).collect());
         }
         page.grid(&grid);
     }
 }
 
-fn layers(device: &DevicePlacesView, rank: RowRank) -> TextGrid {
+fn modules(device: &DeviceAttributionView, rank: RowRank) -> TextGrid {
     let is_of_several = {
-        let mut models: Vec<_> = device.layers.iter().filter_map(|layer| layer.model.as_deref()).collect();
+        let mut models: Vec<_> = device.modules.iter().filter_map(|module| module.model.as_deref()).collect();
         models.sort_unstable();
         models.dedup();
         models.len() > 1
     };
     let own = [("MODULE", Align::Left), ("CLASS", Align::Left), ("MODEL", Align::Left)];
-    let by_stage = ["FORWARD", "BACKWARD"].map(|title| (title, Align::Right));
+    let by_phase = ["FORWARD", "BACKWARD"].map(|title| (title, Align::Right));
     let own = &own[..if is_of_several { 3 } else { 2 }];
     let extra = extra_columns(device);
     let extra_titles = extra.iter().map(|(title, _)| (*title, Align::Right));
     let mut grid =
-        TextGrid::new(&own.iter().copied().chain(SUMS).chain(by_stage).chain(extra_titles).collect::<Vec<_>>());
-    for layer in ranked(&device.layers, rank) {
+        TextGrid::new(&own.iter().copied().chain(SUMS).chain(by_phase).chain(extra_titles).collect::<Vec<_>>());
+    for module in ranked(&device.modules, rank) {
         let text = |text: &Option<String>| known(text.as_deref(), |text| printable(text).into_owned());
-        let mut row = vec![places::layer(&layer), text(&layer.class)];
+        let mut row = vec![places::module(&module), text(&module.class)];
         if is_of_several {
-            row.push(text(&layer.model));
+            row.push(text(&module.model));
         }
-        row.extend(sums(&layer.sum));
-        row.extend(["forward", "backward"].map(|stage| allocated_in(&layer, stage)));
-        row.extend(extra.iter().map(|(_, cell)| cell(&layer)));
+        row.extend(sums(&module.sum));
+        row.extend(["forward", "backward"].map(|phase| allocated_in(&module, phase)));
+        row.extend(extra.iter().map(|(_, cell)| cell(&module)));
         grid.push(row);
     }
     grid
 }
 
 /// An optional column of modules: its title and its cell. Columns without any value are left out.
-type LayerColumn = (&'static str, fn(&LayerView) -> String);
+type ModuleColumn = (&'static str, fn(&ModuleView) -> String);
 
-fn extra_columns(device: &DevicePlacesView) -> Vec<LayerColumn> {
-    let any = |has: fn(&LayerView) -> bool| device.layers.iter().any(has);
-    let columns: [(bool, LayerColumn); 3] = [
-        (any(|layer| layer.host_duration_ns.is_some()), ("DURATION", |layer| known(layer.host_duration_ns, lifetime))),
+fn extra_columns(device: &DeviceAttributionView) -> Vec<ModuleColumn> {
+    let any = |has: fn(&ModuleView) -> bool| device.modules.iter().any(has);
+    let columns: [(bool, ModuleColumn); 3] = [
         (
-            any(|layer| layer.total_rounding_bytes.is_some()),
-            ("ROUNDING", |layer| known(layer.total_rounding_bytes, bytes)),
+            any(|module| module.host_duration_ns.is_some()),
+            ("DURATION", |module| known(module.host_duration_ns, lifetime)),
         ),
         (
-            any(|layer| layer.nearby_split_bytes.is_some()),
-            ("SPLIT NEARBY", |layer| known(layer.nearby_split_bytes, bytes)),
+            any(|module| module.total_rounding_bytes.is_some()),
+            ("ROUNDING", |module| known(module.total_rounding_bytes, bytes)),
+        ),
+        (
+            any(|module| module.nearby_split_bytes.is_some()),
+            ("SPLIT NEARBY", |module| known(module.nearby_split_bytes, bytes)),
         ),
     ];
     columns.into_iter().filter(|(is_known, _)| *is_known).map(|(_, column)| column).collect()
 }
 
-fn allocated_in(layer: &LayerView, stage: &str) -> String {
-    bytes(layer.stages.get(stage).map_or(0, |bytes| bytes.total_bytes))
+fn allocated_in(module: &ModuleView, phase: &str) -> String {
+    bytes(module.phases.get(phase).map_or(0, |bytes| bytes.total_bytes))
 }
 
 impl TextPage {
@@ -224,24 +227,24 @@ impl TextPage {
         let mut any = false;
         for process in &snapshot.processes {
             let Some(tensors) = &process.tensors else { continue };
-            for device in &tensors.places.devices {
+            for device in &tensors.attribution.devices {
                 any = true;
-                self.line(&Sentence::new(Tone::Heading, heading(snapshot, process, &tensors.places, device)));
+                self.line(&Sentence::new(Tone::Heading, heading(snapshot, process, &tensors.attribution, device)));
                 let rank = RowRank { top, at_peak: process.ended_ns.is_some() };
                 for which in wanted {
                     match which {
                         AttributionList::Sites => self.grid(&sites(device, rank)),
-                        AttributionList::Stages => stages(self, device, rank),
-                        AttributionList::Layers => self.grid(&layers(device, rank)),
+                        AttributionList::Phases => phases(self, device, rank),
+                        AttributionList::Modules => self.grid(&modules(device, rank)),
                     }
                 }
-                self.doubts(&tensors.places, device);
+                self.doubts(&tensors.attribution, device);
                 self.large(device, clock, wanted);
                 self.frames(device, frames, rank);
             }
-            let has_native = |device: &DevicePlacesView| device.sites.iter().any(|site| site.kind == "native");
+            let has_native = |device: &DeviceAttributionView| device.sites.iter().any(|site| site.kind == "native");
             if frames == FrameDetail::Native
-                || (wanted.contains(&AttributionList::Sites) && tensors.places.devices.iter().any(has_native))
+                || (wanted.contains(&AttributionList::Sites) && tensors.attribution.devices.iter().any(has_native))
             {
                 self.missing_frames(tensors);
             }
@@ -256,13 +259,13 @@ impl TextPage {
                 let text = format!("PID {}: {}", process.tgid.0, sentences::OLDER_BLOCKS);
                 self.line(&Sentence::new(Tone::Warning, text));
             }
-            self.refused(snapshot, &tensors.places, clock);
+            self.refused(snapshot, &tensors.attribution, clock);
         }
         any
     }
 
     /// Writes why rows do not add up to the total, and why modules are unknown.
-    fn doubts(&mut self, places: &PlacesView, device: &DevicePlacesView) {
+    fn doubts(&mut self, places: &AttributionView, device: &DeviceAttributionView) {
         if device.unplaced_bytes != 0 {
             // A known block may be missed between two windows until the allocator's state is read
             // again.
@@ -283,7 +286,7 @@ impl TextPage {
         }
     }
 
-    fn large(&mut self, device: &DevicePlacesView, clock: &WallClock, wanted: &[AttributionList]) {
+    fn large(&mut self, device: &DeviceAttributionView, clock: &WallClock, wanted: &[AttributionList]) {
         if !wanted.contains(&AttributionList::Sites) {
             return;
         }
@@ -301,7 +304,7 @@ impl TextPage {
         }
     }
 
-    fn refused(&mut self, snapshot: &Snapshot, places: &PlacesView, clock: &WallClock) {
+    fn refused(&mut self, snapshot: &Snapshot, places: &AttributionView, clock: &WallClock) {
         let earlier = places.refusals.len().saturating_sub(LISTED);
         for refusal in &places.refusals[earlier..] {
             let device = places.devices.iter().find(|device| device.device == refusal.device);

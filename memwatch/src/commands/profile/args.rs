@@ -33,7 +33,7 @@ impl ProfileArgs {
     pub(crate) fn drawn(&self) -> Result<Option<TimelineFormat>, String> {
         let Some(plot) = &self.plot else { return Ok(None) };
         let format = by_name(plot).filter(|format| matches!(format, TimelineFormat::Svg | TimelineFormat::Html));
-        format.map(Some).ok_or_else(|| "a plot is an .svg or an .html: name the file so".to_owned())
+        format.map(Some).ok_or_else(|| "a plot needs a file name that ends in .svg or .html".to_owned())
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn section(page: &mut TextPage, profile: &ProfileView, snapshot: &Sna
     let every = seconds(profile.interval_ns);
     page.line(&Sentence::new(Tone::Heading, format!("{length}, sampled every {every}")));
     if profile.interval_ns > profile.asked_interval_ns {
-        let text = format!("the time is long: sampled every {every} instead of {}", seconds(profile.asked_interval_ns));
+        let text = format!("long duration: sampled every {every} instead of {}", seconds(profile.asked_interval_ns));
         page.line(&Sentence::new(Tone::Faint, text));
     }
     for gpu in &profile.gpus {

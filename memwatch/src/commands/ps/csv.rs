@@ -73,7 +73,7 @@ mod tests {
     use crate::render::fixture::busy_node;
 
     #[test]
-    fn each_process_and_gpu_is_a_row_and_what_is_not_known_is_empty() {
+    fn ps_csv_has_a_row_per_process_and_gpu_with_unknown_cells_empty() {
         let text = write(&busy_node(), &TableSelection::default());
         let lines: Vec<_> = text.split_terminator("\r\n").collect();
         assert_eq!(lines.len(), 5, "{text}");

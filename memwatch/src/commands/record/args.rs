@@ -1,6 +1,6 @@
 //! Arguments of `memwatch record`.
 
-use crate::options::recording::TapeArgs;
+use crate::options::recording::RecorderArgs;
 use crate::options::{Checked, Selected, TensorArgs, values};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(crate) struct RecordArgs {
     #[arg(short, long, value_name = "FILE", help_heading = "Recording")]
     pub(crate) output: PathBuf,
     #[command(flatten)]
-    pub(crate) tape: TapeArgs,
+    pub(crate) tape: RecorderArgs,
     /// Stop after this time (default: at Ctrl-C, or when the named processes have ended)
     #[arg(short, long, value_name = "TIME", value_parser = values::duration, allow_negative_numbers = true)]
     #[arg(help_heading = "Time")]

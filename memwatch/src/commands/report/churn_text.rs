@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_stand_with_their_classes_and_nothing_is_nothing() {
+    fn churn_text_lists_kinds_with_size_classes_or_nothing() {
         let class = SizeView { from_bytes: 64, below_bytes: Some(128), allocations: 3, bytes: 300 };
         let flow = FlowView {
             kind: "tensor".into(),

@@ -37,10 +37,10 @@ fn front(facts: &RecordingFacts<'_>, snapshot: &Snapshot, clock: &WallClock) -> 
         Some(Ending::Whole(mark)) => match mark.stopped {
             Stopped::Asked => "stopped as requested".to_owned(),
             Stopped::NobodyLeft => "ended with its last process".to_owned(),
-            Stopped::Limit => "ended when it was as large as --max-size allows".to_owned(),
+            Stopped::Limit => "ended when it reached --max-size".to_owned(),
         },
-        Some(Ending::Cut) => "has no end: what its recorder had not written yet is missing".to_owned(),
-        Some(Ending::Damaged { byte }) => format!("is damaged from byte {byte} on: what stood there is missing"),
+        Some(Ending::Cut) => "is incomplete: what its recorder had not written yet is missing".to_owned(),
+        Some(Ending::Damaged { byte }) => format!("is damaged from byte {byte} on: the rest is missing"),
     };
     let path = facts.path.to_string_lossy();
     let (begin, end) = (clock.moment(snapshot.attached_ns, 0), clock.time_of_day(snapshot.time_ns));

@@ -1,6 +1,6 @@
 //! Arguments of `memwatch run`.
 
-use crate::options::{Checked, TapeArgs, TensorArgs, values};
+use crate::options::{Checked, RecorderArgs, TensorArgs, values};
 use std::path::PathBuf;
 
 /// A program to be started.
@@ -14,7 +14,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) tensors: TensorArgs,
     #[command(flatten)]
-    pub(crate) tape: TapeArgs,
+    pub(crate) tape: RecorderArgs,
     /// Record to this file, for --in
     #[arg(short, long, value_name = "FILE", help_heading = "Recording")]
     pub(crate) output: Option<PathBuf>,

@@ -56,7 +56,7 @@ pub(crate) async fn snapshot(args: &Pickle, common: &CommonArgs) -> Result<Exit,
 type SnapshotHistory = (Snapshot, Option<MemoryHistory>, i128);
 
 async fn watched_history(args: &Pickle, tgid: Tgid, common: &CommonArgs) -> Result<SnapshotHistory, ExitFailure> {
-    let mut session = open(&[tgid], TensorRequest::of(TensorLevel::Layers), common)?;
+    let mut session = open(&[tgid], TensorRequest::of(TensorLevel::Modules), common)?;
     session.keep_history(tgid, LONGEST_HISTORY);
     let mut signals = TerminationSignals::listen()?;
     let (snapshot, _) = watch_until(&mut session, &mut signals, Instant::now() + args.duration, None, &mut false).await;
@@ -121,7 +121,7 @@ mod tests {
     use crate::render::fixture;
 
     #[test]
-    fn a_process_that_only_imports_pytorch_is_not_the_one_that_is_meant() {
+    fn snapshot_target_excludes_processes_that_only_import_pytorch() {
         let mut snapshot = fixture::training_node();
         let trains = snapshot.processes.iter().position(|process| process.tensors.is_some()).expect("it trains");
         let mut parent = snapshot.processes[trains].clone();

@@ -281,7 +281,7 @@ fn why(reason: &str) -> &str {
     match reason {
         "not_read_yet" => "the program started before attach, and its own counters have not been read yet",
         "events_lost" => "events were lost; its own numbers are read with its next allocation",
-        "out_of_step" => "an event did not fit; its own numbers are read with its next allocation",
+        "out_of_step" => "an event was inconsistent; its own numbers are read with its next allocation",
         "older_neighbours" => "the neighbours of pre-existing memory are not known",
         "older_blocks" => "the sizes of pre-existing blocks are not all known",
         "older_pools" => "pre-existing private pools, or those after dropped events, are not known",

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_command_asks_for_is_what_nobody_has_changed() {
+    fn timeline_defaults_equal_the_parsed_defaults() {
         let words = "memwatch timeline --pid 1 -o a.tfevents -f tensorboard";
         let Some(Command::Timeline(typed)) = MemwatchArgs::from_words(words.split(' ')).expect("a command").command
         else {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_report_a_format_is_refused() {
+    fn timeline_rejects_outputs_without_a_known_format() {
         for words in ["-o a.png", "-o -", "-f svg"] {
             let refusal = parsed(&format!("memwatch timeline --in j.mwr {words}")).expect_err(words);
             assert!(refusal.contains("-f svg") || refusal.contains("-o FILE"), "{words}: {refusal}");

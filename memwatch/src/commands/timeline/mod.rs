@@ -26,7 +26,7 @@ use crate::watch::one_shot::TakenAt;
 use args::{Timeline, TimelineFormat};
 
 /// Allocations and frees with their owners, so that an event has a call site, a phase and a module.
-const REQUEST: TensorRequest = TensorRequest::of_reports(TensorLevel::Layers);
+const REQUEST: TensorRequest = TensorRequest::of_reports(TensorLevel::Modules);
 
 /// Traces the processes or reads the recording, and writes the timeline.
 ///

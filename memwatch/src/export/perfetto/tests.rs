@@ -37,7 +37,7 @@ fn read() -> Vec<TracePacket> {
 }
 
 #[test]
-fn every_event_has_a_track_that_was_described_before_and_times_go_on() {
+fn perfetto_events_have_a_described_track_and_increasing_times() {
     let mut known = std::collections::BTreeSet::new();
     let mut last_ns = 0;
     for packet in read() {
@@ -52,7 +52,7 @@ fn every_event_has_a_track_that_was_described_before_and_times_go_on() {
 }
 
 #[test]
-fn counters_have_what_was_the_most_and_slices_end_before_the_next_begins() {
+fn perfetto_counters_keep_the_maximum_and_slices_do_not_overlap() {
     let packets = read();
     let events: Vec<&TraceEvent> = packets.iter().filter_map(|packet| packet.track_event.as_ref()).collect();
     let counted: Vec<i64> = events.iter().filter_map(|event| event.counter_value).collect();

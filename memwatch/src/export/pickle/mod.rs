@@ -16,7 +16,7 @@ use crate::render::wall_clock::WallClock;
 
 /// Category of events without a phase. The viewer fails if events have categories and none of them
 /// is `unknown`.
-const NO_STAGE: &str = "unknown";
+const NO_PHASE: &str = "unknown";
 
 /// Writes the history of one process. `time_ns` is the time of the snapshot, as `CLOCK_BOOTTIME`.
 ///
@@ -116,7 +116,7 @@ impl<'a, W: io::Write> SnapshotPickle<'a, W> {
             document.key("compile_context")?.text("N/A")?;
             document.key("user_metadata")?.text("")?;
             document.key("pool_id")?.pair(line.private_pool)?;
-            document.key("category")?.text(line.stage.as_deref().unwrap_or(NO_STAGE))?;
+            document.key("category")?.text(line.phase.as_deref().unwrap_or(NO_PHASE))?;
             document.stack(line.stack)
         })
     }
@@ -128,7 +128,7 @@ impl<'a, W: io::Write> SnapshotPickle<'a, W> {
                 document.key(key)?.number(0)?;
             }
             document.time(time_ns)?;
-            document.key("category")?.text(NO_STAGE)?;
+            document.key("category")?.text(NO_PHASE)?;
             document.key("frames")?;
             document.list([(); 0], |_, ()| Ok(()))
         })

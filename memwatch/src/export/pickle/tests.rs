@@ -7,7 +7,7 @@ use crate::render::fixture;
 /// with some.
 fn history() -> MemoryHistory {
     let frame = |name: &str, line| HistoryFrame { name: name.into(), file: "train.py".into(), line };
-    let line = |action, bytes, stage: Option<&'static str>| HistoryLine {
+    let line = |action, bytes, phase: Option<&'static str>| HistoryLine {
         action,
         address: 0x7f06_4c00_0000,
         bytes,
@@ -15,7 +15,7 @@ fn history() -> MemoryHistory {
         private_pool: (0, 0),
         time_ns: fixture::at(14, 2, 11),
         stack: 0,
-        stage: stage.map(Into::into),
+        phase: phase.map(Into::into),
     };
     let block = |address, bytes, state| HistoryBlock { address, bytes, requested_bytes: bytes - 8, state, stack: 1 };
     let segment = HistorySegment {
@@ -64,6 +64,6 @@ fn every_text_and_every_stack_is_written_once() {
 }
 
 #[test]
-fn a_process_that_has_done_nothing_is_a_snapshot_too() {
+fn pickle_of_an_empty_history_is_valid() {
     assert!(pickled(&MemoryHistory::default()).ends_with(b"u."));
 }

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_beyond_the_first_256_has_a_long_number() {
+    fn pickle_memo_index_above_255_uses_four_bytes() {
         let many = written(|writer| {
             for number in 0..257 {
                 writer.text(&number.to_string())?;

@@ -105,7 +105,7 @@ impl Plot {
         let mut notes =
             vec!["A line shows the samples; the light band reaches up to the maximum between two samples.".to_owned()];
         if more > 0 {
-            notes.push(format!("{more} more, which held less, are not drawn."));
+            notes.push(format!("Panels not drawn because they held less memory: {more}."));
         }
         if !snapshot.complete {
             notes.push("Records were lost: numbers may be wrong.".to_owned());

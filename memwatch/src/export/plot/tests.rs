@@ -51,7 +51,7 @@ fn plot() -> Plot {
 }
 
 #[test]
-fn a_csv_has_a_row_for_each_point_and_what_is_not_known_is_empty() {
+fn timeline_csv_has_a_row_per_point_with_unknown_cells_empty() {
     let (timeline, snapshot) = timeline();
     let text = crate::export::csv::timeline(&timeline, &fixture::clock());
     let lines: Vec<_> = text.split_terminator("\r\n").collect();
@@ -63,7 +63,7 @@ fn a_csv_has_a_row_for_each_point_and_what_is_not_known_is_empty() {
 }
 
 #[test]
-fn a_panel_for_the_gpu_comes_before_those_of_processes_with_their_lines_and_failures() {
+fn timeline_svg_puts_the_gpu_panel_first_and_marks_failures() {
     let svg = plot().svg();
     let (gpu, process) = (svg.find(">GPU 0  ").expect("a panel"), svg.find(">PID ").expect("another"));
     assert!(gpu < process && svg.contains("used (NVML)") && !svg.contains("reserved by PyTorch"), "{svg}");
@@ -92,7 +92,7 @@ fn a_failure_is_drawn_on_its_own_gpu_and_the_axis_has_times_of_day() {
 }
 
 #[test]
-fn names_of_strangers_end_no_element_and_steer_nothing() {
+fn timeline_svg_and_html_escape_hostile_names() {
     let plot = plot();
     let page = String::from_utf8(plot.html().expect("it can be written")).expect("text");
     for text in [plot.svg(), page] {

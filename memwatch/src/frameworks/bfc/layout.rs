@@ -266,7 +266,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_offsets_of_a_build_stand_in_its_code() {
+    fn bfc_layout_offsets_are_decoded_from_the_code() {
         assert_eq!(counters(CLEAR), Some(0x4b8));
         assert_eq!(name_offset(NAME), Some(0x3e8));
         assert_eq!(chunks(LOOK_UP), Some(ChunkLayout { regions: 0x470, chunks: 0x488, stride: 0x68 }));
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_known_by_how_far_it_goes() {
+    fn bfc_call_instruction_is_matched_by_its_target() {
         let code = [0x55, 0xe8, 0x0a, 0x00, 0x00, 0x00, 0xe8, 0xf5, 0xff, 0xff, 0xff, 0xc3];
         assert!(calls(&code, 0x1000, 0x1010) && calls(&code, 0x1000, 0x1000));
         assert!(!calls(&code, 0x1000, 0x1011) && !calls(&code, 0x1001, 0x1010) && !calls(&code[..5], 0x1000, 0x1010));

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_object_may_be_made_straight_on() {
+    fn thread_local_object_may_be_built_without_a_branch() {
         // `jne`, a call, and then the result.
         let mut code = ANSWERS[..28].to_vec();
         code.extend([0x75, 5, 0xe8, 1, 2, 3, 4]);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn any_other_code_is_refused() {
+    fn operator_code_that_differs_is_refused() {
         for (index, other) in [
             (13, 0xe9), // A jump instead of a call.
             (8, 0x35),  // Loads another register than the first argument.

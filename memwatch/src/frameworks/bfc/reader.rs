@@ -9,7 +9,7 @@ use std::io;
 
 use memchr::memmem::Finder;
 use memwatch_common::tensor::NODE_WORDS;
-use memwatch_core::input::arenas::{ArenaBook, ArenaBooks, ArenaChunk, ArenaCounters};
+use memwatch_core::input::arenas::{ArenaReading, ArenaReadings, ArenaChunk, ArenaCounters};
 use memwatch_core::words::{Framework, Name, Tgid};
 use memwatch_inspect::memory::MemoryAccess;
 
@@ -99,20 +99,20 @@ impl ArenaReader {
     }
 
     /// Reads these arenas, except any that changed during the reading.
-    pub(crate) fn read(&self, arenas: &[u64]) -> ArenaBooks {
+    pub(crate) fn read(&self, arenas: &[u64]) -> ArenaReadings {
         let began_ns = boottime_ns();
         let arenas = arenas.iter().filter_map(|arena| self.arena(*arena)).collect();
-        ArenaBooks { tgid: Tgid(self.tgid), began_ns, time_ns: boottime_ns(), arenas }
+        ArenaReadings { tgid: Tgid(self.tgid), began_ns, time_ns: boottime_ns(), arenas }
     }
 
-    fn arena(&self, allocator: u64) -> Option<ArenaBook> {
+    fn arena(&self, allocator: u64) -> Option<ArenaReading> {
         let before = self.counters(allocator)?;
         let name = self.name(allocator)?;
         let parts = self.layout.chunks.and_then(|layout| self.chunks(allocator, layout));
         let (regions, chunks) = parts.unwrap_or_default();
         let after = self.counters(allocator)?;
         let (counters, largest_alloc_bytes) = before;
-        (before == after).then(|| ArenaBook {
+        (before == after).then(|| ArenaReading {
             allocator,
             framework: Some(self.framework),
             name,

@@ -84,7 +84,7 @@ mod tests {
     const NAME: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa, 0x48, 0x8d, 0x87, 0, 1, 0, 0, 0xc3];
 
     #[test]
-    fn the_context_lies_before_the_size_and_that_before_the_use() {
+    fn ggml_layout_offsets_are_derived_from_size_and_usage() {
         assert_eq!(GgmlLayout::decode(SIZE, USAGE, NAME), Some(GgmlLayout { context: 0x60, name: Some(0x100) }));
         let older: &[u8] = &[0x48, 0x8b, 0x87, 0x88, 0, 0, 0, 0xc3];
         assert_eq!(

@@ -23,7 +23,8 @@ pub(crate) fn complete(file: &File, mut points: Vec<TensorPoint>) -> Result<Vec<
     let rows = TENSOR_PROBES.iter().filter(|row| row.library == FrameworkLibrary::GgmlBase && is_needed(row)).count();
     let found = points.iter().filter(|point| is_needed(point.row)).count();
     let layout = GgmlLayout::of(file).map_err(|error| chain(&error))?;
-    let layout = layout.filter(|_| found == rows).ok_or("the buffers of this build are not as expected")?;
+    let layout =
+        layout.filter(|_| found == rows).ok_or("missing buffer functions or unknown buffer layout in this build")?;
     layout.complete(&mut points);
     Ok(points)
 }

@@ -45,13 +45,16 @@ pub(crate) fn points(file: &File) -> Result<Vec<TensorPoint>, String> {
         (DESTROY, UNMAP, TensorMeaning::ScratchGoes),
         (DELETE, UNMAP, TensorMeaning::ScratchGoes),
     ] {
-        let location = found.functions.get(&function.key).ok_or("this build has no pool that maps memory itself")?;
+        let location = found.functions.get(&function.key).ok_or("this build has no virtual-memory pool")?;
         let stubs = stub::find(file, callee).map_err(|error| chain(&error))?;
         let stubs: Vec<u64> = stubs.into_iter().filter_map(|stub| layout.address_of(stub)).collect();
         let code = code_of(file, location).ok_or("the code of the pool for temporaries cannot be read")?;
         let calls = calls(&code, location.address, &stubs);
         if calls.is_empty() {
-            return Err(format!("the pool for temporaries calls no {} here", callee.trim_end_matches('\0')));
+            return Err(format!(
+                "the pool for temporaries does not call {} in this build",
+                callee.trim_end_matches('\0')
+            ));
         }
         let row = TENSOR_PROBES.iter().find(|row| row.meaning == meaning).ok_or("the table has no row for the pool")?;
         points.extend(calls.into_iter().map(|offset| TensorPoint::new(row, location.file_offset + offset)));
@@ -80,7 +83,7 @@ mod tests {
     use super::calls;
 
     #[test]
-    fn calls_are_found_by_what_they_call_and_nothing_else_is() {
+    fn ggml_scratch_calls_are_found_by_their_targets() {
         // `call 0x1100; call 0x1200; jmp 0x1100; ret`.
         let code = [0xe8, 0xfb, 0, 0, 0, 0xe8, 0xf6, 1, 0, 0, 0xe9, 0xf1, 0, 0, 0, 0xc3];
         assert_eq!(calls(&code, 0x1000, &[0x1100]), [0]);

@@ -27,16 +27,13 @@ struct PoolFamily {
 const POOL: PoolFamily = PoolFamily {
     name: "pool_memory_resource",
     rows: &[67, 68, 70],
-    counter: Some(("_ZNK3rmm*2mr6detail25pool_memory_resource_impl9pool_sizeE", "how large its pools are")),
+    counter: Some(("_ZNK3rmm*2mr6detail25pool_memory_resource_impl9pool_sizeE", "the pool size")),
     shapes: &[PoolShape::FromBlock, PoolShape::IntoBlock],
 };
 const FIXED: PoolFamily = PoolFamily {
     name: "fixed_size_memory_resource",
     rows: &[71, 72, 74],
-    counter: Some((
-        "_ZNK3rmm*2mr6detail31fixed_size_memory_resource_impl14get_block_sizeE",
-        "how large its blocks of one size are",
-    )),
+    counter: Some(("_ZNK3rmm*2mr6detail31fixed_size_memory_resource_impl14get_block_sizeE", "the block size")),
     shapes: &[PoolShape::FromFixed, PoolShape::IntoFixed],
 };
 const ARENA: PoolFamily = PoolFamily { name: "arena_memory_resource", rows: &[75, 76, 77], counter: None, shapes: &[] };
@@ -46,7 +43,7 @@ const MEMORY_POOL: PoolFamily = PoolFamily {
     rows: &[78, 79],
     counter: Some((
         "_ZL64__pyx_f_4cupy_4cuda_6memory_22SingleDeviceMemoryPool_total_bytesP",
-        "what its pools have and what of that is in use",
+        "the pool's total and used bytes",
     )),
     shapes: &[PoolShape::ChunkGranted, PoolShape::ChunkFreed],
 };
@@ -62,7 +59,7 @@ pub(crate) fn complete_rmm(file: &File, mut points: Vec<TensorPoint>) -> Result<
         sort.complete(file, &mut points);
     }
     if points.is_empty() {
-        return Err("its pools are not in this library, as before RMM 26.04, or not as expected".to_owned());
+        return Err("no pool of a known layout in this library (before RMM 26.04 it has none)".to_owned());
     }
     Ok(points)
 }
@@ -75,11 +72,11 @@ pub(crate) fn complete_cupy(file: &File, mut points: Vec<TensorPoint>) -> Result
     let are_known = function(file, "_ZL48__pyx_f_4cupy_4cuda_6memory_12PooledMemory__initP")
         .is_some_and(|code| chunks::are_as_expected(&code));
     if !are_known {
-        return Err("its chunks are not as expected: those of CuPy 14.2 are known".to_owned());
+        return Err("unknown chunk layout: only that of CuPy 14.2 is supported".to_owned());
     }
     MEMORY_POOL.complete(file, &mut points);
     if points.is_empty() {
-        Err("its pools are not as expected: those of CuPy 14.2 are known".to_owned())
+        Err("unknown pool layout: only that of CuPy 14.2 is supported".to_owned())
     } else {
         Ok(points)
     }

@@ -17,7 +17,7 @@ fn rows(points: &[TensorPoint]) -> Vec<u16> {
 }
 
 #[test]
-fn a_sort_of_pool_of_which_a_function_is_missing_is_left_out_and_the_others_are_not() {
+fn pool_type_with_a_missing_function_is_skipped_without_the_others() {
     for (missing, left) in [
         (68, vec![71, 72, 73, 74, 75, 76, 77]),
         (69, (67..=77).filter(|row| *row != 69).collect()),
@@ -31,7 +31,7 @@ fn a_sort_of_pool_of_which_a_function_is_missing_is_left_out_and_the_others_are_
 }
 
 #[test]
-fn a_build_without_any_says_why() {
+fn pool_library_without_known_functions_states_why() {
     let why = complete_rmm(&own_file(), Vec::new()).expect_err("there is none");
     assert!(why.contains("before RMM 26.04"), "{why}");
     let why = complete_cupy(&own_file(), points_of(FrameworkLibrary::CuPy)).expect_err("its chunks are not known");
@@ -46,7 +46,7 @@ fn no_point_of_a_pool_is_where_a_function_returns_to() {
 }
 
 #[test]
-fn each_sort_names_rows_of_the_table() {
+fn pool_kind_rows_exist_in_the_probe_table() {
     for sort in [POOL, FIXED, ARENA, MEMORY_POOL] {
         assert!(sort.rows.iter().all(|row| symbol_of(*row).is_some()), "{}", sort.name);
     }

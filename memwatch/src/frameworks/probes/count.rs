@@ -50,7 +50,7 @@ pub(crate) fn begin_load(
     points: &[TensorPoint],
 ) -> Result<TensorProbes, String> {
     if !kernel.mechanism.attaches_to_processes() {
-        return Err("this kernel puts no probes into one process".to_owned());
+        return Err("this kernel cannot restrict uprobes to one process".to_owned());
     }
     let program = program_of(kernel.mechanism);
     let points: Vec<&TensorPoint> = points.iter().collect();

@@ -57,7 +57,7 @@ fn with_a_job(version: &str, classic: bool, checks: &[fn(&mut PythonJob, &mut Pr
 }
 
 #[test]
-fn events_of_2_15_are_those_of_its_own_trace_and_statistics_come_on_demand() {
+fn pytorch_2_15_events_match_its_trace_and_statistics_are_on_demand() {
     with_a_job(
         "2.15",
         false,

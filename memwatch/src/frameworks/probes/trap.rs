@@ -45,7 +45,7 @@ pub(crate) fn measure(kernel: &mut KernelHalf) -> Result<NonZeroU64, String> {
     let function = std::hint::black_box(probed as extern "C" fn());
     let address = function as usize as u64;
     let mapping = space.mappings().iter().find(|mapping| (mapping.start..mapping.end).contains(&address));
-    let mapping = mapping.ok_or("memwatch does not find its own code")?;
+    let mapping = mapping.ok_or("cannot find the mapping of memwatch's own code")?;
     let file_offset = address - mapping.start + mapping.offset;
     let without_ns = fastest_ns(function);
     let probes = attach(kernel, own, file_offset)?;

@@ -5,7 +5,7 @@ use std::io;
 use std::thread::sleep;
 use std::time::Duration;
 
-use memwatch_core::input::books::{AllocatorNumbers, AllocatorState, MovingBooks};
+use memwatch_core::input::books::{AllocatorNumbers, AllocatorState, MovingAllocatorState};
 use memwatch_core::words::Tgid;
 use memwatch_inspect::pytorch::{
     ALLOCATOR_SYMBOL, Calibration, ReadRefusal, device_allocators, read, read_moving, read_numbers, standing,
@@ -31,7 +31,7 @@ const BETWEEN_MOVING: Duration = Duration::from_millis(1);
 
 /// Why the allocator state of a process cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BooksError {
+pub(crate) enum StateReadError {
     /// The process has exited, or this user may not read its memory.
     #[error("its memory cannot be read: {0}")]
     Unreadable(io::ErrorKind),
@@ -39,7 +39,7 @@ pub(crate) enum BooksError {
     #[error("{LIBRARY}: {0}")]
     Library(#[from] BinaryError),
     /// The library lacks the symbol of the allocators.
-    #[error("{LIBRARY} does not say where its allocator is: PyTorch before 1.12, or another library of this name")]
+    #[error("{LIBRARY} lacks the allocator's symbol: PyTorch before 1.12, or another library of this name")]
     NoSymbol,
     /// The allocators' state was refused.
     #[error(transparent)]
@@ -48,7 +48,7 @@ pub(crate) enum BooksError {
 
 /// Reader of one process's allocator state.
 #[derive(Debug)]
-pub(crate) struct BooksReader {
+pub(crate) struct StateReader {
     tgid: u32,
     space: AddressSpace,
     symbol: u64,
@@ -63,17 +63,17 @@ pub(crate) struct BooksReader {
     counters: Vec<u64>,
 }
 
-impl BooksReader {
+impl StateReader {
     /// Finds PyTorch's allocators in a process; `None` if the process has not loaded them.
     ///
     /// # Errors
     /// The process is not readable, or the library is damaged.
-    pub(crate) fn open(tgid: u32) -> Result<Option<Self>, BooksError> {
-        let space = AddressSpace::open(tgid).map_err(|error| BooksError::Unreadable(error.kind()))?;
+    pub(crate) fn open(tgid: u32) -> Result<Option<Self>, StateReadError> {
+        let space = AddressSpace::open(tgid).map_err(|error| StateReadError::Unreadable(error.kind()))?;
         let of_library = |path: &[u8]| is_library(path.strip_suffix(b" (deleted)").unwrap_or(path), LIBRARY);
         let Some(mapping) = space.mappings().iter().find(|mapping| of_library(&mapping.path)) else { return Ok(None) };
         let binary = Binary::of(&space, mapping, &[ALLOCATOR_SYMBOL])?;
-        let symbol = binary.address(ALLOCATOR_SYMBOL).ok_or(BooksError::NoSymbol)?;
+        let symbol = binary.address(ALLOCATOR_SYMBOL).ok_or(StateReadError::NoSymbol)?;
         let calibration = binary.build_id.as_deref().and_then(known_builds::known);
         Ok(Some(Self {
             tgid,
@@ -103,8 +103,8 @@ impl BooksReader {
     ///
     /// # Errors
     /// The process has exited or is no longer readable.
-    pub(super) fn refresh(&mut self) -> Result<(), BooksError> {
-        self.space.refresh().map_err(|error| BooksError::Unreadable(error.kind()))
+    pub(super) fn refresh(&mut self) -> Result<(), StateReadError> {
+        self.space.refresh().map_err(|error| StateReadError::Unreadable(error.kind()))
     }
 
     /// Reads the blocks while the allocators may be active. The caller decides which of them count,
@@ -112,10 +112,10 @@ impl BooksReader {
     ///
     /// # Errors
     /// The allocators' state cannot be parsed.
-    pub(crate) fn read_moving(&self) -> Result<MovingBooks, BooksError> {
+    pub(crate) fn read_moving(&self) -> Result<MovingAllocatorState, StateReadError> {
         let began_ns = boottime_ns();
         let devices = read_moving(&self.space.within(MOST_TIME), self.symbol, self.calibration)?;
-        Ok(MovingBooks { tgid: Tgid(self.tgid), began_ns, time_ns: boottime_ns(), devices })
+        Ok(MovingAllocatorState { tgid: Tgid(self.tgid), began_ns, time_ns: boottime_ns(), devices })
     }
 
     /// Reads the blocks that stay unchanged while the allocators are active: those common to
@@ -123,7 +123,7 @@ impl BooksReader {
     ///
     /// # Errors
     /// The allocators' state cannot be parsed, or no reading found a block.
-    pub(crate) fn read_standing(&self) -> Result<MovingBooks, BooksError> {
+    pub(crate) fn read_standing(&self) -> Result<MovingAllocatorState, StateReadError> {
         let mut readings = vec![self.read_moving_some()?];
         while readings.len() < STANDING_READINGS {
             sleep(BETWEEN_STANDING);
@@ -136,13 +136,13 @@ impl BooksReader {
 
     /// Repeats a reading until it finds blocks. A single one may catch the allocators in the middle
     /// of a change.
-    fn read_moving_some(&self) -> Result<MovingBooks, BooksError> {
+    fn read_moving_some(&self) -> Result<MovingAllocatorState, StateReadError> {
         let mut read = self.read_moving();
         for _ in 1..MOVING_TRIES {
             match read {
                 Ok(books) if !books.devices.is_empty() => return Ok(books),
                 Ok(_) => {}
-                Err(BooksError::Refused(refusal)) if refusal.is_passing() => {}
+                Err(StateReadError::Refused(refusal)) if refusal.is_passing() => {}
                 Err(error) => return Err(error),
             }
             sleep(BETWEEN_MOVING);
@@ -156,7 +156,7 @@ impl BooksReader {
     /// # Errors
     /// There are no allocators, or their state cannot be parsed. The error is passing if they were
     /// in the middle of a change.
-    pub(crate) fn read_numbers(&mut self) -> Result<AllocatorNumbers, BooksError> {
+    pub(crate) fn read_numbers(&mut self) -> Result<AllocatorNumbers, StateReadError> {
         let space = self.space.within(MOST_TIME);
         if self.counters.is_empty() {
             self.counters = device_allocators(&space, self.symbol)?;
@@ -169,7 +169,7 @@ impl BooksReader {
     ///
     /// # Errors
     /// The allocators were active, or their state cannot be parsed.
-    pub(crate) fn read(&mut self) -> Result<AllocatorState, BooksError> {
+    pub(crate) fn read(&mut self) -> Result<AllocatorState, StateReadError> {
         let began_ns = boottime_ns();
         let found = read(&self.space.within(MOST_TIME), self.symbol, self.calibration)?;
         self.searches += found.searches;

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn any_other_code_is_not() {
+    fn counter_code_that_differs_is_refused() {
         for (index, other) in [
             (11, 0xe9), // A jump instead of a call.
             (6, 0x35),  // Loads another register than the first argument.

@@ -6,13 +6,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use memwatch_core::features::holdings::AllocatorTotals;
-use memwatch_core::input::books::{AllocatorState, MovingBooks, MovingDevice};
+use memwatch_core::input::books::{AllocatorState, MovingAllocatorState, MovingDevice};
 use memwatch_core::input::holdings::{HoldingClass, Holdings};
 use memwatch_core::words::{Ordinal, Tgid};
 use memwatch_inspect::holdings::{Blocks, InspectOptions, read_again};
 use memwatch_inspect::python::layout::CpythonLayout;
 
-use super::books::{BooksError, BooksReader};
+use super::books::{StateReadError, StateReader};
 use super::remembered_names::RememberedNames;
 use crate::sources::address_space::{AddressSpace, MemoryMapping};
 use crate::sources::binary::Binary;
@@ -62,7 +62,7 @@ pub(crate) const NAMES_TIME: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct HoldingsReader {
     tgid: u32,
-    books: BooksReader,
+    books: StateReader,
     space: AddressSpace,
     /// Layout of the process's Python, or the reason for missing names.
     layout: Result<CpythonLayout, String>,
@@ -79,9 +79,9 @@ impl HoldingsReader {
     ///
     /// # Errors
     /// The process is not readable, or its library is damaged.
-    pub(crate) fn open(tgid: u32, most_time: Duration) -> Result<Option<Self>, BooksError> {
-        let Some(books) = BooksReader::open(tgid)? else { return Ok(None) };
-        let space = AddressSpace::open(tgid).map_err(|error| BooksError::Unreadable(error.kind()))?;
+    pub(crate) fn open(tgid: u32, most_time: Duration) -> Result<Option<Self>, StateReadError> {
+        let Some(books) = StateReader::open(tgid)? else { return Ok(None) };
+        let space = AddressSpace::open(tgid).map_err(|error| StateReadError::Unreadable(error.kind()))?;
         let layout = match python::layout_of(tgid, &space) {
             Ok(Some(layout)) => Ok(layout),
             Ok(None) => Err(NO_PYTHON.to_owned()),
@@ -109,9 +109,9 @@ impl HoldingsReader {
     ///
     /// # Errors
     /// The process has exited or is no longer readable.
-    pub(crate) fn refresh(&mut self) -> Result<(), BooksError> {
+    pub(crate) fn refresh(&mut self) -> Result<(), StateReadError> {
         self.books.refresh()?;
-        self.space.refresh().map_err(|error| BooksError::Unreadable(error.kind()))
+        self.space.refresh().map_err(|error| StateReadError::Unreadable(error.kind()))
     }
 
     /// Reads everything once the allocators are idle for a moment; if they are not, reads the
@@ -120,7 +120,7 @@ impl HoldingsReader {
     ///
     /// # Errors
     /// The allocators' state cannot be parsed, or no block stays unchanged.
-    pub(crate) fn read_patiently(&mut self) -> Result<(Holdings, Vec<AllocatorTotals>), BooksError> {
+    pub(crate) fn read_patiently(&mut self) -> Result<(Holdings, Vec<AllocatorTotals>), StateReadError> {
         let mut best = self.read_within(PATIENCE)?;
         let runs_python = self.layout.is_ok();
         let has_names = |holdings: &Holdings| !runs_python || holdings.without_names.is_none();
@@ -152,11 +152,11 @@ impl HoldingsReader {
     ///
     /// # Errors
     /// The same as [`Self::read_patiently`].
-    pub(crate) fn read_within(&mut self, patience: Duration) -> Result<(Holdings, Vec<AllocatorTotals>), BooksError> {
+    pub(crate) fn read_within(&mut self, patience: Duration) -> Result<(Holdings, Vec<AllocatorTotals>), StateReadError> {
         let until = Instant::now() + patience;
         loop {
             match self.read() {
-                Err(BooksError::Refused(refusal)) if refusal.is_passing() => {
+                Err(StateReadError::Refused(refusal)) if refusal.is_passing() => {
                     if Instant::now() >= until {
                         return self.read_standing();
                     }
@@ -171,7 +171,7 @@ impl HoldingsReader {
     ///
     /// # Errors
     /// The allocators were active, or their state cannot be parsed.
-    pub(crate) fn read(&mut self) -> Result<(Holdings, Vec<AllocatorTotals>), BooksError> {
+    pub(crate) fn read(&mut self) -> Result<(Holdings, Vec<AllocatorTotals>), StateReadError> {
         let latest = Latest::of_books(&self.books.read()?);
         Ok(self.named(latest))
     }
@@ -180,7 +180,7 @@ impl HoldingsReader {
     ///
     /// # Errors
     /// The allocators' state cannot be parsed.
-    pub(crate) fn read_standing(&mut self) -> Result<(Holdings, Vec<AllocatorTotals>), BooksError> {
+    pub(crate) fn read_standing(&mut self) -> Result<(Holdings, Vec<AllocatorTotals>), StateReadError> {
         let latest = Latest::of_moving(&self.books.read_standing()?);
         Ok(self.named(latest))
     }
@@ -224,7 +224,7 @@ impl Latest {
         Self { blocks: Blocks::of_books(books), began_ns: books.began_ns, totals, moving: Vec::new() }
     }
 
-    fn of_moving(books: &MovingBooks) -> Self {
+    fn of_moving(books: &MovingAllocatorState) -> Self {
         let device = |device: &MovingDevice| (device.ordinal, device.allocated_bytes, device.reserved_bytes);
         let moving = books.devices.iter().map(device).collect();
         Self { blocks: Blocks::of_moving(books), began_ns: books.began_ns, totals: Vec::new(), moving }
@@ -232,7 +232,7 @@ impl Latest {
 
     /// Reads the blocks again. If the allocators are active, keeps only the blocks that still
     /// exist.
-    fn renew(&mut self, books: &mut BooksReader) {
+    fn renew(&mut self, books: &mut StateReader) {
         if let Ok(read) = books.read() {
             let now = Self::of_books(&read);
             *self =

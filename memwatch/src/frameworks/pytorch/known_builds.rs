@@ -83,7 +83,7 @@ impl KnownBuilds {
     fn of(folder: Option<PathBuf>) -> Self {
         let builds = folder.as_deref().map_or_else(|| Ok(VecDeque::new()), read);
         let builds = builds.unwrap_or_else(|error| {
-            log::debug!("layouts of PyTorch's builds are not read from {FILE}: {error}");
+            log::debug!("cannot read PyTorch build layouts from {FILE}: {error}");
             VecDeque::new()
         });
         Self { builds, folder }
@@ -105,7 +105,7 @@ impl KnownBuilds {
         if let Some(folder) = &self.folder
             && let Err(error) = write(folder, &self.builds)
         {
-            log::debug!("layouts of PyTorch's builds are not written to {FILE}: {error}");
+            log::debug!("cannot write PyTorch build layouts to {FILE}: {error}");
         }
     }
 }
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_proven_is_known_to_the_next_run_and_only_its_owner_reads_it() {
+    fn known_build_layouts_are_stored_for_later_runs_owner_readable_only() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut builds = in_folder(folder.path());
         assert_eq!(builds.get("a1"), None);

@@ -111,7 +111,7 @@ impl FrameworkScanner {
         let opened = file.open();
         let is_busy = opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
         let contents = self.look_into(opened, row);
-        log::info!("{}: its symbols were looked through in {} ms", file.display, begin.elapsed().as_millis());
+        log::info!("{}: symbols searched in {} ms", file.display, begin.elapsed().as_millis());
         // A file under a lease of its owner may become readable later, so it is not remembered.
         if !is_busy {
             self.known().push((file.identity.clone(), contents.clone()));

@@ -15,7 +15,7 @@ mod request;
 mod symbols;
 mod watch;
 
-pub(crate) use books::{BooksError, BooksReader};
+pub(crate) use books::{StateReadError, StateReader};
 pub(crate) use holdings::{HoldingsReader, NAMES_TIME};
 pub(crate) use memwatch_core::input::{StackSelection, TensorLevel};
 pub(crate) use numbers::{RecordPosition, RestingNumbers};

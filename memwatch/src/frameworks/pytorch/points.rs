@@ -57,7 +57,7 @@ pub(crate) fn points(
         let (found, all) = (symbols(file, &layout, &calls::NAMES)?, functions(file, &layout, calls::MOST_FUNCTIONS)?);
         match calls::calls(file, &layout, &all, &found) {
             Some(calls) => points.extend(calls),
-            None => log::info!("PyTorch's allocator in this build shows blocks by several probes for each"),
+            None => log::info!("PyTorch's allocator in this build needs several probes per block"),
         }
     }
     Ok(points)
@@ -111,7 +111,7 @@ mod tests {
     use super::returns;
 
     #[test]
-    fn a_function_answers_where_it_returns_and_one_that_is_not_understood_nowhere() {
+    fn function_returns_are_located_only_in_fully_decoded_code() {
         // `push %rbx; test %rdi,%rdi; je +2; pop %rbx; ret; mov %rdi,%rax; pop %rbx; ret`.
         let code = [0x53, 0x48, 0x85, 0xff, 0x74, 2, 0x5b, 0xc3, 0x48, 0x89, 0xf8, 0x5b, 0xc3];
         assert_eq!(returns(&code), [7, 12]);

@@ -13,7 +13,7 @@ use memwatch_core::attribution::price::per_second;
 use memwatch_core::input::books::AllocatorNumbers;
 use memwatch_inspect::pytorch::ReadRefusal;
 
-use super::books::{BooksError, BooksReader};
+use super::books::{StateReadError, StateReader};
 use super::look::FoundLibrary;
 use crate::frameworks::probes::{self as tensor_probes, TensorProbes};
 use crate::sources::kernel::load::KernelHalf;
@@ -40,29 +40,29 @@ enum Way {
 
 /// Reader of a process's allocators, with their event count at the beginning.
 struct AllocatorCounter {
-    reader: BooksReader,
+    reader: StateReader,
     before: u64,
 }
 
 impl AllocatorCounter {
     /// Reads the first count; `None` if the process has not loaded the allocators.
-    fn begin(tgid: u32) -> Result<Option<Self>, BooksError> {
-        let Some(mut reader) = BooksReader::open(tgid)? else { return Ok(None) };
+    fn begin(tgid: u32) -> Result<Option<Self>, StateReadError> {
+        let Some(mut reader) = StateReader::open(tgid)? else { return Ok(None) };
         let before = read(&mut reader)?;
         Ok(Some(Self { reader, before }))
     }
 
     /// Returns the events since the beginning. A program may reset its totals; the count since the
     /// reset is returned then.
-    fn since_begun(&mut self) -> Result<u64, BooksError> {
+    fn since_begun(&mut self) -> Result<u64, StateReadError> {
         let now = read(&mut self.reader)?;
         Ok(now.checked_sub(self.before).unwrap_or(now))
     }
 }
 
-fn read(reader: &mut BooksReader) -> Result<u64, BooksError> {
+fn read(reader: &mut StateReader) -> Result<u64, StateReadError> {
     let numbers = reader.read_numbers()?;
-    events(&numbers).ok_or(BooksError::Refused(ReadRefusal::Busy))
+    events(&numbers).ok_or(StateReadError::Refused(ReadRefusal::Busy))
 }
 
 impl EventCount {
@@ -102,14 +102,14 @@ pub(crate) fn events(numbers: &AllocatorNumbers) -> Option<u64> {
 
 /// Measures the tensor events per second of each process by its allocators' counters, which takes
 /// [`COUNTED`]; `None` for a process that has not loaded the allocators.
-pub(crate) fn rates(tgids: &[u32]) -> Vec<Result<Option<u64>, BooksError>> {
+pub(crate) fn rates(tgids: &[u32]) -> Vec<Result<Option<u64>, StateReadError>> {
     let counter = |tgid: &u32| {
         let counter = patiently(|| AllocatorCounter::begin(*tgid));
         (Instant::now(), counter)
     };
     let begun: Vec<_> = tgids.iter().map(counter).collect();
     sleep(COUNTED);
-    let rate = |(begun, counter): (Instant, Result<Option<AllocatorCounter>, BooksError>)| {
+    let rate = |(begun, counter): (Instant, Result<Option<AllocatorCounter>, StateReadError>)| {
         let Some(mut counter) = counter? else { return Ok(None) };
         let count = patiently(|| counter.since_begun())?;
         Ok(Some(per_second(count, u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX))))
@@ -118,11 +118,11 @@ pub(crate) fn rates(tgids: &[u32]) -> Vec<Result<Option<u64>, BooksError>> {
 }
 
 /// Retries a reading while the allocators are active, for [`COUNTED`] at most.
-fn patiently<T>(mut read: impl FnMut() -> Result<T, BooksError>) -> Result<T, BooksError> {
+fn patiently<T>(mut read: impl FnMut() -> Result<T, StateReadError>) -> Result<T, StateReadError> {
     let until = Instant::now() + COUNTED;
     loop {
         match read() {
-            Err(BooksError::Refused(refusal)) if refusal.is_passing() && Instant::now() < until => {
+            Err(StateReadError::Refused(refusal)) if refusal.is_passing() && Instant::now() < until => {
                 sleep(BETWEEN_TRIES);
             }
             done => return done,
@@ -147,7 +147,7 @@ fn by_probe(kernel: &mut KernelHalf, found: &FoundLibrary) -> Option<Way> {
 fn counted(kernel: &mut KernelHalf, tgid: u32, probes: TensorProbes) -> Option<u64> {
     let counted = tensor_probes::counted(kernel, tgid);
     if let Err(error) = tensor_probes::detach(kernel, probes) {
-        log::warn!("process {tgid} keeps a probe that it does not need: {error}");
+        log::warn!("process {tgid}: cannot detach the counting probe: {error}");
     }
     let counted = counted.and_then(|count| tensor_probes::forget_count(kernel, tgid).map(|()| count));
     counted.inspect_err(|error| log::warn!("process {tgid}: {error}")).ok().flatten()

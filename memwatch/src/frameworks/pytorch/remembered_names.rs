@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_keeps_its_name_while_it_stands_and_the_name_has_its_age() {
+    fn remembered_name_keeps_its_age_while_the_block_is_live() {
         let mut names = RememberedNames::default();
         let (found, changed) = (HoldingClass::Tensor, HoldingClass::Changed);
         names.complete(&mut reading(1, &[(1, found), (2, found), (3, found)]));

@@ -99,7 +99,7 @@ fn wants(level: TensorLevel, purpose: Purpose) -> bool {
         | Purpose::Buffers
         | Purpose::Pools => level >= TensorLevel::Blocks,
         Purpose::Python | Purpose::Operators => level >= TensorLevel::Sites,
-        Purpose::Stages | Purpose::Layers => level >= TensorLevel::Layers,
+        Purpose::Phases | Purpose::Modules => level >= TensorLevel::Modules,
         // Attached on demand, when other probes show the need.
         Purpose::AllocatorWithoutTrace => false,
     }

@@ -273,7 +273,7 @@ mod tests {
     use super::{goes_on_with, is_entry};
 
     #[test]
-    fn the_namespace_of_a_version_may_stand_in_a_name_or_not() {
+    fn symbol_match_allows_an_optional_version_namespace() {
         let goes_on = |name: &str| goes_on_with(name.as_bytes(), b"_ZN3rmm", "2mr6detail4poolE");
         assert!(goes_on("_ZN3rmm10_RMM_26_102mr6detail4poolEPv") && goes_on("_ZN3rmm2mr6detail4poolEPv"));
         assert!(goes_on("_ZN3rmm9_RMM_26_92mr6detail4poolE") && goes_on("_ZN3rmm11_RMM_126_102mr6detail4poolE"));

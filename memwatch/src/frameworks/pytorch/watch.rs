@@ -204,7 +204,11 @@ impl TorchWatch {
         if is_on && watched.load.is_empty() {
             watched.load = watched.libraries.values().filter_map(|library| library.begin_load(kernel, tgid)).collect();
         } else if !is_on {
-            let failed = |error: &std::io::Error| log::warn!("process {tgid} keeps probes of no use: {error}");
+            let failed = |error: &std::io::Error| {
+                log::warn!(
+                    "process {tgid}: cannot start the detach thread ({error}); load probes are detached in this one"
+                )
+            };
             // Does not wait until the probes are detached.
             drop(tensor_probes::detach_beside(kernel, std::mem::take(&mut watched.load)).inspect_err(failed));
         }
@@ -234,7 +238,9 @@ impl TorchWatch {
         let watched = self.processes.get_mut(&tgid)?;
         (watched.level, watched.reports_only) = (Some(TensorLevel::Read), false);
         let probes = watched.libraries.values_mut().flat_map(ProbedLibrary::clear).collect();
-        let failed = |error: &std::io::Error| log::warn!("process {tgid} keeps probes that it does not need: {error}");
+        let failed = |error: &std::io::Error| {
+            log::warn!("process {tgid}: cannot start the detach thread ({error}); probes are detached in this one")
+        };
         tensor_probes::detach_beside(kernel, probes).inspect_err(failed).ok()
     }
 
@@ -290,7 +296,9 @@ impl TorchWatch {
     pub(crate) fn do_without_trace(&mut self, kernel: &mut KernelHalf, tgid: u32) {
         let Some(watched) = self.processes.get_mut(&tgid) else { return };
         if watched.sight == BlockProbing::Calls {
-            log::warn!("process {tgid}: its allocator's blocks are not where its code says: several probes show each");
+            log::warn!(
+                "process {tgid}: PyTorch's blocks are not at the decoded offsets; using several probes per block"
+            );
             watched.sight = BlockProbing::Functions;
             let request = watched.request(self.request);
             watched.follow(kernel, tgid, request);

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_has_its_form_wherever_it_stands() {
+    fn json_form_of_a_view_is_the_same_nested_listed_or_flattened() {
         let clock = WallClock::utc(0);
         let view = || View {
             tgid: 7,

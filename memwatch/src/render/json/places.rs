@@ -1,11 +1,11 @@
-//! JSON reports of `memwatch sites`, `stages` and `layers`.
+//! JSON reports of `memwatch sites`, `phases` and `modules`.
 
 use std::collections::BTreeMap;
 use std::io;
 
 use memwatch_core::snapshot::{
-    DevicePlacesView, LargeView, LayerView, PhaseView, PlaceNameView, PlacesView, ProcessView, RefusalView, SiteView,
-    Snapshot, StackView, StageView, SumView, WhoseView, largest,
+    DeviceAttributionView, LargeView, ModuleView, PhaseView, PlaceNameView, AttributionView, ProcessView, RangeView, RefusalView,
+    SiteView, Snapshot, StackView, SumView, WhoseView, largest,
 };
 use memwatch_core::words::{Name, Tgid, json};
 use serde::Serialize;
@@ -18,8 +18,8 @@ impl AttributionList {
     const fn schema(self) -> &'static str {
         match self {
             Self::Sites => "memwatch.sites/2",
-            Self::Stages => "memwatch.stages/2",
-            Self::Layers => "memwatch.layers/2",
+            Self::Phases => "memwatch.stages/2",
+            Self::Modules => "memwatch.layers/2",
         }
     }
 }
@@ -59,7 +59,7 @@ struct AttributedProcess<'a> {
     native_stacks: &'a BTreeMap<Name, u64>,
     stacks_left_out: u64,
     #[serde(flatten)]
-    places: &'a PlacesView,
+    places: &'a AttributionView,
     overhead: Option<OverheadJson<'a>>,
     devices: Vec<AttributedDevice<'a>>,
     failures: Vec<AttributedBlock<'a, RefusalView>>,
@@ -70,7 +70,7 @@ struct AttributedProcess<'a> {
 #[derive(Serialize)]
 pub(crate) struct AttributedDevice<'a> {
     #[serde(flatten)]
-    view: &'a DevicePlacesView,
+    view: &'a DeviceAttributionView,
     attributed_bytes: u64,
     #[serde(flatten)]
     total: SumJson,
@@ -87,16 +87,16 @@ enum AttributionRows<'a> {
         large: Vec<AttributedBlock<'a, LargeView>>,
         stacks: Vec<AttributionRow<&'a StackView>>,
     },
-    Stages {
-        stages: Vec<AttributionRow<&'a StageView>>,
-        phases: Vec<AttributionRow<PhaseView>>,
+    Phases {
+        phases: Vec<AttributionRow<&'a PhaseView>>,
+        ranges: Vec<AttributionRow<RangeView>>,
     },
-    Layers {
-        layers: Vec<AttributionRow<LayerView>>,
+    Modules {
+        modules: Vec<AttributionRow<ModuleView>>,
     },
     All {
-        stages: Vec<AttributionRow<&'a StageView>>,
-        layers: Vec<AttributionRow<LayerView>>,
+        phases: Vec<AttributionRow<&'a PhaseView>>,
+        modules: Vec<AttributionRow<ModuleView>>,
         sites: Vec<AttributionRow<SiteView>>,
     },
 }
@@ -144,17 +144,17 @@ struct SampledLive {
 struct AttributedBlock<'a, V> {
     #[serde(flatten)]
     view: &'a V,
-    stage: &'a str,
-    stage_by: &'a str,
+    phase: &'a str,
+    phase_by: &'a str,
     step: u64,
     site: &'a PlaceNameView,
     library: Option<&'a str>,
-    layer: &'a PlaceNameView,
+    module: &'a PlaceNameView,
 }
 
 fn process(process: &ProcessView, which: AttributionList, top: usize) -> Option<AttributedProcess<'_>> {
     let tensors = process.tensors.as_ref()?;
-    let places = &tensors.places;
+    let places = &tensors.attribution;
     Some(AttributedProcess {
         tgid: process.tgid,
         comm: &process.comm,
@@ -174,43 +174,43 @@ fn process(process: &ProcessView, which: AttributionList, top: usize) -> Option<
 
 /// Returns the largest entries of each device, at most `top` rows per list. The list of stages is
 /// complete.
-pub(crate) fn largest_places(places: &PlacesView, top: usize) -> Vec<AttributedDevice<'_>> {
+pub(crate) fn largest_places(places: &AttributionView, top: usize) -> Vec<AttributedDevice<'_>> {
     let of = |device| {
         let rows =
-            AttributionRows::All { stages: stages(device), layers: layers(device, top), sites: sites(device, top) };
+            AttributionRows::All { phases: phases(device), modules: modules(device, top), sites: sites(device, top) };
         with_rows(device, rows)
     };
     places.devices.iter().map(of).collect()
 }
 
-fn stages(device: &DevicePlacesView) -> Vec<AttributionRow<&StageView>> {
-    device.stages.iter().map(|stage| row(stage.sum, stage)).collect()
+fn phases(device: &DeviceAttributionView) -> Vec<AttributionRow<&PhaseView>> {
+    device.phases.iter().map(|phase| row(phase.sum, phase)).collect()
 }
 
-fn layers(device: &DevicePlacesView, top: usize) -> Vec<AttributionRow<LayerView>> {
-    largest(device.layers.clone(), top).into_iter().map(|layer| row(layer.sum, layer)).collect()
+fn modules(device: &DeviceAttributionView, top: usize) -> Vec<AttributionRow<ModuleView>> {
+    largest(device.modules.clone(), top).into_iter().map(|module| row(module.sum, module)).collect()
 }
 
-fn sites(device: &DevicePlacesView, top: usize) -> Vec<AttributionRow<SiteView>> {
+fn sites(device: &DeviceAttributionView, top: usize) -> Vec<AttributionRow<SiteView>> {
     largest(device.sites.clone(), top).into_iter().map(|site| row(site.sum, site)).collect()
 }
 
-fn rows(device: &DevicePlacesView, which: AttributionList, top: usize) -> AttributionRows<'_> {
+fn rows(device: &DeviceAttributionView, which: AttributionList, top: usize) -> AttributionRows<'_> {
     match which {
         AttributionList::Sites => AttributionRows::Sites {
             sites: sites(device, top),
             large: device.large.iter().map(|block| owned(block, &block.whose)).collect(),
             stacks: device.stacks.iter().map(|stack| row(stack.sum, stack)).collect(),
         },
-        AttributionList::Stages => AttributionRows::Stages {
-            stages: stages(device),
-            phases: largest(device.phases.clone(), top).into_iter().map(|phase| row(phase.sum, phase)).collect(),
+        AttributionList::Phases => AttributionRows::Phases {
+            phases: phases(device),
+            ranges: largest(device.ranges.clone(), top).into_iter().map(|range| row(range.sum, range)).collect(),
         },
-        AttributionList::Layers => AttributionRows::Layers { layers: layers(device, top) },
+        AttributionList::Modules => AttributionRows::Modules { modules: modules(device, top) },
     }
 }
 
-fn with_rows<'a>(view: &'a DevicePlacesView, rows: AttributionRows<'a>) -> AttributedDevice<'a> {
+fn with_rows<'a>(view: &'a DeviceAttributionView, rows: AttributionRows<'a>) -> AttributedDevice<'a> {
     AttributedDevice { view, attributed_bytes: view.total.live_bytes, total: history(view.total), rows }
 }
 
@@ -230,8 +230,8 @@ fn history(sum: SumView) -> SumJson {
 }
 
 fn owned<'a, V>(view: &'a V, whose: &'a WhoseView) -> AttributedBlock<'a, V> {
-    let WhoseView { stage, by, step, site, library, layer } = whose;
-    AttributedBlock { view, stage, stage_by: by, step: *step, site, library: library.as_deref(), layer }
+    let WhoseView { phase, by, step, site, library, module } = whose;
+    AttributedBlock { view, phase, phase_by: by, step: *step, site, library: library.as_deref(), module }
 }
 
 #[cfg(test)]

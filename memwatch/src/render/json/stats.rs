@@ -14,7 +14,7 @@ use super::overhead::{self, OverheadJson};
 use super::{ReportOrigin, places, write_report};
 
 /// Maximum length of the lists of layers and lines in a process's `tensor` field. The complete
-/// lists are in `memwatch sites`, `stages` and `layers`.
+/// lists are in `memwatch sites`, `phases` and `modules`.
 const PLACES: usize = 10;
 
 /// Writes all statistics of the caching allocators of each process with traced tensors, as one
@@ -111,7 +111,7 @@ pub(crate) fn tensor(tensors: &TensorsView) -> TensorJson<'_> {
         buffers: tensors.buffers.as_ref(),
         pools: tensors.pools.as_ref(),
         windows: tensors.windows,
-        places: places::largest_places(&tensors.places, PLACES),
+        places: places::largest_places(&tensors.attribution, PLACES),
         losses: &tensors.losses,
     }
 }

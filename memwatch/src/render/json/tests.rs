@@ -23,7 +23,7 @@ fn a_report_is_one_line_with_the_fields_of_the_contract() {
 }
 
 #[test]
-fn a_field_stands_once_in_a_report_wherever_it_comes_from() {
+fn json_report_has_no_duplicate_field() {
     for snapshot in [fixture::quiet_node(), fixture::owned_node(), fixture::divided_node()] {
         for report in [JsonReport::Ps(Some(OwnerGrouping::Container)), JsonReport::Run] {
             let text = line(report, &snapshot);
@@ -34,7 +34,7 @@ fn a_field_stands_once_in_a_report_wherever_it_comes_from() {
 }
 
 #[test]
-fn an_instance_says_what_it_is_a_part_of() {
+fn json_mig_instance_names_its_parent_gpu() {
     let report = value(&fixture::divided_node());
     let mig = serde_json::json!({"parent_uuid": fixture::UUID_1, "index": 1, "profile": "1g.10gb", "gpu_instance_id": 8, "compute_instance_id": 0});
     assert_eq!(report["data"]["gpus"][2]["mig"], mig);
@@ -73,7 +73,7 @@ fn every_kind_has_its_key() {
 }
 
 #[test]
-fn losses_and_a_missing_nvml_stand_in_every_report() {
+fn json_reports_always_include_losses_and_missing_nvml() {
     let report = value(&fixture::busy_node());
     assert_eq!(report["complete"], false);
     assert_eq!((&report["losses"]["ring_full"], &report["losses"]["nested_too_deep"]), (&12.into(), &0.into()));

@@ -14,12 +14,12 @@ pub(crate) fn remarks(snapshot: &Snapshot, process: &ProcessView) -> Vec<String>
     left.gpus.iter().map(|own| of((&own.uuid, own.used_bytes))).collect()
 }
 
-/// `GPU 0  NVML still charges it 646.0 MiB: PID 453, which it forked, has its open files of the
-/// driver and keeps this memory until it ends`.
+/// `GPU 0  NVML still charges it 646.0 MiB: PID 453, which it forked, has its driver files
+/// open and keeps this memory until it exits`.
 ///
 /// `was_seen` is false if the process ended before the attach: its forks were not observed then.
-pub(crate) fn sentence(used_bytes: u64, gpu: &str, (keepers, was_seen): (&[Tgid], bool)) -> String {
-    let pids: Vec<_> = keepers.iter().map(|child| child.0.to_string()).collect();
+pub(crate) fn sentence(used_bytes: u64, gpu: &str, (retainers, was_seen): (&[Tgid], bool)) -> String {
+    let pids: Vec<_> = retainers.iter().map(|child| child.0.to_string()).collect();
     let who = match (pids.as_slice(), was_seen) {
         ([], _) => "a process that it forked".to_owned(),
         ([one], true) => format!("PID {one}, which it forked,"),
@@ -28,7 +28,7 @@ pub(crate) fn sentence(used_bytes: u64, gpu: &str, (keepers, was_seen): (&[Tgid]
         (several, false) => format!("one of PID {}, which are charged nothing,", several.join(", ")),
     };
     format!(
-        "GPU {gpu}  NVML still charges it {}: {who} has its open files of the driver and keeps this memory until it ends",
+        "GPU {gpu}  NVML still charges it {}: {who} has its driver files open and keeps this memory until it exits",
         bytes(used_bytes)
     )
 }
@@ -54,14 +54,14 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn whoever_keeps_the_memory_of_a_process_that_has_ended_is_named() {
-        let text = |keepers: &[u32], was_seen| {
-            sentence(646 * MIB, "0", (&keepers.iter().copied().map(Tgid).collect::<Vec<_>>(), was_seen))
+    fn left_behind_sentence_names_the_processes_that_keep_the_memory() {
+        let text = |retainers: &[u32], was_seen| {
+            sentence(646 * MIB, "0", (&retainers.iter().copied().map(Tgid).collect::<Vec<_>>(), was_seen))
         };
-        let forked = "GPU 0  NVML still charges it 646.0 MiB: PID 453, which it forked, has its open files of the driver and keeps this memory until it ends";
+        let forked = "GPU 0  NVML still charges it 646.0 MiB: PID 453, which it forked, has its driver files open and keeps this memory until it exits";
         assert_eq!(text(&[453], true), forked);
         assert!(text(&[453, 454], true).contains("a process that it forked (one of PID 453, 454) has"));
-        assert!(text(&[453], false).contains(": PID 453, which is charged nothing, has its open files"));
+        assert!(text(&[453], false).contains(": PID 453, which is charged nothing, has its driver files open"));
         assert!(text(&[], true).contains(": a process that it forked has"));
     }
 }

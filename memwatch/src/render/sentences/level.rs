@@ -5,9 +5,9 @@ use memwatch_core::attribution::price::Budget;
 use memwatch_core::input::{LevelChoice, MeasuredSlowdown, TensorLevel};
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 
-use super::{LISTED, Sentence, and_more};
+use super::{LISTED, Sentence};
 use crate::render::Tone;
-use crate::render::format::count;
+use crate::render::format::{count, plural};
 
 /// Nanoseconds per second in a hundredth of a processor.
 const PERCENT_NS: u64 = 10_000_000;
@@ -40,12 +40,12 @@ pub(crate) fn lowered(choice: &LevelChoice) -> Option<String> {
         }
         (TensorLevel::Off, _) => format!("tensors are off: {}", slows("they")),
         (TensorLevel::Read, asked) if let Some(windows) = choice.windows => {
-            let parts = if asked >= TensorLevel::Layers { "lines and modules" } else { "lines" };
+            let parts = if asked >= TensorLevel::Modules { "lines and modules" } else { "lines" };
             let (open, every) = (short(windows.open_ns), short(windows.every_ns));
             format!("{parts} are sampled, {open} of every {every}: {}", slows("tracing all"))
         }
         (TensorLevel::Read, _) => format!("tensors are read from memory, not traced: {}", slows("tracing")),
-        (TensorLevel::Blocks, TensorLevel::Layers) => format!("modules and lines are off: {}", slows("they")),
+        (TensorLevel::Blocks, TensorLevel::Modules) => format!("modules and lines are off: {}", slows("they")),
         (TensorLevel::Blocks, _) => format!("lines are off: {}", slows("they")),
         _ => format!("modules are off: {}", slows("they")),
     };
@@ -62,7 +62,7 @@ pub(crate) fn measured(choice: &LevelChoice) -> Option<String> {
         MeasuredSlowdown::Now => {
             let (rate, percent) = numbers(choice);
             Some(format!(
-                "whether tracing slows PID {tgid} is measured for some seconds: at {rate} tensor events/s it takes about {percent} % of a processor{budget}"
+                "measuring for a few seconds whether tracing slows PID {tgid}: at {rate} tensor events/s it takes about {percent} % of a processor{budget}"
             ))
         }
         MeasuredSlowdown::Slowdown { .. } if choice.chosen < choice.asked => lowered(choice),
@@ -87,7 +87,7 @@ pub(crate) fn raised(choice: &LevelChoice, before: TensorLevel) -> Option<String
         return None;
     }
     let parts = match choice.chosen {
-        TensorLevel::Layers => "tensors, lines and modules",
+        TensorLevel::Modules => "tensors, lines and modules",
         TensorLevel::Sites => "tensors and lines",
         _ => "tensors",
     };
@@ -97,26 +97,26 @@ pub(crate) fn raised(choice: &LevelChoice, before: TensorLevel) -> Option<String
     ))
 }
 
-/// `at 120,000 tensor events/s tracing PID 1136 takes about 65 % of a processor, and slows it by no
-/// more than that`; `None` unless the requested level is active and exceeds the default budget.
+/// `at 120,000 tensor events/s tracing PID 1136 takes about 65 % of a processor, and slows it by at
+/// most that`; `None` unless the requested level is active and exceeds the default budget.
 pub(crate) fn obeyed(choice: &LevelChoice) -> Option<String> {
     let usual_ns = Budget::default().ns_per_second();
     let is_felt = choice.chosen == choice.asked && Some(choice.asked_ns_per_second) > usual_ns;
     is_felt.then(|| {
         let (rate, percent) = numbers(choice);
         format!(
-            "at {rate} tensor events/s tracing PID {} takes about {percent} % of a processor, and slows it by no more than that",
+            "at {rate} tensor events/s tracing PID {} takes about {percent} % of a processor, and slows it by at most that",
             choice.tgid.0
         )
     })
 }
 
-/// `PID 1136 sets its CUDA context 60,000 times a second, which is traced no more: that would take
-/// 9 % of its time (budget 2 %). ...`.
+/// `PID 1136 sets its CUDA context 60,000 times a second, which is no longer traced: tracing would
+/// take 9 % of its time (budget 2 %). ...`.
 pub(crate) fn changes_spared((tgid, rate): (u32, u64), (price_ns, budget): (u64, Budget)) -> String {
     let budget = budget.ns_per_second().map(|budget| format!(" (budget {})", percent_of(budget)));
     format!(
-        "PID {tgid} sets its CUDA context {} times a second, which is traced no more: that would take {} of its time{}. Nothing depends on it while there is one context",
+        "PID {tgid} sets its CUDA context {} times a second, which is no longer traced: tracing would take {} of its time{}. With a single context, no number depends on these calls",
         count(rate),
         percent_of(price_ns),
         budget.unwrap_or_default()
@@ -131,7 +131,7 @@ pub(crate) fn is_sampled(process: &ProcessView) -> bool {
 
 /// Returns whether only sampled small blocks of the process have a line.
 fn samples_blocks(process: &ProcessView) -> bool {
-    let devices = process.tensors.iter().flat_map(|tensors| &tensors.places.devices);
+    let devices = process.tensors.iter().flat_map(|tensors| &tensors.attribution.devices);
     devices.flat_map(|device| &device.sites).any(|site| site.kind == "not_sampled")
 }
 
@@ -162,19 +162,20 @@ pub(crate) fn percent_of(ns_per_second: u64) -> String {
     if tenths.is_multiple_of(10) { format!("{} %", tenths / 10) } else { format!("{}.{} %", tenths / 10, tenths % 10) }
 }
 
-/// Returns one sentence per process that is traced at less than the requested level, at most
-/// [`LISTED`] of them, and the number of the others.
+/// Returns the sentences on the first [`LISTED`] processes that are not traced completely, and the
+/// number of the others.
 pub(super) fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
     // A process that has ended still shows estimates, so `sampled` applies to it as well.
-    let texts = |process: &ProcessView| {
+    let texts = |process: &ProcessView| -> Vec<String> {
         let level = process.level.as_ref().filter(|_| process.ended_ns.is_none());
-        level.and_then(lowered).into_iter().chain(sampled(process))
+        level.and_then(lowered).into_iter().chain(sampled(process)).collect()
     };
-    let mut texts: Vec<String> = snapshot.processes.iter().flat_map(texts).collect();
-    let all = texts.len();
-    texts.truncate(LISTED);
-    if let Some(last) = texts.last_mut() {
-        last.push_str(&and_more(all));
+    let mut processes: Vec<_> = snapshot.processes.iter().map(texts).filter(|texts| !texts.is_empty()).collect();
+    let others = processes.split_off(processes.len().min(LISTED)).len();
+    let mut texts: Vec<String> = processes.into_iter().flatten().collect();
+    if others > 0 {
+        let others = plural(u64::try_from(others).unwrap_or(u64::MAX), "more process", "more processes");
+        texts.push(format!("{others} not traced completely"));
     }
     texts.into_iter().map(|text| Sentence::new(Tone::Warning, text)).collect()
 }
@@ -196,70 +197,71 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_is_named_with_its_price_the_budget_and_how_to_get_it() {
+    fn lowered_level_sentence_states_overhead_budget_and_remedy() {
         let text = |level, rate| lowered(&choice(level, true, rate)).unwrap_or_default();
         assert_eq!(
-            text(TensorLevel::Layers, 120_000),
+            text(TensorLevel::Modules, 120_000),
             "tensors are read from memory, not traced: at 120,000 tensor events/s tracing would slow PID 1136 by about 60 % (budget 2 %). To trace anyway: --budget none"
         );
-        assert!(text(TensorLevel::Layers, 7_000).starts_with("modules and lines are off: at 7,000 tensor events/s"));
-        assert!(text(TensorLevel::Layers, 5_000).starts_with("modules are off: "));
+        assert!(text(TensorLevel::Modules, 7_000).starts_with("modules and lines are off: at 7,000 tensor events/s"));
+        assert!(text(TensorLevel::Modules, 5_000).starts_with("modules are off: "));
         assert!(text(TensorLevel::Sites, 7_000).starts_with("lines are off: "));
-        assert_eq!(text(TensorLevel::Layers, 3_000), "");
-        let nothing = LevelChoice { budget_ns_per_second: Some(0), ..choice(TensorLevel::Layers, true, 120_000) };
+        assert_eq!(text(TensorLevel::Modules, 3_000), "");
+        let nothing = LevelChoice { budget_ns_per_second: Some(0), ..choice(TensorLevel::Modules, true, 120_000) };
         let text = "tensors of PID 1136 are read from its memory, not traced: the budget is 0";
         assert_eq!(lowered(&nothing).as_deref(), Some(text));
     }
 
     #[test]
-    fn what_is_traced_again_has_its_price() {
-        let again = choice(TensorLevel::Layers, true, 900);
+    fn raised_level_sentence_states_its_overhead() {
+        let again = choice(TensorLevel::Modules, true, 900);
         assert_eq!(
             raised(&again, TensorLevel::Read).as_deref(),
             Some(
                 "tensors, lines and modules of PID 1136 are traced again: at 900 tensor events/s that takes about 0.5 % of its time"
             )
         );
-        assert_eq!((raised(&again, TensorLevel::Layers), percent_of(20_000_000)), (None, "2 %".to_owned()));
+        assert_eq!((raised(&again, TensorLevel::Modules), percent_of(20_000_000)), (None, "2 %".to_owned()));
     }
 
     #[test]
-    fn what_was_measured_is_printed_with_its_error() {
+    fn measured_level_sentence_states_the_slowdown_and_its_error() {
         let of = |chosen, measured| {
-            let by_price = choice(TensorLevel::Layers, true, 20_000);
+            let by_price = choice(TensorLevel::Modules, true, 20_000);
             LevelChoice { chosen, measured, windows: None, ..by_price }
         };
         let text = |chosen, measured| super::measured(&of(chosen, measured)).unwrap_or_default();
         let slowdown = |part, error| MeasuredSlowdown::Slowdown { part, error };
         assert_eq!(
-            text(TensorLevel::Layers, slowdown(12, 34)),
+            text(TensorLevel::Modules, slowdown(12, 34)),
             "all of PID 1136 is traced: that slows it by 0.1 ± 0.3 % (budget 2 %), as measured"
         );
-        assert!(text(TensorLevel::Layers, slowdown(-40, 30)).contains("by 0.0 ± 0.3 %"));
+        assert!(text(TensorLevel::Modules, slowdown(-40, 30)).contains("by 0.0 ± 0.3 %"));
         assert_eq!(
             text(TensorLevel::Read, slowdown(1_230, 90)),
             "tensors are read from memory, not traced: at 20,000 tensor events/s tracing all slows PID 1136 by 12.3 ± 0.9 % (budget 2 %), as measured. To trace anyway: --budget none"
         );
         assert!(
-            text(TensorLevel::Layers, MeasuredSlowdown::Now)
+            text(TensorLevel::Modules, MeasuredSlowdown::Now)
                 .contains("it takes about 10 % of a processor (budget 2 %)")
         );
         assert_eq!(text(TensorLevel::Read, MeasuredSlowdown::Not), "");
     }
 
     #[test]
-    fn what_was_asked_for_has_its_price_where_it_is_felt() {
-        let text = |rate| obeyed(&choice(TensorLevel::Layers, false, rate));
-        let expected = "at 120,000 tensor events/s tracing PID 1136 takes about 60 % of a processor, and slows it by no more than that";
+    fn obeyed_level_sentence_states_a_noticeable_overhead() {
+        let text = |rate| obeyed(&choice(TensorLevel::Modules, false, rate));
+        let expected =
+            "at 120,000 tensor events/s tracing PID 1136 takes about 60 % of a processor, and slows it by at most that";
         assert_eq!(text(120_000).as_deref(), Some(expected));
-        assert_eq!((text(3_000), lowered(&choice(TensorLevel::Layers, false, 120_000))), (None, None));
+        assert_eq!((text(3_000), lowered(&choice(TensorLevel::Modules, false, 120_000))), (None, None));
     }
 
     #[test]
-    fn context_changes_that_are_traced_no_more_have_their_price_and_why_nothing_is_lost() {
+    fn untraced_context_changes_sentence_states_their_overhead() {
         assert_eq!(
             changes_spared((1136, 60_000), (90_000_000, Budget::default())),
-            "PID 1136 sets its CUDA context 60,000 times a second, which is traced no more: that would take 9 % of its time (budget 2 %). Nothing depends on it while there is one context"
+            "PID 1136 sets its CUDA context 60,000 times a second, which is no longer traced: tracing would take 9 % of its time (budget 2 %). With a single context, no number depends on these calls"
         );
     }
 
@@ -267,11 +269,12 @@ mod tests {
     fn of_many_processes_the_first_are_named_and_ended_ones_are_not() {
         let mut snapshot = crowded_node(6);
         for process in &mut snapshot.processes {
-            process.level = Some(choice(TensorLevel::Layers, true, 120_000));
+            process.level = Some(choice(TensorLevel::Modules, true, 120_000));
         }
         snapshot.processes[5].ended_ns = Some(snapshot.time_ns);
         let texts: Vec<String> = sentences(&snapshot).into_iter().map(|sentence| sentence.text).collect();
-        assert_eq!(texts.len(), 3);
-        assert!(texts[2].ends_with("--budget none and 2 more"), "{texts:?}");
+        assert_eq!(texts.len(), 4, "{texts:?}");
+        assert!(texts[2].ends_with("--budget none"), "{texts:?}");
+        assert_eq!(texts[3], "2 more processes not traced completely");
     }
 }

@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn the_overhead_is_the_sum_and_names_who_pays_much() {
+    fn overhead_sentence_is_the_sum_and_names_expensive_processes() {
         assert_eq!(reported(&[Some((12_000_000, 0))]), ["overhead 1.2 % CPU"]);
         assert_eq!(reported(&[Some((3_000_000, 0)), None, Some((12_000_000, 0))]), ["overhead 1.5 % CPU"]);
         assert_eq!(reported(&[Some((62_000_000, 0))]), ["overhead 6.2 % CPU"]);

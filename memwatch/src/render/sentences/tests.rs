@@ -11,12 +11,12 @@ fn trust_line(snapshot: &Snapshot) -> String {
 }
 
 #[test]
-fn where_nothing_is_wrong_the_last_line_says_so_in_a_word() {
+fn trust_line_without_problems_is_complete() {
     assert_eq!(trust_line(&quiet_node()), "complete");
 }
 
 #[test]
-fn the_last_line_names_what_is_missing_and_no_function_that_the_driver_lacks() {
+fn trust_line_names_gaps_but_not_functions_the_driver_lacks() {
     assert_eq!(
         trust_line(&busy_node()),
         "12 events dropped (ring full): peak and totals of PID 2002 may be wrong · \
@@ -70,7 +70,7 @@ fn a_function_without_probes_in_two_files_is_named_once() {
 }
 
 #[test]
-fn a_library_that_nobody_uses_does_not_speak_where_another_has_probes() {
+fn trust_line_ignores_an_unused_library_beside_a_probed_one() {
     let mut snapshot = quiet_node();
     let complete = trust_line(&snapshot);
     let error = Some("damaged ELF file: symbol table".to_owned());
@@ -88,7 +88,7 @@ fn a_library_that_nobody_uses_does_not_speak_where_another_has_probes() {
 fn files_beyond_the_limit_are_counted() {
     let mut snapshot = quiet_node();
     snapshot.coverage.libraries_over_limit = 236;
-    let sentence = "236 library files have no probes: too many files are named libcuda.so";
+    let sentence = "236 library files have no probes: the limit of libcuda.so files is reached";
     assert!(trust_line(&snapshot).ends_with(sentence), "{}", trust_line(&snapshot));
 }
 
@@ -119,7 +119,7 @@ fn a_comparison_with_nvml_is_of_the_whole_gpu_or_of_the_traced_processes() {
 }
 
 #[test]
-fn what_lies_outside_pytorch_is_named_where_pytorchs_part_is_known() {
+fn memory_outside_pytorch_is_reported_only_with_a_fresh_counter() {
     let snapshot = crate::render::fixture::training_node();
     let process = &snapshot.processes[0];
     let mut gpu = process.gpus[0].clone();
@@ -158,7 +158,7 @@ fn a_refused_allocation_is_reported_with_its_size() {
 }
 
 #[test]
-fn managed_memory_stands_apart_and_estimates_are_marked() {
+fn managed_memory_is_listed_separately_and_estimates_are_marked() {
     let mut snapshot = busy_node();
     let gpu = &mut snapshot.processes[0].gpus[0];
     assert_eq!(kinds(gpu), "device 38.00 GiB, pool 2.50 GiB + managed 3.00 GiB");
@@ -205,7 +205,7 @@ fn remarks_report_of_the_end_losses_and_older_memory() {
 }
 
 #[test]
-fn what_a_process_holds_beside_its_live_bytes_is_reported() {
+fn memory_held_beside_live_bytes_is_reported() {
     let mut process = quiet_node().processes.remove(0);
     assert_eq!(holdings(&process), [], "its pools hold just what is used");
     let pool = process.gpus[0].kinds.get_mut("pool").expect("a pool");
@@ -218,7 +218,7 @@ fn what_a_process_holds_beside_its_live_bytes_is_reported() {
         [
             "checkpointed: 4.0 MiB moved from the GPU to host memory",
             "pools reserve about 3.00 GiB, 512.0 MiB of it unused",
-            "shares 3.00 GiB of PID 77, 1.00 GiB of it already freed there",
+            "shares 3.00 GiB of PID 77, 1.00 GiB of it already freed by the owner",
         ]
     );
 }

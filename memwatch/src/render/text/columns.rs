@@ -101,7 +101,7 @@ impl ProcessColumn {
     }
 }
 
-/// By what rows are sorted.
+/// Sort order of the rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ProcessSort {
     /// Memory used on a GPU, the most first
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_and_order_are_all_that_are_named() {
+    fn ps_columns_and_order_are_those_selected() {
         let snapshot = busy_node();
         let shown = TableSelection { columns: vec!["command", "pid"], sort: ProcessSort::Pid };
         let names: Vec<_> = shown.fitting(&rows(&snapshot), Some(20)).iter().map(|column| column.name).collect();

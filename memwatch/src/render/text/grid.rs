@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_without_room_stand_in_a_second_line_of_each_row() {
+    fn text_grid_folds_columns_that_do_not_fit_into_a_second_line() {
         let (number, name) = (Align::Right, Align::Left);
         let mut grid = TextGrid::new(&[("PEAK", number), ("AT END", number), ("CALLS", number), ("SETTING", name)]);
         grid.push(["484.0 MiB", "1.0 MiB", "11", "expandable_segments:True"].map(str::to_owned).to_vec());
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_stand_under_one_another_and_wide_letters_count_twice() {
+    fn text_grid_aligns_numbers_and_counts_wide_characters_twice() {
         let mut grid = TextGrid::new(&[("PID", Align::Right), ("USER", Align::Left), ("COMMAND", Align::Left)]);
         for row in [["7", "日本", "a"], ["1234", "bob", "b c"]] {
             grid.push(row.map(str::to_owned).to_vec());

@@ -20,7 +20,7 @@ fn a_quiet_node_is_reported_in_short() {
 }
 
 #[test]
-fn instances_stand_in_their_gpus_place_with_their_profile() {
+fn ps_text_lists_mig_instances_with_profile_instead_of_their_gpu() {
     let reported = text(&fixture::divided_node(), TableOptions::default());
     let heads: Vec<_> = reported.lines().filter(|line| line.starts_with("GPU ")).collect();
     assert_eq!(heads.len(), 3, "{reported}");
@@ -49,7 +49,7 @@ fn a_narrow_terminal_cuts_rows_and_a_pipe_does_not() {
 }
 
 #[test]
-fn ascii_is_ascii() {
+fn ps_text_ascii_prints_ascii_only() {
     let mut snapshot = fixture::busy_node();
     snapshot.processes[1].command = "vllm".to_owned();
     let reported = text(&snapshot, TableOptions { ascii: true, ..TableOptions::default() });
@@ -89,7 +89,7 @@ fn summed(by: OwnerGrouping) -> String {
 }
 
 #[test]
-fn sums_by_owner_are_reported_with_what_nobody_is_charged_with() {
+fn ps_text_sums_by_owner_include_memory_charged_to_no_process() {
     let reported: String =
         [OwnerGrouping::Container, OwnerGrouping::Pod, OwnerGrouping::Job, OwnerGrouping::User, OwnerGrouping::Gpu]
             .map(summed)

@@ -15,8 +15,9 @@ use memwatch_core::input::Sensors;
 use memwatch_core::input::holdings::{Holding, HoldingClass, Holdings};
 use memwatch_core::owner::{Rank, SlurmJob};
 use memwatch_core::snapshot::{
-    AllocatorView, DevicePlacesView, FrameView, KindView, LayerView, OverheadView, PlaceNameView, PlacesView,
-    ProcessView, RefusalView, SiteView, Snapshot, StackView, StageView, StatisticView, SumView, TensorsView, WhoseView,
+    AllocatorView, DeviceAttributionView, FrameView, KindView, ModuleView, OverheadView, PhaseView, PlaceNameView,
+    AttributionView, ProcessView, RefusalView, SiteView, Snapshot, StackView, StatisticView, SumView, TensorsView,
+    WhoseView,
 };
 use memwatch_core::words::{GpuUuid, Ordinal, Tgid};
 
@@ -65,7 +66,7 @@ pub(crate) fn leaking_node() -> Snapshot {
     let (live, accounted) = (row.live_bytes, row.attributed_bytes);
     process.tensors = Some(Box::new(TensorsView {
         allocators: vec![allocator(live - 64 * MIB)],
-        places: places(),
+        attribution: places(),
         ..TensorsView::default()
     }));
     let gpu = &mut snapshot.gpus[0];
@@ -147,17 +148,17 @@ fn site(kind: &str, line: u32, function: &str, sum: SumView) -> SiteView {
     }
 }
 
-fn places() -> PlacesView {
+fn places() -> AttributionView {
     let kept = STEPS * STEP;
-    let stage =
-        |stage: &str, sum| StageView { stage: stage.to_owned().into(), recomputed: false, captured: false, sum };
-    let layer = |name: &str, class: &str, sum| LayerView {
+    let phase =
+        |phase: &str, sum| PhaseView { phase: phase.to_owned().into(), recomputed: false, captured: false, sum };
+    let module = |name: &str, class: &str, sum| ModuleView {
         kind: "module".into(),
         model: Some("Net".to_owned()),
         name: Some(name.to_owned()),
         class: Some(class.to_owned()),
         sum,
-        stages: BTreeMap::new(),
+        phases: BTreeMap::new(),
         host_duration_ns: None,
         rounding_bytes: None,
         total_rounding_bytes: None,
@@ -174,25 +175,25 @@ fn places() -> PlacesView {
         module: module.map(str::to_owned),
     };
     let frames = vec![frame(10, "forward", Some("Net")), frame(31, "train_step", None), frame(40, "main", None)];
-    PlacesView {
+    AttributionView {
         steps: Some(STEPS),
         optimizers: BTreeMap::from([("AdamW.step".to_owned(), STEPS)]),
         ambiguous_nodes: 0,
-        devices: vec![DevicePlacesView {
+        devices: vec![DeviceAttributionView {
             allocator_peak_bytes: None,
             device: 0,
             uuid: Some(GpuUuid::new(UUID_0)),
             allocated_bytes: total.live_bytes,
             unplaced_bytes: 0,
             total,
-            stages: vec![stage("forward", leaking), stage("optimizer", weights), stage("backward", backward)],
-            layers: vec![layer("fc2", "Linear", leaking), layer("fc1", "Linear", weights)],
+            phases: vec![phase("forward", leaking), phase("optimizer", weights), phase("backward", backward)],
+            modules: vec![module("fc2", "Linear", leaking), module("fc1", "Linear", weights)],
             sites: vec![
                 site("line", 10, "forward", leaking),
                 site("line", 34, "train_step", weights),
                 site("backward_of", 9, "forward", backward),
             ],
-            phases: Vec::new(),
+            ranges: Vec::new(),
             stacks: vec![StackView { frames, truncated: false, native: None, sum: leaking }],
             large: Vec::new(),
         }],
@@ -203,12 +204,12 @@ fn places() -> PlacesView {
 fn whose() -> WhoseView {
     let named = |kind: &str, name: &str| PlaceNameView { kind: kind.to_owned().into(), name: Some(name.to_owned()) };
     WhoseView {
-        stage: "forward".into(),
+        phase: "forward".into(),
         by: "frames".into(),
         step: 214,
         site: named("line", "train_leak.py:10 forward"),
         library: None,
-        layer: named("module", "Net fc2 Linear"),
+        module: named("module", "Net fc2 Linear"),
     }
 }
 
@@ -240,7 +241,7 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
         last_bytes: STEPS * STEP,
         turnover_ns: None,
         ages: None,
-        keepers: Vec::new(),
+        retainers: Vec::new(),
         read_bytes: 0,
         blocks: None,
     };
@@ -337,7 +338,7 @@ pub(crate) fn watched(opens_alone: bool, snapshot: &Snapshot) -> ViewState {
                 gpu.used_bytes = own.used_bytes.map(|used| used - used / 50 * to_go);
             }
             if let Some(tensors) = &mut process.tensors {
-                tensors.places.steps = tensors.places.steps.map(|_| STEPS - STEPS_PER_SECOND * to_go);
+                tensors.attribution.steps = tensors.attribution.steps.map(|_| STEPS - STEPS_PER_SECOND * to_go);
             }
         }
         for (gpu, own) in past.gpus.iter_mut().zip(&snapshot.gpus) {

@@ -86,7 +86,7 @@ impl Histories {
 
 /// Returns the number of steps that a process has completed.
 pub(crate) fn steps(process: &ProcessView) -> Option<u64> {
-    process.tensors.as_ref()?.places.steps
+    process.tensors.as_ref()?.attribution.steps
 }
 
 fn with<T>(mut series: VecDeque<T>, point: Option<T>) -> VecDeque<T> {
@@ -133,7 +133,7 @@ mod tests {
         for second in 0..4 {
             snapshot.time_ns = at(14, 3, second);
             if let Some(tensors) = &mut snapshot.processes[0].tensors {
-                tensors.places.steps = Some(100 + 3 * second);
+                tensors.attribution.steps = Some(100 + 3 * second);
             }
             histories.take(&snapshot);
             assert_eq!(histories.steps_per_second(key), (second > 0).then_some(3.0));

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn no_key_is_silent() {
+    fn tui_unknown_keys_are_reported_by_name() {
         for (code, name) in [(KeyCode::Char('c'), "c"), (KeyCode::F(5), "F5"), (KeyCode::Delete, "Del")] {
             assert_eq!(press(code, KeyModifiers::NONE), Some(KeyCommand::Unknown(name.to_owned())));
         }

@@ -186,7 +186,7 @@ mod tests {
     fn a_line_that_was_not_observed_for_long_enough_has_no_growth() {
         let (snapshot, outlooks) = (leaking_node(), leaking_outlooks());
         let process = &snapshot.processes[0];
-        let device = &process.tensors.as_ref().expect("PyTorch").places.devices[0];
+        let device = &process.tensors.as_ref().expect("PyTorch").attribution.devices[0];
         let growth: Vec<_> =
             device.sites.iter().map(|site| outlooks.growth(process, site, device.uuid.as_ref()).is_some()).collect();
         assert_eq!(growth, [true, true, false]);

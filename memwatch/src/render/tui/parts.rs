@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_older_is_no_part_of_what_is_unattributed() {
+    fn preexisting_bytes_are_excluded_from_unattributed_bytes() {
         assert_eq!(beyond_driver(10, Some(4)), (Some(4), 6));
         assert_eq!(beyond_driver(10, Some(10)), (Some(10), 0));
         assert_eq!(beyond_driver(10, None), (None, 10));

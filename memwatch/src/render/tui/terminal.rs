@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_suspension_the_whole_screen_is_drawn_though_the_terminal_does_not_answer() {
+    fn tui_redraws_fully_after_suspension_on_a_silent_terminal() {
         let mut terminal = Terminal::new(Silent(TestBackend::new(8, 1))).expect("it has a size");
         let draw = |terminal: &mut Terminal<Silent>| {
             terminal.draw(|frame| frame.render_widget(Line::raw("memwatch"), frame.area())).expect("it draws");

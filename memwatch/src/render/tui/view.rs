@@ -213,7 +213,7 @@ fn title(state: &ViewState, shown: &FrameInput, width: usize) -> Line<'static> {
     let gpus = plural(number(shown.snapshot.gpus.len()), "GPU", "GPUs");
     let from = if shown.snapshot.from_agent { "  by the agent" } else { "" };
     let left = vec![look.span(Tone::Heading, "memwatch"), look.span(Tone::Faint, format!("  {gpus}{from}"))];
-    look::ends(left, vec![clock(state, shown)], width)
+    look.ends(left, vec![clock(state, shown)], width)
 }
 
 /// Returns the time of the displayed snapshot.
@@ -286,7 +286,7 @@ fn bar(state: &mut ViewState, shown: &FrameInput, (grid, area): (&ScreenGrid, Re
             facts.push(format!("{}-{} of {}", number(state.top() + 1), number(last), number(grid.rows.len())));
         }
     }
-    look::ends(left, vec![look.span(Tone::Faint, facts.join("   "))], usize::from(area.width))
+    look.ends(left, vec![look.span(Tone::Faint, facts.join("   "))], usize::from(area.width))
 }
 
 /// Draws lines over the table, in a frame titled with the selected row's name.

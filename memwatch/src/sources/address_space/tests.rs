@@ -66,7 +66,7 @@ fn pages_that_were_never_touched_read_as_zero_and_are_not_made() {
 }
 
 #[test]
-fn an_untouched_page_of_a_file_has_what_the_file_has() {
+fn address_space_reads_untouched_file_pages_from_the_file() {
     let mut file = tempfile::tempfile().expect("a temporary file");
     file.write_all(&[3; 5000]).expect("written");
     let mapped = TestMapping::new(Some(&file), 2 << 12);
@@ -80,7 +80,7 @@ fn an_untouched_page_of_a_file_has_what_the_file_has() {
 }
 
 #[test]
-fn what_is_not_mapped_cannot_be_read() {
+fn address_space_read_of_unmapped_memory_is_none() {
     let space = AddressSpace::open(std::process::id()).expect("own memory");
     assert_eq!(space.array::<8>(0), None);
     assert_eq!(space.array::<8>(u64::MAX - 3), None);

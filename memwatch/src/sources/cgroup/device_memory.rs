@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_without_an_account_is_charged_to_the_nearest_above_that_has_one() {
+    fn dmem_charge_belongs_to_the_nearest_cgroup_with_an_account() {
         let root = tempfile::tempdir().expect("a temporary directory");
         assert!(DeviceMemory::open(root.path()).is_none());
         fs::write(root.path().join("cgroup.controllers"), "cpuset memory\n").expect("a made-up tree");

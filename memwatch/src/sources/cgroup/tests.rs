@@ -70,7 +70,7 @@ fn a_removed_group_is_remembered_from_a_process_that_was_in_it() {
 }
 
 #[test]
-fn the_root_beside_hierarchies_of_v1_says_nothing_and_without_them_it_does() {
+fn root_cgroup_of_an_ended_process_is_known_only_without_v1_hierarchies() {
     let mut groups = ControlGroups::open();
     let Some(mount) = &groups.unified else { return eprintln!("skipped: no tree of cgroup v2 is mounted here") };
     let root = fs::metadata(&mount.point).expect("it is mounted").ino();
@@ -84,7 +84,7 @@ fn the_root_beside_hierarchies_of_v1_says_nothing_and_without_them_it_does() {
 }
 
 #[test]
-fn no_more_groups_are_remembered_than_there_is_room_for() {
+fn remembered_cgroups_are_bounded_and_evict_the_oldest() {
     let mut groups = ControlGroups::open();
     groups.unified = None;
     for id in 1..=REMEMBERED as u64 + 2 {

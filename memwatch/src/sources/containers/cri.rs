@@ -105,7 +105,7 @@ pub(super) async fn ask(runtime: &EngineSocket, id: &str) -> Result<ContainerNam
     let answer: ContainerStatusResponse =
         call(runtime, "/runtime.v1.RuntimeService/ContainerStatus", &asked, MOST_BYTES).await?;
     let status = answer.status.filter(|status| status.id == id);
-    let status = status.ok_or_else(|| ExchangeError::Unknown("another container".to_owned()))?;
+    let status = status.ok_or_else(|| ExchangeError::Unknown("the engine returned another container".to_owned()))?;
     let mut names = read(status);
     if names.pod.is_none() {
         // The container's own name is useful without the pod's.

@@ -43,7 +43,7 @@ fn read(id: &str, body: &[u8]) -> Result<ContainerNames, ExchangeError> {
     // The engine also accepts names and id prefixes, and a container's name may be another one's
     // id.
     if container.id != id {
-        return Err(ExchangeError::Unknown("another container of this name".to_owned()));
+        return Err(ExchangeError::Unknown("the engine returned another container".to_owned()));
     }
     let config = container.config.as_ref();
     Ok(ContainerNames {
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_none() {
+    fn docker_missing_fields_are_none() {
         let bare = ContainerNames { id: "0a".to_owned(), ..ContainerNames::default() };
         assert_eq!(read("0a", br#"{"Id":"0a"}"#), Ok(bare.clone()));
         assert_eq!(read("0a", br#"{"Id":"0a","Name":"/","Config":{"Image":"","Labels":null}}"#), Ok(bare));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_container_is_a_failure() {
+    fn docker_answer_that_is_not_a_container_is_a_failure() {
         for body in [b"".as_slice(), b"[]", b"{\"Id\":7}", b"{\"Id\":\"0a\",\"Name\":\"\xff\"}"] {
             assert!(matches!(read("0a", body), Err(ExchangeError::Failed(_))), "{body:?}");
         }

@@ -147,7 +147,7 @@ async fn connect(place: &EngineSocket) -> Result<UnixStream, ExchangeError> {
     if let Some(user) = place.user {
         let peer = stream.peer_cred().map_err(ExchangeError::failed)?.uid();
         if peer != user {
-            return Err(ExchangeError::Failed(format!("user {peer} listens there, not {user}")));
+            return Err(ExchangeError::Failed(format!("the socket's server is user {peer}, not {user}")));
         }
     }
     Ok(stream)

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_one_resource_are_one_promise_and_claims_are_promises_of_their_driver() {
+    fn pod_devices_of_one_resource_are_merged_and_dra_entries_kept_by_driver() {
         let claim = ClaimResource { driver_name: "gpu.nvidia.com".to_owned(), device_name: "gpu-3".to_owned() };
         let main = ContainerResources {
             name: "main".to_owned(),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_keeps_no_more_devices_than_a_machine_can_have() {
+    fn pod_device_list_is_limited_to_the_machine_maximum() {
         let many: Vec<String> = (0..2000).map(|number| format!("GPU-{number}")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         let twice = vec![devices("nvidia.com/gpu", &many), devices("nvidia.com/gpu", &many)];

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn promises_are_reported_when_they_change_and_not_believed_for_ever() {
+    async fn pod_devices_are_reported_on_change_and_withdrawn_after_failures() {
         let question = Arc::new(AtomicUsize::new(0));
         let kubelet = Listener::calls(move |method| match question.fetch_add(1, Ordering::Relaxed) {
             0 | 1 if method == "/v1.PodResourcesLister/List" => answer("GPU-a"),

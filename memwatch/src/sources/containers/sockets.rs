@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_that_were_named_stand_for_all_of_their_kind() {
+    fn named_engine_sockets_replace_the_defaults_of_their_kind() {
         let sockets = RuntimeSockets { docker: vec!["/a".into()], cri: vec!["/b".into()], kubelet: Some("/c".into()) };
         let engines = sockets.engines();
         for runtime in ["docker", "podman"] {

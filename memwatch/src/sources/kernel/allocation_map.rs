@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use aya::maps::{HashMap, IterableMap as _, MapData};
 use aya::{Ebpf, Pod};
 use memwatch_common::allocation_map::{AllocationKey, AllocationMap};
-use memwatch_common::capture::Booked;
+use memwatch_common::capture::MappedAllocation;
 use memwatch_common::shares::{NOBODY, SharedTable};
 use memwatch_core::Unnamed;
 use memwatch_core::input::{HeldAddresses, LiveAddress};
@@ -25,7 +25,7 @@ struct AddressKey(AllocationKey);
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-struct AddressEntry(Booked);
+struct AddressEntry(MappedAllocation);
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -225,7 +225,7 @@ impl KernelAllocationMap {
     }
 
     /// Returns all addresses of all processes, except those added or removed during the walk.
-    fn entries(&self) -> Vec<(AllocationKey, Booked)> {
+    fn entries(&self) -> Vec<(AllocationKey, MappedAllocation)> {
         batch::entries(self.addresses.map().fd().as_fd()).unwrap_or_else(|error| {
             log::warn!("the kernel half's allocation map cannot be read: {error}");
             Vec::new()
@@ -247,7 +247,7 @@ mod tests {
     use crate::sources::kernel::load::{KernelHalf, LoadOptions};
 
     #[test]
-    fn the_kernel_half_counts_what_user_space_has_taken_out() {
+    fn kernel_half_counts_entries_removed_by_user_space() {
         // SAFETY: geteuid has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
             eprintln!("SKIPPED: programs are loaded by root");

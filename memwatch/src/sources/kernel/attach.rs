@@ -211,13 +211,13 @@ pub(crate) fn detach_from_unused(kernel: &mut KernelHalf, files: Vec<LibraryProb
     for link in links {
         match kernel.take(link) {
             Ok(link) => taken.push(link),
-            Err(error) => log::warn!("a probe that nobody needs stays: {error}"),
+            Err(error) => log::warn!("cannot remove an unused probe: {error}"),
         }
     }
     // The links are removed one after the other, since this is not urgent.
     let ending = move || taken.into_iter().for_each(TakenLink::end);
     if let Err(error) = std::thread::Builder::new().name("detach".to_owned()).spawn(ending) {
-        log::warn!("no thread takes probes out that nobody needs, and pinned ones stay: {error}");
+        log::warn!("cannot start a thread to remove unused probes; pinned ones stay: {error}");
     }
 }
 

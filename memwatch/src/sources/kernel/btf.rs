@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_newer_than_the_table_is_skipped_by_the_kernels_own_table_of_kinds() {
+    fn btf_newer_kind_is_skipped_by_the_kind_layout_table() {
         for elements in [0, 1, 100] {
             // No recognisable types follow, so only the table of kinds can help.
             let made = with_task(Made::new().newer(elements)).words(&[u32::MAX; 3]).with_layout();
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_before_a_kind_that_cannot_be_skipped_is_found_and_the_rest_has_a_reason() {
+    fn btf_unknown_kind_ends_the_search_with_a_reason() {
         let made = with_task(Made::new()).newer(1).words(&[u32::MAX; 3]);
         assert_eq!(offset_in(&made), Ok(40));
         let btf = made.bytes();

@@ -42,7 +42,7 @@ impl SkipReason {
             Self::Graph => "build graphs",
             Self::Alias => "show other owners' memory",
             Self::Legacy => "legacy forms",
-            Self::Unexplained => "not followed, so unattributed",
+            Self::Unexplained => "not traced, so unattributed",
         }
     }
 }
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_is_unknown_however_like_it_is_to_what_is_known() {
+    fn new_driver_export_is_unknown_even_if_similar_to_a_known_one() {
         for symbol in
             ["cuMemAlloc_v3", "cuMemCreate_ptsz", "cuArrayCreate_v3", "cuMemAllocNew", "cuCtxCreate_v5", "cuIpcNew"]
         {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_any_characters_or_none() {
+    fn export_pattern_star_matches_any_characters_or_none() {
         assert!(matches("cuGraph*NodeGet*", "cuGraphKernelNodeGetParams_v2"));
         assert!(matches("cuGraph*NodeGet*", "cuGraphNodeGet"));
         assert!(!matches("cuGraph*NodeGet*", "cuGraphKernelNodeSetParams"));

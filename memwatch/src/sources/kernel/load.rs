@@ -211,7 +211,7 @@ impl TakenLink {
             // The link ends when its descriptor is closed.
             Self::Pinned(link) => match link.unpin() {
                 Ok(link) => drop(link),
-                Err(error) => log::warn!("a probe that nobody needs stays: {}", chain(&error)),
+                Err(error) => log::warn!("cannot remove an unused probe: {}", chain(&error)),
             },
         }
     }

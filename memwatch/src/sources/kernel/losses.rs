@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_owner_has_lost_is_each_of_their_processes() {
+    fn loss_of_an_owner_is_charged_to_each_of_their_processes() {
         let mut owners = OwnerLosses::default();
         let now = Instant::now();
         owners.note(1001, Loss::InFlightFull, 5);

@@ -79,7 +79,7 @@ pub(crate) enum NoPins {
     NotMounted(String),
     /// Other users can write to it or to a directory above it, so root's programs and maps must not
     /// be pinned there.
-    #[error("{0} {1}, who could put something else in the place of what is pinned ({CLOSE} {0})")]
+    #[error("{0} {1}, who could replace the pinned objects ({CLOSE} {0})")]
     Foreign(String, String),
     /// It cannot be written to.
     #[error("{0} cannot be written to")]
@@ -399,7 +399,7 @@ fn drop_link(path: &Path) -> Result<(), LinkError> {
 fn drop_links(folder: &Path, links: BTreeSet<String>) {
     for name in links.into_iter().rev() {
         if let Err(error) = drop_link(&folder.join(name)) {
-            log::warn!("a probe of the agent before stays beside its like: {error}");
+            log::warn!("cannot remove a probe of the previous agent: {error}");
         }
     }
 }

@@ -69,7 +69,7 @@ impl RecordRing {
             return Err(LoadError::Missing("RECORDS").into());
         };
         let size = usize::try_from(size_bytes)?;
-        let memory = RingMemory::map(map.fd().as_fd(), size).context("the kernel half's ring cannot be mapped")?;
+        let memory = RingMemory::map(map.fd().as_fd(), size).context("cannot map the kernel half's ring buffer")?;
         // SAFETY: the descriptor belongs to the map, and stays open and unchanged while the map
         // lives inside `Records`.
         let records = unsafe { AsyncFd::register(Records { map, memory }) }?;
@@ -192,7 +192,7 @@ pub(crate) fn read_left(
 ) -> anyhow::Result<bool> {
     let size = usize::try_from(ring.info()?.max_entries()).unwrap_or(0);
     let mut memory =
-        RingMemory::map(ring.fd().as_fd(), size).context("the ring of the kernel half before cannot be mapped")?;
+        RingMemory::map(ring.fd().as_fd(), size).context("cannot map the ring buffer of the previous kernel half")?;
     memory.keep();
     let is_there = usize::try_from(position).is_ok_and(|position| memory.go_on_from(position));
     // If the ring may have been full, records may have been lost.

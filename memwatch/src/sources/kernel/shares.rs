@@ -145,7 +145,7 @@ impl LoginUsers {
             }
             match list.insert(&Key::new(bits, first.to_be()), &owner, 0) {
                 Ok(()) => drop(put_in.insert((first, bits), owner)),
-                Err(error) => return log::warn!("some subordinate ids count as users of their own: {error}"),
+                Err(error) => return log::warn!("some subordinate ids count as separate users: {error}"),
             }
         }
     }

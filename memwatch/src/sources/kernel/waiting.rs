@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waited_takes_its_place_by_time_however_it_was_fetched() {
+    fn fetched_records_are_ordered_by_time_across_batches() {
         let mut fetched = Fetched::default();
         fetched.add([at(30), at(10)].into_iter());
         fetched.add([at(20)].into_iter());

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_owner_fills_his_share_and_leaves_room_for_others() {
+    fn library_limit_per_owner_leaves_capacity_for_others() {
         let (greedy, other) = (FileOwner::User(1000), FileOwner::User(1001));
         let shares = Shares::of(std::iter::repeat_n(greedy, MOST_OF_OWNER));
         assert!(!shares.has_room(greedy) && shares.has_room(other) && shares.has_room(FileOwner::Root(1)));

@@ -10,6 +10,7 @@ mod dynamic;
 mod rooted;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::env::consts::ARCH;
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::os::linux::fs::MetadataExt as _;
@@ -33,7 +34,8 @@ const MOST_CANDIDATES: usize = 64;
 /// Maximum number of loaded libraries with cached search paths.
 const MOST_KNOWN: usize = 4096;
 
-/// Subdirectories with variants for newer CPUs, searched below each directory (glibc 2.33).
+/// Subdirectories with variants for newer CPUs, searched below each directory (glibc 2.33). glibc has
+/// none for aarch64 (elf/dl-hwcaps_subdirs.c).
 const VARIANTS: [&str; 4] = ["", "glibc-hwcaps/x86-64-v4", "glibc-hwcaps/x86-64-v3", "glibc-hwcaps/x86-64-v2"];
 
 /// Lists of directories in a file's RPATH and RUNPATH, unexpanded.
@@ -135,7 +137,7 @@ impl Directories {
             return;
         }
         for entry in list.split(|byte| matches!(byte, b':' | b';')) {
-            for directory in expand(entry, origin) {
+            for directory in expand(entry, origin, ARCH) {
                 if self.0.len() < MOST_DIRECTORIES {
                     self.0.insert(directory);
                 }
@@ -158,11 +160,11 @@ impl Directories {
 
 /// Expands the variables in an entry. `$LIB` differs between distributions, so all its values are
 /// returned.
-fn expand(entry: &[u8], origin: &[u8]) -> Vec<Vec<u8>> {
-    let libs: [&[u8]; 3] = [b"lib64", b"lib/x86_64-linux-gnu", b"lib"];
-    let platform = std::env::consts::ARCH.as_bytes();
-    let fixed = replace(&replace(entry, b"ORIGIN", origin), b"PLATFORM", platform);
-    let mut expanded: Vec<Vec<u8>> = libs.iter().map(|lib| replace(&fixed, b"LIB", lib)).collect();
+fn expand(entry: &[u8], origin: &[u8], arch: &str) -> Vec<Vec<u8>> {
+    let of_debian = format!("lib/{arch}-linux-gnu");
+    let libs = ["lib64", &of_debian, "lib"];
+    let fixed = replace(&replace(entry, b"ORIGIN", origin), b"PLATFORM", arch.as_bytes());
+    let mut expanded: Vec<Vec<u8>> = libs.iter().map(|lib| replace(&fixed, b"LIB", lib.as_bytes())).collect();
     expanded.dedup();
     expanded
 }

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_looks_at_one_library_find_one_file() {
+    fn library_scans_of_one_file_are_merged() {
         let own = std::process::id();
         let look = || LibraryScan::new("/proc").with_stems(&["libc.so"]).scan_process(own);
         let mut merged = Discovery::default();

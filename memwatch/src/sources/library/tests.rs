@@ -139,7 +139,7 @@ fn a_file_that_is_mapped_at_a_low_address_is_found_in_map_files() {
 }
 
 #[test]
-fn a_process_whose_main_thread_has_ended_is_read_through_another_thread() {
+fn library_scan_uses_another_thread_if_the_main_thread_has_ended() {
     let machine = ScannedMachine::new();
     let own = machine.file("container/lib/libcuda.so.1", ELF64);
     // Thread 52 of process 50. The process's own files are empty.

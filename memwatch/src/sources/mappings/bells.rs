@@ -75,7 +75,7 @@ impl Bells {
             // A full ring buffer would not fire.
             while bell.next_record().is_some() {}
             if let Err(error) = pause(bell, false) {
-                log::warn!("new libraries are looked for later than usual: {error}");
+                log::warn!("cannot enable the wake-up for new libraries: {error}");
             }
         }
     }

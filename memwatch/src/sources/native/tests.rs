@@ -123,7 +123,7 @@ fn take_in(files: &mut NativeFiles, directory: &std::path::Path, numbers: std::o
 }
 
 #[test]
-fn files_that_no_process_has_any_more_are_closed_and_forgotten() {
+fn native_files_mapped_by_no_process_are_closed_and_forgotten() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let mut files = NativeFiles::default();
     let is_known = |files: &NativeFiles, number: usize| files.images.named(number).is_some();
@@ -193,7 +193,7 @@ fn the_same_frames_have_one_number_and_others_another() {
 }
 
 #[test]
-fn allocations_on_one_python_stack_show_what_they_have_in_common() {
+fn native_stacks_of_one_python_stack_are_reduced_to_the_common_frames() {
     let (mut process, mut files) = (NativeProcess::new(std::process::id()), NativeFiles::default());
     let [first, again] = std::array::from_fn(|_| copy_below_the_c_library());
     let other = copy_below_the_c_library();
@@ -213,7 +213,7 @@ proptest! {
     /// An untrusted program controls these bytes. Damaged descriptions are refused or read
     /// differently, without a panic.
     #[test]
-    fn a_damaged_description_is_no_panic(
+    fn unwind_rules_from_damaged_descriptions_never_panic(
         damage in proptest::collection::vec((0_usize..256, any::<u8>()), 1..8),
         values in any::<[Option<u64>; REGISTERS]>(),
         into in 0_u64..64,

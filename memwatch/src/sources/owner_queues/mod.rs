@@ -133,18 +133,13 @@ impl OwnerQueues {
         let mut queues = self.shared.lock();
         let is_stuck = |running: &RunningWork| running.since.elapsed() >= HELD;
         let is_behind = queues.running.values().any(|running| running.owner == owner && is_stuck(running));
-        let own = queues.waiting.entry(owner).or_default();
-        if own.len() >= MOST_WAITING {
+        if queues.waiting.get(&owner).is_some_and(|own| own.len() >= MOST_WAITING) {
             return Err(QueueFull);
         }
         let accepted = if is_behind { Accepted::BehindStuck } else { Accepted::InTurn };
-        own.push_back(Box::new(work));
-        if own.len() == 1 {
-            queues.turns.push_back(owner);
-        }
+        queues.add(owner, Box::new(work));
         if !self.shared.provide_thread(&mut queues) && queues.running.is_empty() {
-            queues.waiting.remove(&owner);
-            queues.turns.retain(|other| *other != owner);
+            queues.take_back(owner);
             return Err(QueueFull);
         }
         self.shared.changed.notify_one();
@@ -218,7 +213,7 @@ impl SharedQueues {
                 queues = self.lock();
                 queues.finish(id, self.name);
                 if ended.is_err() {
-                    log::warn!("{}: a look has failed", self.name);
+                    log::warn!("{}: a work item panicked", self.name);
                 }
                 queues.idle_threads += 1;
                 since = Instant::now();
@@ -238,6 +233,26 @@ impl SharedQueues {
 }
 
 impl Queues {
+    /// Adds work behind earlier work of its owner.
+    fn add(&mut self, owner: FileOwner, work: Work) {
+        let own = self.waiting.entry(owner).or_default();
+        own.push_back(work);
+        if own.len() == 1 {
+            self.turns.push_back(owner);
+        }
+    }
+
+    /// Removes the work of an owner that was added last. Earlier work was accepted and waits for a
+    /// thread.
+    fn take_back(&mut self, owner: FileOwner) {
+        let Some(own) = self.waiting.get_mut(&owner) else { return };
+        own.pop_back();
+        if own.is_empty() {
+            self.waiting.remove(&owner);
+            self.turns.retain(|other| *other != owner);
+        }
+    }
+
     /// Takes the next work that may run at the moment.
     fn take(&mut self, limits: &Limits) -> Option<(u64, Work)> {
         let place = self.turns.iter().position(|owner| self.may_run(*owner, limits))?;
@@ -283,7 +298,7 @@ impl Queues {
             if running.since.elapsed() >= limits.patience {
                 running.is_reported = true;
                 log::warn!(
-                    "{name}: a file or memory of {} does not answer; looks at other users' go on",
+                    "{name}: reading a file or memory of {} is stuck; other users are not affected",
                     running.owner
                 );
             }

@@ -41,7 +41,7 @@ fn one_owners_work_runs_in_its_order() {
 }
 
 #[test]
-fn owners_that_hang_hold_nobody_else() {
+fn owner_queue_that_hangs_does_not_block_other_owners() {
     let (queues, (sender, begun)) = (queues(2, 16), channel());
     let hanging: Vec<_> = (0..6).map(|owner| hang(&queues, FileOwner::User(owner), &sender, owner)).collect();
     let mut stuck: Vec<u32> = (0..6).map(|_| next(&begun)).collect();
@@ -117,4 +117,24 @@ fn work_that_panics_ends_no_queue() {
     queues.order(FileOwner::User(1), || panic!("as it is meant to")).expect("there is room");
     note(&queues, FileOwner::User(1), &sender, 1);
     assert_eq!(next(&begun), 1);
+}
+
+#[test]
+fn owner_queue_withdraws_work_without_a_thread_and_runs_accepted_work() {
+    let (queues, (sender, begun)) = (queues(4, 8), channel());
+    let accept = |owner, number: u32| {
+        let sender = sender.clone();
+        queues.shared.lock().add(FileOwner::User(owner), Box::new(move || sender.send(number).unwrap_or_default()));
+    };
+    [(1, 10), (1, 11), (1, 12), (2, 20)].into_iter().for_each(|(owner, number)| accept(owner, number));
+    for owner in [1, 2, 3] {
+        queues.shared.lock().take_back(FileOwner::User(owner));
+    }
+    assert_eq!(queues.shared.lock().turns, [FileOwner::User(1)]);
+    note(&queues, FileOwner::User(4), &sender, 40);
+    let mut run = [next(&begun), next(&begun), next(&begun)];
+    run.sort_unstable();
+    assert_eq!(run, [10, 11, 40]);
+    drop((queues, sender));
+    assert!(begun.recv_timeout(LONG).is_err(), "what was taken back does not run");
 }

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_starts_too_many_is_read_later_and_nobody_else_is() {
+    fn process_read_rate_limit_applies_per_user() {
         let (mut pace, begin) = (ReadPace::default(), Instant::now());
         let read = (0..2 * BURST).filter(|_| pace.allows(1, begin)).count();
         assert_eq!(read, BURST as usize);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn of_those_put_off_the_living_are_read_at_the_owners_pace() {
+    fn deferred_process_reads_skip_ended_ones_and_follow_the_user_rate() {
         let (mut pace, begin) = (ReadPace::default(), Instant::now());
         while pace.allows(1, begin) {}
         (10..14).for_each(|tgid| pace.put_off(1, tgid));

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_ended_is_distinguished_from_who_runs() {
+    fn proc_stat_state_distinguishes_ended_from_running_processes() {
         let line = |state| {
             format!("7 (x) {state} 1 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 1234 1000 10 18446744073709551615")
         };
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_whose_leader_has_ended_is_over_with_its_last_thread() {
+    fn proc_stat_process_with_ended_leader_is_over_with_its_last_thread() {
         let line = |threads| {
             format!("7 (x) Z 1 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 {threads} 0 1234 1000 10 18446744073709551615")
         };
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_user_is_the_real_one_and_the_inner_number_that_of_the_innermost_namespace() {
+    fn proc_status_has_the_real_uid_and_the_innermost_pid() {
         let status = |text: &str| ProcStatus::parse(text.as_bytes());
         let whole = "Name:\tUid:\\n\nUmask:\t0022\nNSpid:\t4711\t12\t1\nUid:\t1000\t0\t0\t0\n";
         assert_eq!(status(whole), ProcStatus { uid: Some(1000), inner_tgid: Some(1) });

@@ -90,7 +90,7 @@ fn of_a_process_that_is_gone_the_record_reports_what_it_can() {
 }
 
 #[test]
-fn an_open_file_is_known_by_its_name_in_whatever_folder() {
+fn open_device_file_is_recognised_by_name_in_any_directory() {
     for (path, is_it) in [
         ("/dev/nvidia-uvm", true),
         ("/memfd:nvidia-uvm (deleted)", true),
@@ -143,7 +143,7 @@ fn control_groups_are_read_line_by_line_to_a_limit() {
 }
 
 #[test]
-fn of_who_has_ended_only_the_unified_group_is_believed() {
+fn ended_process_keeps_only_its_unified_cgroup() {
     let ended = |text: &str| {
         let proc = Proc::new().process(7, "x", 1, 1).file(7, "cgroup", text);
         let stat = fs::read_to_string(proc.folder(7).join("stat")).expect("it was written");
@@ -188,7 +188,7 @@ fn other_mounts_or_a_slurm_job_may_hide_gpus() {
 }
 
 #[test]
-fn a_real_process_is_reported_with_its_user_its_parent_and_the_listed_variables_alone() {
+fn real_process_facts_have_user_parent_and_listed_variables_only() {
     let sleeping =
         Command::new("sleep").arg("1000").env("SLURM_JOB_ID", "7").env("TOKEN", "s").stdin(Stdio::null()).spawn();
     let mut child = sleeping.expect("sleep starts");

@@ -103,7 +103,7 @@ seed!(Body, Reply, "an answer with its status", visit_map, |self, map: MapAccess
     match (status.as_str(), answer) {
         ("success", Some(answer)) => Ok(Reply::Answer(answer)),
         ("error", _) => Ok(Reply::Refused(error)),
-        _ => Err(A::Error::custom("it has no status and data")),
+        _ => Err(A::Error::custom("status or data is missing")),
     }
 });
 
@@ -114,7 +114,7 @@ seed!(DataSeed, PrometheusAnswer, "data with a result", visit_map, |self, map: M
             "resultType" => {
                 let kind: String = map.next_value()?;
                 if kind != "vector" {
-                    return Err(A::Error::custom(format_args!("a {kind} is no list of series")));
+                    return Err(A::Error::custom(format_args!("the result is a {kind}, not a vector")));
                 }
             }
             "result" => answer = Some(map.next_value_seed(Result_(self.0))?),
@@ -190,7 +190,7 @@ mod tests {
         {"metric":{"instance":"c"},"value":[1,"+Inf"],"more":[{}]}],"stats":{}},"warnings":["w"]}"#;
 
     #[test]
-    fn a_vector_is_read_by_its_labels_and_what_is_no_number_is_left_out() {
+    fn prometheus_vector_is_read_by_labels_up_to_a_limit() {
         let all = vec![series(["a:1", "1"], 2_500.0), series(["c", ""], f64::INFINITY)];
         assert_eq!(read_most(VECTOR, 9), Ok(Reply::Answer(PrometheusAnswer { series: all.clone(), left_out: 0 })));
         let first = PrometheusAnswer { series: all[..1].to_vec(), left_out: 2 };
@@ -198,17 +198,17 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_has_its_reason_and_what_is_no_answer_is_none() {
+    fn prometheus_refusal_has_its_reason_and_malformed_bodies_fail() {
         let refused = r#"{"status":"error","errorType":"bad_data","error":"parse error","data":7}"#;
         assert_eq!(read_most(refused, 9), Ok(Reply::Refused("parse error".to_owned())));
         for (body, why) in [
             ("", "EOF"),
             ("<html>", "expected value"),
             ("[]", "an answer with its status"),
-            ("{}", "no status"),
-            (r#"{"status":"success"}"#, "no status and data"),
+            ("{}", "status or data is missing"),
+            (r#"{"status":"success"}"#, "status or data is missing"),
             (r#"{"status":"success","data":null}"#, "data with a result"),
-            (r#"{"status":"success","data":{"resultType":"matrix","result":[]}}"#, "matrix is no list"),
+            (r#"{"status":"success","data":{"resultType":"matrix","result":[]}}"#, "a matrix, not a vector"),
             (r#"{"status":"success","data":{"result":{"metric":1}}}"#, "a list of series"),
             (r#"{"status":"success","data":{"result":[{"metric":{"gpu":7},"value":[0,"1"]}]}}"#, "a string"),
             (r#"{"status":"success","data":{"result":[{"metric":{}}]}}"#, "value"),
@@ -227,7 +227,7 @@ mod tests {
         /// A corrupted answer, and every prefix of a valid one, yields an error or an answer within
         /// the limit.
         #[test]
-        fn no_answer_is_too_strange(cut in 0..VECTOR.len(), at in 0..VECTOR.len(), byte: u8, most in 0..4_usize) {
+        fn prometheus_answer_parser_handles_arbitrary_corruption(cut in 0..VECTOR.len(), at in 0..VECTOR.len(), byte: u8, most in 0..4_usize) {
             let wanted = AnswerRequest { labels: &LABELS, most };
             prop_assert!(read(&VECTOR.as_bytes()[..cut], wanted).is_err());
             let mut changed = VECTOR.as_bytes().to_vec();

@@ -54,7 +54,7 @@ fn http(status: &str, headers: &str, body: &str) -> Vec<u8> {
 }
 
 #[test]
-fn an_expression_is_asked_with_its_headers_and_again_where_the_connection_was_closed() {
+fn prometheus_query_sends_headers_and_reconnects_after_a_close() {
     let (mut client, thread) = answering(vec![http("200 OK", "", ONE), http("200 OK", "", ONE)]);
     block(async {
         for _ in 0..2 {
@@ -70,19 +70,19 @@ fn an_expression_is_asked_with_its_headers_and_again_where_the_connection_was_cl
 }
 
 #[test]
-fn what_is_no_answer_is_named_with_the_way_out() {
+fn prometheus_failure_is_reported_with_a_fix() {
     let refusal = r#"{"status":"error","errorType":"bad_data","error":"parse error"}"#;
     for (answer, what, fix) in [
         (http("400 Bad Request", "", refusal), "refuses up: parse error", ""),
         (http("401 Unauthorized", "", "no"), "401 Unauthorized", "--header-file"),
         (http("403 Forbidden", "", refusal), "403 Forbidden", "--header-file"),
-        (http("302 Found", "location: /login\r\n", ""), "302 Found, to /login", "address that it leads to"),
+        (http("302 Found", "location: /login\r\n", ""), "302 Found, to /login", "address that it redirects to"),
         (http("404 Not Found", "", "<html>\n <b>\u{1b}"), "404 Not Found", "Is the path right?"),
         (http("200 OK", "", ""), "EOF while parsing a value at line 1 column 0): nothing", "Is the path right?"),
         (http("400 Bad Request", "", "Client sent an HTTP request to an HTTPS server.\n"), "it speaks TLS", "https://"),
         (http("503 Service Unavailable", "", "starting"), "503 Service Unavailable", "Is the path right?"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n".to_vec(), "does not answer as HTTP", "something else at this port"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{".to_vec(), "breaks off", ""),
+        (b"SSH-2.0-OpenSSH_9.2\r\n".to_vec(), "does not speak HTTP", "something else at this port"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{".to_vec(), "is incomplete", ""),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n".to_vec(), "longer than 32 MiB", "-n"),
     ] {
         let (mut client, thread) = answering(vec![answer]);
@@ -104,7 +104,7 @@ fn an_answer_without_end_is_given_up() {
 }
 
 #[test]
-fn who_does_not_answer_is_not_waited_for() {
+fn prometheus_query_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("it is bound"));
     let mut client = client(&url, Duration::from_millis(20));

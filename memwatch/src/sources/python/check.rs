@@ -74,7 +74,7 @@ impl<M: MemoryAccess> LayoutCheck<'_, M> {
             // The list may contain the state of a thread that has exited or not begun; such a
             // thread has no frames.
             if !walked.frames.is_empty() && !self.is_thread(thread, &numbers) {
-                return unexpected("what runs Python is no thread of this process");
+                return unexpected("a Python thread state refers to no thread of this process");
             }
             let wrong = walked.frames.iter().enumerate().rev().find_map(|(depth, frame)| {
                 let what = self.what_is_wrong(frame, depth > 0)?;
@@ -99,10 +99,10 @@ impl<M: MemoryAccess> LayoutCheck<'_, M> {
             return Some("a frame has no code object");
         };
         if is_as_laid_out(self.memory, self.layout, &code, frame) != Some(true) {
-            return Some("a frame's code has not its lines, or not its instruction");
+            return Some("a frame's line table or instruction does not match its code");
         }
         // A frame that called another has executed the instructions that load the callee.
-        (waits && frame.instruction == 0).then_some("a frame that waits for another has not begun")
+        (waits && frame.instruction == 0).then_some("a frame that called another has not executed any instruction")
     }
 
     /// Checks the thread id, if this Python version stores it, and the word at the thread pointer.

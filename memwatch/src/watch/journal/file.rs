@@ -101,10 +101,10 @@ pub(crate) enum NoJournal {
     #[error("it belongs to another user, or others may write to it")]
     NotOurs,
     /// The kernel half of the journal is gone.
-    #[error("the kernel half that it belongs to is gone")]
+    #[error("the kernel half of that session no longer exists")]
     OtherKernelHalf,
     /// The previous process was killed while it read the journal.
-    #[error("the agent before was killed while it started from it; it is kept as {}", .0.display())]
+    #[error("an agent was killed while it resumed from this journal; the journal is kept as {}", .0.display())]
     KilledStart(PathBuf),
 }
 
@@ -298,7 +298,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_committed_is_known_again_wherever_what_follows_is_cut_off(
+        fn journal_restores_the_last_commit_after_any_truncation(
             steps in prop::collection::vec(step(), 1..60),
             cut in any::<prop::sample::Index>(),
         ) {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_that_is_ended_has_all_and_is_another_kernel_halfs_to_nobody_else() {
+    fn journal_that_ended_is_complete_and_rejected_by_other_kernel_halves() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("journal");
         let mut pipeline = Pipeline::new(false);
@@ -372,7 +372,7 @@ mod tests {
         assert!(matches!(read(&path, |found| *found == head()), Err(NoJournal::Other)));
     }
     #[test]
-    fn a_journal_that_a_start_was_killed_with_is_kept_aside_and_is_read_no_more() {
+    fn journal_of_a_killed_start_is_set_aside_and_not_read_again() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("journal");
         let pipeline = Pipeline::new(false);

@@ -65,7 +65,7 @@ impl RingFile {
     /// The file is not a regular file and so cannot be replaced, or no thread can be started.
     pub(crate) fn start(path: &Path, file: File, front: Vec<u8>, limit_bytes: u64, waits: bool) -> io::Result<Self> {
         if !file.metadata()?.is_file() {
-            return Err(io::Error::other("it is no file on a disk, and cannot keep the newest"));
+            return Err(io::Error::other("not a regular file, which --keep newest needs"));
         }
         // A symbolic link stays; the file that it leads to is replaced.
         let path = path.canonicalize()?;
@@ -119,7 +119,7 @@ impl RingFile {
         drop(self.orders);
         self.thread
             .join()
-            .unwrap_or_else(|_| (FileContents::default(), Err(io::Error::other("the thread that writes it has ended"))))
+            .unwrap_or_else(|_| (FileContents::default(), Err(io::Error::other("its writer thread has exited"))))
     }
 }
 
@@ -142,7 +142,7 @@ impl RingFileWriter {
         let mut done = Ok(());
         for order in orders {
             if self.flags.has_failed.load(Ordering::Relaxed) {
-                done = Err(io::Error::other("the disk does not keep up with what is recorded"));
+                done = Err(io::Error::other("the disk is too slow for the recording"));
                 break;
             }
             done = match order {
@@ -177,7 +177,7 @@ impl RingFileWriter {
         // not the limit.
         if self.kept.bytes + more + super::END_BYTES > self.limit_bytes {
             return Err(io::Error::other(
-                "--max-size (of an agent --history-size) is too little for what came before all that was known could be written",
+                "--max-size (agent: --history-size) is too small: the limit was reached before a keyframe was written",
             ));
         }
         self.append(chunk)?;
@@ -229,7 +229,7 @@ impl RingFileWriter {
         if self.kept.bytes + bytes > self.limit_bytes {
             let state = super::bytes(more.len() as u64);
             return Err(io::Error::other(format!(
-                "all that is known takes {state}: give --max-size (an agent --history-size) at least six times that"
+                "the current state takes {state}: set --max-size (agent: --history-size) to at least six times that"
             )));
         }
         let new = copy_of(&self.path);
@@ -269,7 +269,7 @@ impl RingFileWriter {
         old.seek(SeekFrom::Start(byte))?;
         let copied = io::copy(&mut old.take(kept), &mut file)?;
         if copied != kept {
-            return Err(io::Error::other("it was made shorter by somebody else"));
+            return Err(io::Error::other("another process truncated it"));
         }
         file.write_all(more)?;
         // Synced before the rename: after a crash of the machine, the name must not lead to less
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_is_there_without_a_gap_and_never_more_than_the_limit() {
+    fn ring_recording_keeps_the_newest_without_gaps_within_its_limit() {
         let directory = tempfile::tempdir().expect("a directory");
         let (mut writer, mut encoder) = (writer(directory.path()), Encoder::default());
         for number in 1..=400 {
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_too_large_for_its_room_ends_the_recording_and_leaves_what_was_there() {
+    fn ring_recording_with_an_oversized_keyframe_ends_and_keeps_the_rest() {
         let directory = tempfile::tempdir().expect("a directory");
         let (mut writer, mut encoder) = (writer(directory.path()), Encoder::default());
         let mut word = 1_u64;

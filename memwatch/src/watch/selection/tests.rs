@@ -13,7 +13,7 @@ fn shown(choice: &Choice, tgids: &[u32]) -> Vec<u32> {
 }
 
 #[test]
-fn nothing_asked_for_shows_everybody() {
+fn selection_without_criteria_shows_all_processes() {
     assert_eq!(shown(&Choice::default(), &[]), [1234, 2002, 4321]);
 }
 
@@ -55,7 +55,7 @@ fn a_user_is_named_by_name_or_number() {
 }
 
 #[test]
-fn a_control_group_holds_those_below_it_and_not_those_whose_names_begin_alike() {
+fn selection_by_cgroup_includes_descendants_not_name_prefixes() {
     for (word, found) in [
         ("/docker", &[1234][..]),
         ("docker/", &[1234]),

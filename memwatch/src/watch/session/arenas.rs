@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use memwatch_core::input::Input;
 use memwatch_core::words::{Framework, Tgid};
 
-use super::intake::Intake;
+use super::intake::InputSink;
 use crate::frameworks::bfc::{ArenaLayout, ArenaReader};
 use crate::frameworks::libraries::is_of;
 
@@ -48,7 +48,7 @@ enum ArenaSearch {
 
 impl ProcessArenas {
     /// Reads the arenas if a reading is due.
-    pub(super) fn read(&mut self, tgid: u32, whose: ArenaKind, pipeline: &mut Intake) {
+    pub(super) fn read(&mut self, tgid: u32, whose: ArenaKind, pipeline: &mut InputSink) {
         self.follow_search(tgid, whose);
         let (now, mut wanted) = (Instant::now(), pipeline.wanted_arenas(Tgid(tgid), whose.0));
         if self.reading_due(!wanted.is_empty(), now).is_none_or(|due| due > now) {
@@ -57,7 +57,7 @@ impl ProcessArenas {
         self.tried = Some(now);
         self.tries = self.tries.saturating_add(1);
         if let Err(error) = self.open(tgid, whose) {
-            log::info!("process {tgid}: what its arenas held before is not known: {error}");
+            log::info!("process {tgid}: cannot read its arenas, so memory from before the attach is unknown: {error}");
             self.is_refused = true;
         }
         let is_tried_enough = self.tries > QUICK_TRIES;
@@ -122,7 +122,7 @@ fn begin_search(tgid: u32, whose: ArenaKind) -> ArenaSearch {
     match thread {
         Ok(_) => ArenaSearch::Runs(answer),
         Err(error) => {
-            log::warn!("process {tgid}: its heap is not searched for arenas: {error}");
+            log::warn!("process {tgid}: cannot search its heap for arenas: {error}");
             ArenaSearch::Ended
         }
     }

@@ -9,12 +9,12 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::{Duration, Instant};
 
 use memwatch_core::input::Input;
-use memwatch_core::input::books::{BookBlock, BookState};
+use memwatch_core::input::books::{StateBlock, StateBlockUse};
 use memwatch_core::words::{Ordinal, Tgid};
 use memwatch_inspect::pytorch::ReadRefusal;
 
-use super::intake::Intake;
-use crate::frameworks::pytorch::{BooksError, BooksReader};
+use super::intake::InputSink;
+use crate::frameworks::pytorch::{StateReadError, StateReader};
 use crate::printable::printable;
 
 /// Time between two attempts while the allocators are busy.
@@ -37,7 +37,7 @@ const STANDING_TIMES: u32 = 100;
 
 /// Allocator readings of one process.
 #[derive(Debug)]
-pub(super) struct ProcessBooks {
+pub(super) struct AllocatorStatePolls {
     reader: AllocatorReaderState,
     tries: u32,
     standing: UntracedReadings,
@@ -59,12 +59,12 @@ struct UntracedReadings {
 #[derive(Debug)]
 enum AllocatorReaderState {
     NotOpened,
-    Open(Box<BooksReader>),
+    Open(Box<StateReader>),
     /// The state cannot be read; a message was logged.
     Refused,
 }
 
-impl ProcessBooks {
+impl AllocatorStatePolls {
     /// Creates a schedule without any reading.
     pub(super) const fn new() -> Self {
         Self {
@@ -91,7 +91,7 @@ impl ProcessBooks {
     }
 
     /// Reads the blocks while no event is traced, to find the blocks that stay allocated.
-    pub(super) fn read_standing(&mut self, tgid: u32, pipeline: &mut Intake) {
+    pub(super) fn read_standing(&mut self, tgid: u32, pipeline: &mut InputSink) {
         let begun = Instant::now();
         if self.standing_due(begun).is_none_or(|due| due > begun) {
             return;
@@ -108,7 +108,7 @@ impl ProcessBooks {
     }
 
     /// Returns when the next reading is due; `None` if a reading would add nothing.
-    pub(super) fn due(&self, tgid: u32, pipeline: &Intake, now: Instant) -> Option<Instant> {
+    pub(super) fn due(&self, tgid: u32, pipeline: &InputSink, now: Instant) -> Option<Instant> {
         if matches!(self.reader, AllocatorReaderState::Refused) || !pipeline.wants_books(Tgid(tgid)) {
             return None;
         }
@@ -123,7 +123,7 @@ impl ProcessBooks {
     }
 
     /// Reads the state if due: completely while the allocators are idle, else only the blocks.
-    pub(super) fn read(&mut self, tgid: u32, pipeline: &mut Intake) {
+    pub(super) fn read(&mut self, tgid: u32, pipeline: &mut InputSink) {
         let now = Instant::now();
         if self.due(tgid, pipeline, now).is_none_or(|due| due > now) {
             return;
@@ -137,10 +137,12 @@ impl ProcessBooks {
             }
             Ok(None) => self.tries = self.tries.saturating_add(1),
             Err(error) => {
-                log::info!("process {tgid}: what it held before is not known: {error}");
+                log::info!(
+                    "process {tgid}: cannot read its allocator state, so memory from before the attach is unknown: {error}"
+                );
                 self.reader = AllocatorReaderState::Refused;
                 // An exiting process has no memory to read.
-                if !matches!(error, BooksError::Unreadable(_) | BooksError::Refused(ReadRefusal::Unreadable(_))) {
+                if !matches!(error, StateReadError::Unreadable(_) | StateReadError::Refused(ReadRefusal::Unreadable(_))) {
                     let reason = printable(&error.to_string()).into_owned().into();
                     pipeline.step(Input::BooksRefused { tgid: Tgid(tgid), reason });
                 }
@@ -149,22 +151,22 @@ impl ProcessBooks {
     }
 
     /// Tries one reading. Returns `None` if a later attempt may succeed.
-    fn try_once(&mut self, tgid: u32, wants_blocks: bool) -> Result<Option<Input>, BooksError> {
+    fn try_once(&mut self, tgid: u32, wants_blocks: bool) -> Result<Option<Input>, StateReadError> {
         if matches!(self.reader, AllocatorReaderState::NotOpened) {
             // The library exists, since it has probes, but its mappings may still change while the
             // process starts.
-            let Some(reader) = BooksReader::open(tgid)? else { return Ok(None) };
+            let Some(reader) = StateReader::open(tgid)? else { return Ok(None) };
             self.reader = AllocatorReaderState::Open(Box::new(reader));
         }
         let AllocatorReaderState::Open(reader) = &mut self.reader else { return Ok(None) };
         match reader.read() {
             Ok(books) if books.devices.is_empty() => Ok(None),
             Ok(books) => Ok(Some(Input::Books(Box::new(books)))),
-            Err(BooksError::Refused(ReadRefusal::NotInitialized)) => Ok(None),
-            Err(BooksError::Refused(refusal)) if refusal.is_passing() && wants_blocks => {
+            Err(StateReadError::Refused(ReadRefusal::NotInitialized)) => Ok(None),
+            Err(StateReadError::Refused(refusal)) if refusal.is_passing() && wants_blocks => {
                 Ok(reader.read_moving().ok().map(|books| Input::MovingBooks(Box::new(books))))
             }
-            Err(BooksError::Refused(refusal)) if refusal.is_passing() => Ok(None),
+            Err(StateReadError::Refused(refusal)) if refusal.is_passing() => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -182,7 +184,7 @@ impl UntracedReadings {
 
 /// Returns a fingerprint of the allocated blocks. Collisions are unlikely.
 fn fingerprint(books: &Input) -> u64 {
-    let mut blocks: Vec<(Ordinal, &BookBlock)> = Vec::new();
+    let mut blocks: Vec<(Ordinal, &StateBlock)> = Vec::new();
     match books {
         Input::Books(books) => {
             for device in &books.devices {
@@ -196,7 +198,7 @@ fn fingerprint(books: &Input) -> u64 {
         }
         _ => {}
     }
-    let allocated = blocks.into_iter().filter(|(_, block)| block.state == BookState::ActiveAllocated);
+    let allocated = blocks.into_iter().filter(|(_, block)| block.state == StateBlockUse::ActiveAllocated);
     let mut allocated: Vec<_> = allocated.map(|(ordinal, block)| (ordinal, block.address, block.bytes)).collect();
     allocated.sort_unstable();
     let mut hasher = DefaultHasher::new();

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_calm_where_nobody_is_watched_nobody_is_listed_and_nobody_has_asked_for_a_while() {
+    fn idle_backoff_needs_no_targets_no_nvml_processes_and_no_recent_query() {
         let now = Instant::now();
         let mut calm = Calm::new(true);
         assert!(!calm.is_calm(0, now), "nothing was read yet");

@@ -15,8 +15,8 @@ use memwatch_core::input::books::{AllocatorNumbers, DeviceNumbers};
 use memwatch_core::input::{Input, LevelChoice, MeasuredSlowdown};
 use memwatch_core::words::Tgid;
 
-use super::intake::Intake;
-use crate::frameworks::pytorch::{BooksError, BooksReader, TensorLevel};
+use super::intake::InputSink;
+use crate::frameworks::pytorch::{StateReadError, StateReader, TensorLevel};
 use crate::sources::clock;
 use crate::sources::library::limits::FileOwner;
 use crate::sources::library_sweep::{Among, ProcessListing};
@@ -69,7 +69,7 @@ impl CounterPoller {
     }
 
     /// Processes finished rounds and, when due, starts the next ones over the wanted processes.
-    pub(super) fn advance(&mut self, pipeline: &mut Intake, wanted: impl FnOnce() -> BTreeSet<u32>) {
+    pub(super) fn advance(&mut self, pipeline: &mut InputSink, wanted: impl FnOnce() -> BTreeSet<u32>) {
         while let Ok(round) = self.read.try_recv() {
             self.take(round, pipeline);
         }
@@ -103,7 +103,7 @@ impl CounterPoller {
         lock(&self.readers)
     }
 
-    fn take(&mut self, round: CounterRound, pipeline: &mut Intake) {
+    fn take(&mut self, round: CounterRound, pipeline: &mut InputSink) {
         self.reading.remove(&round.owner);
         for numbers in round.numbers {
             if pipeline.level_of(numbers.tgid).is_none() {
@@ -114,7 +114,7 @@ impl CounterPoller {
         if let Some(tgid) = round.refused.filter(|_| !self.is_refusal_reported) {
             self.is_refusal_reported = true;
             eprintln!(
-                "memwatch: what PyTorch has counted cannot be read from the memory of process {tgid}: not permitted (that takes cap_sys_ptrace, and \
+                "memwatch: cannot read PyTorch's counters of process {tgid}: permission denied (needs cap_sys_ptrace, and \
                  kernel.yama.ptrace_scope below 3)"
             );
         }
@@ -154,7 +154,7 @@ struct Readers {
 #[derive(Debug)]
 enum ProcessCounterReader {
     /// The process has PyTorch allocators.
-    Open { reader: Box<BooksReader>, last: Vec<DeviceNumbers> },
+    Open { reader: Box<StateReader>, last: Vec<DeviceNumbers> },
     /// The process has no allocators, or memwatch lacks the permission: time of the attempt, and
     /// pause before the next.
     Closed { looked: Instant, pause: Duration },
@@ -170,7 +170,7 @@ impl Readers {
             match self.read(tgid) {
                 Ok(Some(numbers)) => all.push(numbers),
                 Ok(None) => {}
-                Err(BooksError::Unreadable(io::ErrorKind::PermissionDenied)) => refused = Some(tgid),
+                Err(StateReadError::Unreadable(io::ErrorKind::PermissionDenied)) => refused = Some(tgid),
                 // The process may have no allocators yet, may be changing them, or may have exited.
                 Err(error) => log::debug!("process {tgid}: its allocators were not read: {error}"),
             }
@@ -179,14 +179,14 @@ impl Readers {
     }
 
     /// Returns the counters if they differ from the last reading.
-    fn read(&mut self, tgid: u32) -> Result<Option<AllocatorNumbers>, BooksError> {
+    fn read(&mut self, tgid: u32) -> Result<Option<AllocatorNumbers>, StateReadError> {
         if let Some(ProcessCounterReader::Closed { looked, pause }) = self.known.get(&tgid)
             && looked.elapsed() < *pause
         {
             return Ok(None);
         }
         if !matches!(self.known.get(&tgid), Some(ProcessCounterReader::Open { .. })) {
-            let opened = BooksReader::open(tgid);
+            let opened = StateReader::open(tgid);
             let Ok(Some(reader)) = opened else {
                 self.close(tgid);
                 return opened.map(|_| None);
@@ -200,7 +200,7 @@ impl Readers {
                 last.clone_from(&numbers.devices);
                 Ok(Some(numbers))
             }
-            Err(BooksError::Refused(refusal)) if refusal.is_passing() => Ok(None),
+            Err(StateReadError::Refused(refusal)) if refusal.is_passing() => Ok(None),
             Err(error) => {
                 // The process may have called exec meanwhile.
                 self.close(tgid);
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_without_pytorch_is_looked_at_less_and_less_and_forgotten_when_it_has_gone() {
+    fn counter_reader_backs_off_without_pytorch_and_forgets_ended_processes() {
         let own = std::process::id();
         let own_only = BTreeSet::from([own]);
         let mut readers = Readers { every: Duration::ZERO, known: BTreeMap::new() };
@@ -247,7 +247,7 @@ mod tests {
     fn a_round_of_each_owner_is_ordered_once_and_its_answer_is_awaited() {
         let own = std::process::id();
         let mut counters = CounterPoller::new(Duration::ZERO);
-        let mut pipeline = Intake::new(memwatch_core::Pipeline::new(false), None);
+        let mut pipeline = InputSink::new(memwatch_core::Pipeline::new(false), None);
         counters.advance(&mut pipeline, || BTreeSet::from([own]));
         assert_eq!(counters.reading.len(), 1);
         counters.order(FileOwner::User(u32::MAX), BTreeSet::new()).expect("there is room");

@@ -5,7 +5,7 @@ use memwatch_core::input::Input;
 use memwatch_core::words::Tgid;
 
 use super::Session;
-use crate::backends::library_watch::Latecomer;
+use crate::backends::library_watch::LateAttach;
 use crate::sources::library::LibraryScan;
 use crate::sources::library_sweep::Among;
 use crate::sources::mappings::HERALDS;
@@ -71,8 +71,8 @@ impl Session {
         }
     }
 
-    pub(super) fn learn_latecomers(&mut self, late: Vec<Latecomer>) {
-        for Latecomer { tgid, since_ns } in late {
+    pub(super) fn learn_latecomers(&mut self, late: Vec<LateAttach>) {
+        for LateAttach { tgid, since_ns } in late {
             if (self.everybody && !self.own.holds(tgid)) || self.pipeline.knows(Tgid(tgid)) {
                 self.learn_late(tgid, since_ns);
             }

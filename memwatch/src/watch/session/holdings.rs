@@ -13,8 +13,8 @@ use memwatch_core::input::holdings::Holdings;
 use memwatch_inspect::pytorch::ReadRefusal;
 
 use super::Session;
-use super::intake::Intake;
-use crate::frameworks::pytorch::{BooksError, HoldingsReader, NAMES_TIME};
+use super::intake::InputSink;
+use crate::frameworks::pytorch::{StateReadError, HoldingsReader, NAMES_TIME};
 use crate::sources::clock::thread_ns;
 use crate::watch::signals::TerminationSignals;
 
@@ -63,7 +63,7 @@ enum LiveObjectsState {
 #[derive(Debug)]
 struct Done {
     reader: Option<Box<HoldingsReader>>,
-    read: Result<Holdings, BooksError>,
+    read: Result<Holdings, StateReadError>,
     /// Processor time of the reading.
     took: Duration,
 }
@@ -71,7 +71,7 @@ struct Done {
 impl ProcessHoldings {
     /// Starts a due reading, and processes a finished one. `is_older`: the process is older than
     /// the session. `every`: the requested interval, if any.
-    pub(super) fn advance(&mut self, tgid: u32, (is_older, every): (bool, Option<Duration>), pipeline: &mut Intake) {
+    pub(super) fn advance(&mut self, tgid: u32, (is_older, every): (bool, Option<Duration>), pipeline: &mut InputSink) {
         if let LiveObjectsState::Reads(done) = &self.state {
             match done.try_recv() {
                 Ok(done) => self.take(tgid, done, pipeline),
@@ -119,13 +119,13 @@ impl ProcessHoldings {
         self.state = match thread {
             Ok(_) => LiveObjectsState::Reads(done),
             Err(error) => {
-                log::warn!("process {tgid}: what it holds is not read: {error}");
+                log::warn!("process {tgid}: cannot read its live objects: {error}");
                 LiveObjectsState::Refused
             }
         };
     }
 
-    fn take(&mut self, tgid: u32, done: Done, pipeline: &mut Intake) {
+    fn take(&mut self, tgid: u32, done: Done, pipeline: &mut InputSink) {
         self.last = Some((Instant::now(), done.took));
         self.state = done.reader.map_or(LiveObjectsState::NotOpened, LiveObjectsState::Open);
         match done.read {
@@ -133,11 +133,11 @@ impl ProcessHoldings {
                 (self.with_result, self.without_result) = (self.with_result.saturating_add(1), 0);
                 pipeline.step(Input::Holdings(Box::new(holdings)));
             }
-            Err(BooksError::Refused(refusal)) if refusal.is_passing() || refusal == ReadRefusal::NotInitialized => {
+            Err(StateReadError::Refused(refusal)) if refusal.is_passing() || refusal == ReadRefusal::NotInitialized => {
                 self.without_result += 1;
             }
             Err(error) => {
-                log::info!("process {tgid}: what it holds is not read: {error}");
+                log::info!("process {tgid}: cannot read its live objects: {error}");
                 self.state = LiveObjectsState::Refused;
             }
         }

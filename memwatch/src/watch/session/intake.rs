@@ -11,19 +11,19 @@ use memwatch_core::input::Input;
 use crate::sources::clock::boottime_to_unix_ns;
 use crate::sources::kernel::ring::Reached;
 use crate::watch::journal::Journal;
-use crate::watch::recording::Tape;
+use crate::watch::recording::Recorder;
 
 /// A pipeline with its optional recording and journal.
-pub(crate) struct Intake {
+pub(crate) struct InputSink {
     pipeline: Pipeline,
-    pub(crate) tape: Option<Tape>,
+    pub(crate) tape: Option<Recorder>,
     pub(crate) journal: Option<Journal>,
     /// Whether an input has arrived since the last call of [`Self::take_news`].
     has_news: bool,
 }
 
-impl Intake {
-    pub(crate) const fn new(pipeline: Pipeline, tape: Option<Tape>) -> Self {
+impl InputSink {
+    pub(crate) const fn new(pipeline: Pipeline, tape: Option<Recorder>) -> Self {
         Self { pipeline, tape, journal: None, has_news: false }
     }
 
@@ -69,7 +69,7 @@ impl Intake {
 
     /// Returns when work is due: at once after new inputs, later for buffered recording data.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
-        if self.has_news { Some(now) } else { self.tape.as_ref().and_then(Tape::due) }
+        if self.has_news { Some(now) } else { self.tape.as_ref().and_then(Recorder::due) }
     }
 
     /// Writes buffered recording data when due.
@@ -88,7 +88,7 @@ impl Intake {
     }
 }
 
-impl Deref for Intake {
+impl Deref for InputSink {
     type Target = Pipeline;
 
     fn deref(&self) -> &Pipeline {
@@ -96,7 +96,7 @@ impl Deref for Intake {
     }
 }
 
-impl DerefMut for Intake {
+impl DerefMut for InputSink {
     fn deref_mut(&mut self) -> &mut Pipeline {
         &mut self.pipeline
     }

@@ -35,23 +35,23 @@ impl Session {
         }
         let is_listed = |tgid: u32| entries().any(|entry| entry.tgid.0 == tgid);
         let users = self.libraries.users().into_iter().filter(|tgid| !is_listed(*tgid) && !self.own.holds(*tgid));
-        let keepers: Vec<u32> = users.filter(|tgid| self.processes.has_open(*tgid, CUDA_FILE)).collect();
+        let retainers: Vec<u32> = users.filter(|tgid| self.processes.has_open(*tgid, CUDA_FILE)).collect();
         // Some drivers list process numbers of other pid namespaces: a number that is the inner
         // number of such a running process denotes that process.
         let inner =
-            keepers.iter().filter_map(|tgid| self.processes.facts(*tgid, false)?.inner_tgid).collect::<Vec<u32>>();
-        let is_dead = |tgid: &u32| !keepers.is_empty() && !inner.contains(tgid);
-        dead.into_iter().filter(is_dead).map(|tgid| (tgid, keepers.clone())).collect()
+            retainers.iter().filter_map(|tgid| self.processes.facts(*tgid, false)?.inner_tgid).collect::<Vec<u32>>();
+        let is_dead = |tgid: &u32| !retainers.is_empty() && !inner.contains(tgid);
+        dead.into_iter().filter(is_dead).map(|tgid| (tgid, retainers.clone())).collect()
     }
 
     /// Passes on the inputs for these processes, after the reading: that each existed, which
     /// processes it may have forked, and that it has exited.
     pub(super) fn note_left_behind(&mut self, left_behind: ExitedCharges, begin_ns: u64) {
-        for (tgid, keepers) in left_behind {
+        for (tgid, retainers) in left_behind {
             self.pipeline.step(Input::Process(ProcessFacts { tgid, ..ProcessFacts::default() }));
-            for keeper in keepers {
+            for retainer in retainers {
                 let (kind, event) = (RecordKind::Process as u8, ProcessEvent::Fork as u8);
-                let fork = ProcessRecord { kind, event, tgid: keeper, parent_tgid: tgid, ..ProcessRecord::default() };
+                let fork = ProcessRecord { kind, event, tgid: retainer, parent_tgid: tgid, ..ProcessRecord::default() };
                 self.pipeline.step(Input::Record(RingRecord::Process(ProcessRecord { time_ns: begin_ns, ..fork })));
             }
             let time_ns = begin_ns.saturating_sub(EARLIER_NS);

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use memwatch_common::record::{ProcessEvent, ProcessRecord, RingRecord};
 use memwatch_core::input::{Input, ProcessFacts};
 
-use super::intake::Intake;
+use super::intake::InputSink;
 use crate::backends::library_watch::LibraryWatch;
 use crate::sources::cgroup::ControlGroups;
 use crate::sources::procfs::ProcReader;
@@ -17,7 +17,7 @@ pub(super) const START_RESOLUTION_NS: u64 = 20_000_000;
 
 /// The parts of a session that process events concern.
 pub(crate) struct ProcessEventSink<'a> {
-    pub(crate) pipeline: &'a mut Intake,
+    pub(crate) pipeline: &'a mut InputSink,
     pub(crate) processes: &'a mut ProcReader,
     pub(crate) libraries: &'a mut LibraryWatch,
     pub(crate) groups: &'a mut ControlGroups,

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use memwatch_core::input::Input;
 use memwatch_core::input::books::{AllocatorNumbers, DeviceNumbers};
 
-use super::intake::Intake;
-use crate::frameworks::pytorch::{BooksReader, events};
+use super::intake::InputSink;
+use crate::frameworks::pytorch::{StateReader, events};
 
 /// Interval between readings.
 const BETWEEN: Duration = Duration::from_millis(500);
@@ -20,7 +20,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Readings of one process.
 #[derive(Debug, Default)]
 pub(super) struct ProcessNumbers {
-    reader: Option<Box<BooksReader>>,
+    reader: Option<Box<StateReader>>,
     tried: Option<Instant>,
     /// Pause after the last failure.
     pause: Duration,
@@ -39,7 +39,7 @@ pub(super) struct ProcessNumbers {
 impl ProcessNumbers {
     /// Reads the counters if due. Returns the number of tensors allocated and freed since the last
     /// reading; `None` if unknown.
-    pub(super) fn read(&mut self, tgid: u32, is_traced: bool, pipeline: &mut Intake) -> Option<u64> {
+    pub(super) fn read(&mut self, tgid: u32, is_traced: bool, pipeline: &mut InputSink) -> Option<u64> {
         let between = if is_traced { BETWEEN_TRACED } else { BETWEEN };
         if self.tried.is_some_and(|tried| tried.elapsed() < between.max(self.pause)) {
             return None;
@@ -65,7 +65,7 @@ impl ProcessNumbers {
 
     fn numbers(&mut self, tgid: u32) -> Option<AllocatorNumbers> {
         if self.reader.is_none() {
-            let opened = BooksReader::open(tgid);
+            let opened = StateReader::open(tgid);
             let failed = |error: &_| log::info!("process {tgid}: its allocators are not read: {error}");
             self.reader = opened.inspect_err(failed).ok().flatten().map(Box::new);
         }

@@ -8,7 +8,7 @@ use crate::backends::readings::DeviceLibrary;
 use crate::frameworks::pytorch::TensorRequest;
 use crate::sources::containers::RuntimeSockets;
 use crate::sources::kernel::load::LoadOptions;
-use crate::watch::recording::TapeOptions;
+use crate::watch::recording::RecorderOptions;
 use crate::watch::selection::Selection;
 
 /// Options of a session.
@@ -52,7 +52,7 @@ pub(crate) struct SessionOptions {
     /// Log modules and phases.
     pub(crate) logs_tensors: bool,
     /// Where to write a recording.
-    pub(crate) tape: Option<TapeOptions>,
+    pub(crate) tape: Option<RecorderOptions>,
     /// Where to keep the state that a restart resumes from.
     pub(crate) survival: Option<SurvivalPlace>,
 }

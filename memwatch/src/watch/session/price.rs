@@ -24,7 +24,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 const AT_LEAST: Duration = Duration::from_millis(100);
 
 /// Chooses the level of each process.
-pub(crate) struct PriceGuard {
+pub(crate) struct OverheadGuard {
     asked: TracingRequest,
     is_measured: bool,
     speaks: bool,
@@ -121,7 +121,7 @@ fn rate(events: u64, elapsed: Duration) -> u64 {
     per_second(events, u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
 }
 
-impl PriceGuard {
+impl OverheadGuard {
     /// Creates the guard from the options.
     pub(super) fn new(options: &SessionOptions) -> Self {
         let asked = TracingRequest {
@@ -152,7 +152,7 @@ impl PriceGuard {
                 log::info!("a probe costs {trap_ns} ns on this machine");
                 self.asked.prices = ProbeCost { trap_ns };
             }
-            Err(error) => log::warn!("what a probe costs here could not be measured: {error}"),
+            Err(error) => log::warn!("cannot measure the cost of a probe: {error}"),
         }
     }
 
@@ -272,10 +272,10 @@ impl PriceGuard {
 mod tests {
     use super::*;
 
-    fn guard(by_default: bool) -> PriceGuard {
-        let asked = TracingRequest { level: TensorLevel::Layers, by_default, ..TracingRequest::default() };
+    fn guard(by_default: bool) -> OverheadGuard {
+        let asked = TracingRequest { level: TensorLevel::Modules, by_default, ..TracingRequest::default() };
         let (warned, measured, choices) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
-        PriceGuard { asked, is_measured: true, speaks: false, warned, measured, choices }
+        OverheadGuard { asked, is_measured: true, speaks: false, warned, measured, choices }
     }
 
     /// A finished second with this many events.
@@ -286,14 +286,14 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_that_rises_while_it_is_traced_lowers_the_level_and_leaves_a_choice() {
+    fn event_rate_rise_lowers_the_level_and_records_a_choice() {
         let mut guard = guard(true);
         let mut governor = Governor::new(guard.decide(7, (100, false)));
         assert_eq!(guard.look_again((7, Probing::default()), &mut governor, &mut rate(100)), None);
         let lowered = guard.look_again((7, Probing::default()), &mut governor, &mut rate(200_000));
-        assert_eq!(lowered, Some((TensorLevel::Layers, TensorLevel::Read)));
+        assert_eq!(lowered, Some((TensorLevel::Modules, TensorLevel::Read)));
         let chosen: Vec<_> = guard.take_choices().iter().map(|choice| choice.chosen).collect();
-        assert_eq!(chosen, [TensorLevel::Layers, TensorLevel::Read]);
+        assert_eq!(chosen, [TensorLevel::Modules, TensorLevel::Read]);
         assert_eq!(guard.take_choices(), []);
     }
 
@@ -301,12 +301,12 @@ mod tests {
     fn a_level_that_was_asked_for_by_name_stays() {
         let mut guard = guard(false);
         let mut governor = Governor::new(guard.decide(7, (200_000, false)));
-        assert_eq!(governor.present(), TensorLevel::Layers);
+        assert_eq!(governor.present(), TensorLevel::Modules);
         assert_eq!(guard.look_again((7, Probing::default()), &mut governor, &mut rate(200_000)), None);
     }
 
     #[test]
-    fn of_a_program_that_was_calm_at_first_it_is_printed_later_and_once_what_it_pays() {
+    fn overhead_warning_of_a_program_idle_at_first_is_printed_once_later() {
         let mut guard = guard(false);
         let mut governor = Governor::new(guard.decide(7, (0, false)));
         assert!(guard.warned.is_empty());
@@ -318,13 +318,13 @@ mod tests {
     }
 
     #[test]
-    fn it_is_looked_again_after_a_second_and_sooner_where_a_burst_has_taken_all_of_it() {
+    fn event_rate_is_polled_each_second_and_earlier_after_a_burst() {
         let known = Instant::now();
         let rate = |before, events| {
             let since = known.checked_sub(before).expect("the machine runs for longer than that");
             let lowered = guard(true).look_again(
                 (7, Probing::default()),
-                &mut Governor::new(TensorLevel::Layers),
+                &mut Governor::new(TensorLevel::Modules),
                 &mut Rate { since, events, known, latest: 0, last: None },
             );
             lowered.is_some()
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_not_thought_slower_for_the_calm_before_it() {
+    fn event_rate_of_a_burst_exceeds_the_mean_with_the_idle_time_before() {
         let now = Instant::now();
         let known = now.checked_sub(2 * AT_LEAST).expect("the machine runs for longer than that");
         let since = known.checked_sub(3 * AT_LEAST).expect("likewise");
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_of_which_nothing_is_known_does_not_count() {
+    fn event_rate_excludes_time_without_a_reading() {
         let (since, known) = (Instant::now().checked_sub(AGAIN).expect("a second ago"), Instant::now());
         let mut governor = Governor::new(TensorLevel::Read);
         let mut unknown = Rate { since, events: 0, known: since, latest: 0, last: None };

@@ -6,7 +6,7 @@ use memwatch_core::snapshot::Snapshot;
 use super::{Session, SessionOptions};
 use crate::exit::ExitFailure;
 use crate::sources::clock;
-use crate::watch::recording::{Recorded, Tape, TapeOptions};
+use crate::watch::recording::{Recorded, Recorder, RecorderOptions};
 
 impl Session {
     /// Enables the detectors (growth, forecast, causes of failed allocations) if the recording
@@ -26,8 +26,8 @@ impl Session {
     ///
     /// # Errors
     /// The file cannot be created.
-    pub(crate) fn begin_recording(&mut self, options: &TapeOptions) -> Result<(), ExitFailure> {
-        let tape = Tape::create(options)?;
+    pub(crate) fn begin_recording(&mut self, options: &RecorderOptions) -> Result<(), ExitFailure> {
+        let tape = Recorder::create(options)?;
         self.look_for_all();
         self.tick();
         tape.keep(&self.pipeline, self.pipeline.now_ns(), clock::boottime_to_unix_ns());
@@ -36,7 +36,7 @@ impl Session {
     }
 
     /// Takes a recording that has ended because of a write error.
-    pub(crate) fn take_ended_recording(&mut self) -> Option<Tape> {
+    pub(crate) fn take_ended_recording(&mut self) -> Option<Recorder> {
         self.pipeline.tape.take_if(|tape| !tape.is_going())
     }
 

@@ -199,7 +199,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_record_waits_for_longer_than_the_rhythm(events in events(), due_ms in prop::option::of(1_u64..500)) {
+        fn record_waits_at_most_20_ms(events in events(), due_ms in prop::option::of(1_u64..500)) {
             let mut world = World::play(&events, due_ms);
             let end_ms = events.iter().map(|(after_ms, _)| after_ms).sum::<u64>();
             world.pass(end_ms, end_ms + 1000, due_ms);
@@ -208,13 +208,13 @@ mod tests {
         }
 
         #[test]
-        fn whoever_makes_records_pays_for_two_wake_ups_in_a_rhythm_at_the_most(events in events()) {
+        fn traced_threads_cause_at_most_two_wake_ups_per_20_ms(events in events()) {
             let rings = World::play(&events, None).rings;
             prop_assert!(rings.windows(3).all(|ring| ring[2] - ring[0] >= 20), "{rings:?}");
         }
 
         #[test]
-        fn where_nothing_comes_and_nothing_is_due_it_does_not_look(events in events()) {
+        fn idle_poll_loop_stops_polling_without_events_and_timers(events in events()) {
             let mut world = World::play(&events, None);
             let end_ms = events.iter().map(|(after_ms, _)| after_ms).sum::<u64>();
             world.pass(end_ms, end_ms + 10_000, None);
@@ -225,13 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn a_call_now_and_then_wakes_it_once_each_time() {
+    fn idle_poll_loop_wakes_once_for_each_rare_call() {
         let world = World::play(&[(100, Event::Record), (100, Event::Record), (100, Event::Record)], None);
         assert_eq!(world.looks, [20, 100, 200, 300]);
     }
 
     #[test]
-    fn many_calls_bring_it_back_to_its_rhythm() {
+    fn idle_poll_loop_returns_to_its_interval_under_many_calls() {
         let calls: Vec<(u64, Event)> = (0..100).map(|call| (if call == 0 { 100 } else { 1 }, Event::Record)).collect();
         let world = World::play(&calls, None);
         assert_eq!(world.rings, [100, 101]);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn where_more_comes_than_is_fetched_it_goes_on_at_once() {
+    fn poll_loop_continues_at_once_while_records_remain() {
         let begin = Instant::now();
         let mut rest = IdleBackoff::new(begin);
         rest.note_records();
@@ -251,14 +251,14 @@ mod tests {
     }
 
     #[test]
-    fn asleep_it_does_what_is_due_when_it_is_due() {
+    fn idle_poll_loop_runs_timers_when_due() {
         let mut world = World::new();
         world.pass(0, 500, Some(150));
         assert_eq!(world.looks, [20, 170, 320, 470]);
     }
 
     #[test]
-    fn a_mapping_without_records_is_followed_by_one_look_and_where_there_are_many_it_stays_awake() {
+    fn mapping_without_records_causes_one_poll_and_many_keep_the_loop_awake() {
         let mut world = World::play(&[(1000, Event::Mapping), (1000, Event::Mapping), (50, Event::Mapping)], None);
         assert_eq!(world.looks, [20, 1000, 1020, 2000, 2020, 2050]);
         world.pass(2050, 9000, None);

@@ -64,7 +64,7 @@ enum SessionOrigin {
 pub(crate) fn start(options: &SessionOptions) -> Result<SessionStart, ExitFailure> {
     let Some(place) = options.survival.clone() else { return Ok(SessionStart::default()) };
     let boot =
-        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").context("the boot of this machine has no id")?;
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").context("cannot read the machine's boot id")?;
     let (boot, kernel_half) = (boot.trim().to_owned(), kernel_half(options.ring_bytes));
     let mut earlier = None;
     let kept = journal::read(&place.journal, |head| {
@@ -77,7 +77,7 @@ pub(crate) fn start(options: &SessionOptions) -> Result<SessionStart, ExitFailur
         Err(error) => {
             let why = chain(&error);
             eprintln!(
-                "memwatch: this is a new watch, since what {} has cannot be gone on with: {why}",
+                "memwatch: cannot resume the previous session in {}: {why}; starting a new one",
                 place.journal.display()
             );
             None
@@ -163,7 +163,7 @@ impl Session {
         self.discover();
         let pins = self.kernel.pins.as_mut();
         let dropped = pins.map_or(Ok(()), |pins| if takes_over { pins.remove_earlier() } else { pins.drop_earlier() });
-        dropped.context("the probes of the agent before cannot be taken out")?;
+        dropped.context("cannot remove the probes of the previous agent")?;
         Ok(())
     }
 
@@ -219,12 +219,10 @@ impl Session {
         self.pipeline.tend_journal();
         let failed = self.pipeline.journal.take_if(|journal| journal.failure().is_some());
         if let Some(error) = failed.as_ref().and_then(Journal::failure) {
-            eprintln!(
-                "memwatch: this watch does not outlive the agent any more: its journal cannot be written: {error}"
-            );
+            eprintln!("memwatch: the next agent will not resume this session: cannot write the journal: {error}");
             if let Err(error) = self.remove_survival() {
                 eprintln!(
-                    "memwatch: what is pinned of it cannot be taken out: {error}; later: memwatch agent --uninstall"
+                    "memwatch: cannot remove the pinned BPF objects of this session: {error}; to remove them later: memwatch agent --uninstall"
                 );
             }
         }

@@ -66,7 +66,7 @@ impl Session {
     pub(super) fn take_over(&mut self, kept: &RestoredJournal) -> Result<(), ExitFailure> {
         let probed_ns = clock::boottime_ns();
         let Some(pins) = &mut self.kernel.pins else { return Ok(()) };
-        let ring = pins.silence_earlier().context("the ring of the agent before cannot be found")?;
+        let ring = pins.silence_earlier().context("cannot find the ring of the previous agent")?;
         let mut left = UnreadRecords::default();
         let is_whole = read_left(&ring, kept.position, |record| left.take(record, probed_ns))?;
         let is_known = is_whole && left.unknown == 0;
@@ -91,7 +91,7 @@ impl Session {
         if count > 0 {
             let whose = if count == 1 { "1 process".to_owned() } else { format!("{count} processes") };
             eprintln!(
-                "memwatch: {records} records of {whose} cannot be read, since another version made them while no agent ran: what these hold is not exact"
+                "memwatch: cannot read {records} records of {whose}: another version of memwatch wrote them while no agent ran. The totals of {whose} may be inexact"
             );
         }
         Ok(())
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_and_requests_are_lost_of_whose_they_are_and_tensors_are_not() {
+    fn unread_calls_and_requests_are_losses_of_their_process() {
         let event = |tgid, event| record(RecordKind::Process, tgid, Some(event), 10);
         let mut left = left(&[
             record(RecordKind::Call, 7, None, 10),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_of_a_program_that_has_ended_is_lost_with_it() {
+    fn unread_records_before_a_program_ended_are_lost_with_it() {
         let left = left(&[
             record(RecordKind::Call, 7, None, 10),
             record(RecordKind::Process, 7, Some(ProcessEvent::Exec), 20),

@@ -18,13 +18,13 @@ use memwatch_core::{Pipeline, TensorLog};
 
 use self::windows::ProcessWindows;
 use super::arenas::ProcessArenas;
-use super::books::ProcessBooks;
+use super::books::AllocatorStatePolls;
 use super::copies::StackCopies;
 use super::holdings::ProcessHoldings;
-use super::intake::Intake;
+use super::intake::InputSink;
 use super::named::TracedSelection;
 use super::numbers::ProcessNumbers;
-use super::price::{PriceGuard, Rate};
+use super::price::{OverheadGuard, Rate};
 use super::{Session, SessionOptions};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
@@ -44,7 +44,7 @@ const LARGE_BYTES: u64 = 100 << 20;
 /// PyTorch processes of a session.
 pub(crate) struct TensorTracing {
     pub(super) torch: TorchWatch,
-    pub(super) prices: PriceGuard,
+    pub(super) prices: OverheadGuard,
     named: TracedSelection,
     pub(super) processes: BTreeMap<u32, TensorProcess>,
     /// How often live objects are read by name. Processes older than the session are always read
@@ -68,7 +68,7 @@ pub(super) struct TensorProcess {
     /// Reads the allocators' statistics while the process is idle; `None` if its memory is unreadable.
     resting: Option<RestingNumbers>,
     /// Reads the complete state of the allocators.
-    pub(super) books: ProcessBooks,
+    pub(super) books: AllocatorStatePolls,
     /// Reads the state of the arenas.
     pub(super) arenas: BTreeMap<Framework, ProcessArenas>,
     /// Reads the allocators' counters.
@@ -137,7 +137,7 @@ impl TensorTracing {
     pub(crate) fn new(torch: TorchWatch, options: &SessionOptions) -> Self {
         Self {
             torch,
-            prices: PriceGuard::new(options),
+            prices: OverheadGuard::new(options),
             named: TracedSelection::new(options.named.clone()),
             processes: BTreeMap::new(),
             holdings_every: options.holdings_every,
@@ -160,7 +160,7 @@ impl TensorTracing {
     }
 
     /// Looks for PyTorch in the watched processes, and configures the kernel half for processes that have it.
-    pub(crate) fn update(&mut self, kernel: &mut KernelHalf, pipeline: &mut Intake) {
+    pub(crate) fn update(&mut self, kernel: &mut KernelHalf, pipeline: &mut InputSink) {
         self.copies.keep(pipeline.watched());
         if self.torch.level() == TensorLevel::Off {
             return;
@@ -222,7 +222,7 @@ impl TensorTracing {
 
     /// Notes that a process's allocators are probed from now on, except for the table rows in
     /// `missing`.
-    fn begin(&mut self, kernel: &mut KernelHalf, (tgid, missing): (u32, Vec<u16>), pipeline: &mut Intake) {
+    fn begin(&mut self, kernel: &mut KernelHalf, (tgid, missing): (u32, Vec<u16>), pipeline: &mut InputSink) {
         let time_ns = clock::boottime_ns();
         pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns });
         for framework in self.torch.without_books(tgid) {
@@ -241,7 +241,7 @@ impl TensorTracing {
     }
 
     /// Passes the chosen levels to the pipeline.
-    fn report_choices(&mut self, pipeline: &mut Intake) {
+    fn report_choices(&mut self, pipeline: &mut InputSink) {
         for choice in self.prices.take_choices() {
             pipeline.step(Input::TensorLevel(choice));
         }
@@ -377,7 +377,7 @@ impl TensorProcess {
             python: Python::Without,
             asked: None,
             resting,
-            books: ProcessBooks::new(),
+            books: AllocatorStatePolls::new(),
             arenas: BTreeMap::new(),
             numbers: ProcessNumbers::default(),
             holdings: ProcessHoldings::default(),
@@ -394,7 +394,7 @@ impl TensorProcess {
         kernel: &mut KernelHalf,
         tgid: u32,
         (holdings_every, fetches): (Option<Duration>, u64),
-        pipeline: &mut Intake,
+        pipeline: &mut InputSink,
     ) {
         let is_traced = self.governor.present() > TensorLevel::Read;
         self.numbers.read(tgid, is_traced, pipeline).into_iter().for_each(|events| self.rate.count_read(events));
@@ -417,7 +417,7 @@ impl TensorProcess {
 
     /// Reads the allocators' own statistics if they are more certain than the traced state and the
     /// process is idle.
-    fn rest(&mut self, tgid: u32, fetches: u64, pipeline: &mut Intake) {
+    fn rest(&mut self, tgid: u32, fetches: u64, pipeline: &mut InputSink) {
         let is_due = |resting: &&mut RestingNumbers| {
             let now = Instant::now();
             resting.due(now) <= now

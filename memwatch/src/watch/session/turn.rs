@@ -58,7 +58,7 @@ impl Session {
     fn fall_asleep(&mut self) {
         self.libraries.want_next_mapping();
         if let Err(error) = self.ring.want_next() {
-            log::warn!("records are fetched in a rhythm: {error}");
+            log::warn!("cannot sleep until the next record, so the ring is polled: {error}");
             self.rest.note_records();
         }
         self.fetch();

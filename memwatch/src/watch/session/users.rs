@@ -27,7 +27,7 @@ impl Session {
                     user: Some(user),
                     ..known.clone()
                 };
-                log::info!("process {tgid} is of user {uid} from now on");
+                log::info!("process {tgid} now belongs to user {uid}");
                 self.pipeline.step(Input::Process(facts));
             }
         }

@@ -27,7 +27,7 @@ fn family() -> TargetFamily {
 }
 
 #[test]
-fn without_targets_everybody_is_shown() {
+fn source_without_targets_shows_all_processes() {
     let mut family = TargetFamily::new(&[], Viewer::User(1), None).unwrap_or_else(|failure| panic!("{failure:?}"));
     assert_eq!(shown(&mut family, made(&[(7, 1, &[]), (8, 1, &[])])), [(7, false), (8, false)]);
     assert!(family.is_anybody_left() && family.unseen().count() == 0);
@@ -52,7 +52,7 @@ fn a_targets_children_are_shown_also_when_it_is_gone() {
 }
 
 #[test]
-fn another_process_under_a_targets_number_is_not_the_target() {
+fn target_pid_reused_by_another_process_is_not_shown() {
     let mut before = made(&[(own(), 2, &[])]);
     before.processes[0].ended_ns = Some(3);
     let mut family = family();

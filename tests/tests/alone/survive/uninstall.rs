@@ -3,25 +3,25 @@
 use super::*;
 
 #[test]
-fn uninstall_takes_out_what_a_killed_agent_has_left_and_nothing_of_one_that_runs() {
+fn uninstall_removes_what_a_killed_agent_left_but_not_a_running_one() {
     let Some(machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let agent = machine.agent(&[]);
     let before = machine.pinned();
     let outcome = machine.uninstall();
     outcome.assert_ended_with(0, &[]);
-    assert!(outcome.stdout.contains("left alone: 1 agent"), "{outcome:?}");
+    assert!(outcome.stdout.contains("kept those of 1 agent"), "{outcome:?}");
     assert_eq!(machine.pinned(), before);
     killed(agent);
     assert_eq!(machine.pinned(), before);
     let outcome = machine.uninstall();
     outcome.assert_ended_with(0, &[]);
-    assert!(outcome.stdout.contains("what 1 agent had left"), "{outcome:?}");
+    assert!(outcome.stdout.contains("the pinned BPF objects of 1 agent"), "{outcome:?}");
     machine.assert_clean();
     machine.uninstall().assert_ended_with(0, &[]);
 }
 
 #[test]
-fn a_bpffs_that_others_may_write_into_is_not_used_and_nothing_is_removed_through_their_links() {
+fn bpffs_writable_by_others_is_not_used_and_links_in_it_not_followed() {
     const MALLORY: u32 = 65_534;
     let Some(machine) = RestartMachine::new(PrologueShape::Push) else { return };
     let (bpf, victim) = (machine.bpf.path(), machine.gpu.directory().join("victim"));
@@ -38,7 +38,7 @@ fn a_bpffs_that_others_may_write_into_is_not_used_and_nothing_is_removed_through
     let workload = begun(&machine.gpu);
     assert_agrees(&machine.gpu, &mut machine.watch(&agent), &workload, Agreement::CallsOnly);
     stop(agent);
-    CommandOutcome::of(machine.uninstaller()).assert_ended_with(1, &["memwatch in it is user 65534's"]);
+    CommandOutcome::of(machine.uninstaller()).assert_ended_with(1, &["memwatch in it is owned by user 65534"]);
     assert!(place.join("x").is_symlink() && victim.join("key").exists());
     // If root owns the link, the link is removed and its target stays.
     std::os::unix::fs::chown(bpf.join("memwatch"), Some(0), Some(0)).expect("root may");

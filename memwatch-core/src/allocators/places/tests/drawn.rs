@@ -31,7 +31,7 @@ fn lines(draws: &mut Draws) -> Vec<SampledLine> {
 /// Returns the true and the estimated live and total bytes of a line. The estimates come from the
 /// sampled blocks.
 fn run(line: &SampledLine, draws: &mut Draws) -> [(u64, Estimate); 2] {
-    let (mut known, mut live_bytes, mut total_bytes) = (Drawn::default(), 0, 0);
+    let (mut known, mut live_bytes, mut total_bytes) = (SampledBlocks::default(), 0, 0);
     for block in 0..line.blocks {
         if takes(draws, line.bytes) {
             known.grant(line.bytes);
@@ -47,7 +47,7 @@ fn run(line: &SampledLine, draws: &mut Draws) -> [(u64, Estimate); 2] {
 }
 
 #[test]
-fn in_30_runs_the_truth_lies_within_two_standard_errors_for_95_percent_of_the_lines() {
+fn sampled_estimates_are_within_two_errors_for_95_percent_of_lines() {
     let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
     let (mut within, mut all) = (0_u32, 0_u32);
     for _ in 0..30 {
@@ -64,7 +64,7 @@ fn in_30_runs_the_truth_lies_within_two_standard_errors_for_95_percent_of_the_li
 }
 
 #[test]
-fn sums_are_not_biased() {
+fn sampled_totals_are_unbiased() {
     let mut draws = Draws(7);
     for bytes in [512, 6 << 10, 100 << 10, 700 << 10] {
         let line = SampledLine { bytes, blocks: 2_000 * MIB / bytes, stay: 1 };
@@ -76,8 +76,8 @@ fn sums_are_not_biased() {
 }
 
 #[test]
-fn what_was_drawn_and_is_freed_stands_for_nothing_that_is_live() {
-    let mut drawn = Drawn::default();
+fn sampled_blocks_that_were_freed_do_not_count_as_live() {
+    let mut drawn = SampledBlocks::default();
     for bytes in [512, 4096, 4096, MIB - 512] {
         drawn.grant(bytes);
     }

@@ -12,15 +12,15 @@ use crate::words::Tid;
 
 const GPU: Ordinal = Ordinal(0);
 
-fn whose(site: u32, layer: u32, stage: usize) -> Attribution {
+fn whose(site: u32, module: u32, phase: usize) -> Attribution {
     Attribution {
-        stage: Stage::ALL[stage],
+        phase: Phase::ALL[phase],
         site: SiteKey(site + 10),
         library: LibraryKey::NONE,
-        layer: LayerKey(layer + 10),
-        recomputed: layer == 1,
+        module: ModuleKey(module + 10),
+        recomputed: module == 1,
         stack: (site > 0).then_some(u64::from(site)),
-        phase: (site > 1).then_some(PhaseKey(site)),
+        range: (site > 1).then_some(RangeKey(site)),
         ..BEFORE_ATTACH
     }
 }
@@ -34,17 +34,17 @@ fn block(address: u64, block_bytes: u64, time_ns: u64) -> TensorBlock {
         cached: None,
         tid: Tid(1),
         stack: StackRef::NotAsked,
-        is_drawn: false,
+        is_sampled: false,
         time_ns,
     }
 }
 
-fn lists(device: &DevicePlaces) -> [Vec<BlockSum>; 5] {
+fn lists(device: &DeviceAttribution) -> [Vec<BlockSum>; 5] {
     [
         device.sites().map(|(_, sum)| *sum).collect(),
-        device.layers().map(|(_, layer)| layer.sum).collect(),
-        device.stages().map(|(_, sum)| *sum).collect(),
-        device.phases().map(|(_, phase)| phase.sum).collect(),
+        device.modules().map(|(_, module)| module.sum).collect(),
+        device.phases().map(|(_, sum)| *sum).collect(),
+        device.ranges().map(|(_, range)| range.sum).collect(),
         device.call_paths().map(|(_, sum)| *sum).collect(),
     ]
 }
@@ -55,13 +55,13 @@ struct PlacedEvent {
     address: u64,
     bytes: u64,
     site: u32,
-    layer: u32,
-    stage: usize,
+    module: u32,
+    phase: usize,
 }
 
 fn events() -> impl Strategy<Value = Vec<PlacedEvent>> {
     let event = (0..40u64, 1..5000u64, 0..4u32, 0..3u32, 0..4usize)
-        .prop_map(|(address, bytes, site, layer, stage)| PlacedEvent { address, bytes, site, layer, stage });
+        .prop_map(|(address, bytes, site, module, phase)| PlacedEvent { address, bytes, site, module, phase });
     prop::collection::vec(event, 0..400)
 }
 
@@ -86,7 +86,7 @@ fn play(events: &[PlacedEvent], before_bytes: u64) -> (CodeAttribution, u64) {
             places.free(GPU, u64::MAX, event.bytes, time_ns);
         } else if change > 0 {
             live.insert(event.address, event.bytes);
-            places.grant(&block(event.address, event.bytes, time_ns), whose(event.site, event.layer, event.stage));
+            places.grant(&block(event.address, event.bytes, time_ns), whose(event.site, event.module, event.phase));
         } else {
             places.free(GPU, event.address, change.unsigned_abs(), time_ns);
         }
@@ -98,7 +98,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_list_adds_up_to_what_the_allocator_has_granted(events in events(), before_bytes in 0..10_000u64) {
+    fn attribution_lists_each_sum_to_the_allocated_bytes(events in events(), before_bytes in 0..10_000u64) {
         let (places, allocated) = play(&events, before_bytes);
         let Some(device) = places.devices().get(&GPU) else { return Ok(()) };
         prop_assert_eq!(device.allocated_bytes(), allocated);
@@ -111,14 +111,14 @@ proptest! {
             prop_assert_eq!(list.iter().map(|sum| sum.frees).sum::<u64>(), total.frees);
             prop_assert_eq!(list.iter().map(|sum| device.at_peak_bytes(sum)).sum::<u64>(), total.peak_bytes);
         }
-        for (_, layer) in device.layers() {
-            prop_assert_eq!(layer.live_by_stage.iter().sum::<u64>(), layer.sum.live_bytes);
-            prop_assert_eq!(layer.total_by_stage.iter().sum::<u64>(), layer.sum.total_bytes);
+        for (_, module) in device.modules() {
+            prop_assert_eq!(module.live_by_phase.iter().sum::<u64>(), module.sum.live_bytes);
+            prop_assert_eq!(module.total_by_phase.iter().sum::<u64>(), module.sum.total_bytes);
         }
     }
 
     #[test]
-    fn a_place_has_at_the_peak_what_a_copy_of_all_sums_would_say(events in events()) {
+    fn attribution_at_peak_equals_a_copy_of_the_live_sums(events in events()) {
         let mut copied: BTreeMap<SiteKey, u64> = BTreeMap::new();
         let mut highest = 0;
         for end in 0..=events.len().min(60) {
@@ -191,7 +191,7 @@ fn peaks_begin_again_where_they_are_reset() {
 }
 
 #[test]
-fn the_call_paths_beyond_the_bound_share_a_row_for_each_stage() {
+fn the_call_paths_beyond_the_bound_share_a_row_for_each_phase() {
     let mut places = CodeAttribution::default();
     for number in 0..CALL_PATHS as u64 + 100 {
         let whose = Attribution { stack: Some(number + 1), ..whose(0, 0, 0) };
@@ -201,5 +201,5 @@ fn the_call_paths_beyond_the_bound_share_a_row_for_each_stage() {
     let shared: Vec<_> = device.call_paths().filter(|(call_path, _)| call_path.site == SiteKey::REST).collect();
     assert_eq!(device.call_paths().count(), CALL_PATHS + 1);
     let [(call_path, sum)] = shared[..] else { panic!("one stage, one row: {shared:?}") };
-    assert_eq!((call_path.stack, call_path.row.stage, sum.live_bytes), (None, Stage::ALL[0], 100));
+    assert_eq!((call_path.stack, call_path.row.phase, sum.live_bytes), (None, Phase::ALL[0], 100));
 }

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 const OLDER: u64 = 1 << 20;
 
 /// Returns call site and module of an older block by its number.
-fn held_as(number: u64) -> (SiteKey, Option<LayerKey>) {
-    (SiteKey(20 + (number % 3) as u32), Some(LayerKey(20 + (number % 2) as u32)))
+fn held_as(number: u64) -> (SiteKey, Option<ModuleKey>) {
+    (SiteKey(20 + (number % 3) as u32), Some(ModuleKey(20 + (number % 2) as u32)))
 }
 
 /// Plays events on top of older blocks; each event of an odd address frees one of these. The blocks
@@ -43,7 +43,7 @@ fn play_older(older: &[u64], events: &[PlacedEvent], named_at: usize, until: usi
         } else {
             allocated += event.bytes;
             places.observe(GPU, before, allocated);
-            let whose = whose(event.site, event.layer, event.stage);
+            let whose = whose(event.site, event.module, event.phase);
             places.grant(&super::block(index as u64, event.bytes, index as u64), whose);
         }
         if event.bytes % 7 == 0 {
@@ -68,7 +68,7 @@ proptest! {
         let (early, late) = (play_older(&older, &events, 0, at), play_older(&older, &events, at, at));
         let (early, late) = (&early.devices()[&GPU], &late.devices()[&GPU]);
         prop_assert_eq!(early.total(), late.total());
-        let used = |device: &DevicePlaces| {
+        let used = |device: &DeviceAttribution| {
             let site = |(key, sum): (SiteKey, &BlockSum)| {
                 let floor = device.floor_bytes(key);
                 (sum.peak_bytes > 0).then(|| (key, sum.live_bytes, sum.peak_bytes, device.at_peak_bytes(sum), sum.frees, floor))
@@ -76,9 +76,9 @@ proptest! {
             device.sites().filter_map(site).collect::<Vec<_>>()
         };
         prop_assert_eq!(used(early), used(late));
-        let sums = |device: &DevicePlaces| -> Vec<_> {
-            let layers = device.layers().map(|(_, layer)| (layer.sum, layer.live_by_stage.iter().sum::<u64>()));
-            let sums = layers.chain(device.stages().map(|(_, sum)| (*sum, sum.live_bytes)));
+        let sums = |device: &DeviceAttribution| -> Vec<_> {
+            let modules = device.modules().map(|(_, module)| (module.sum, module.live_by_phase.iter().sum::<u64>()));
+            let sums = modules.chain(device.phases().map(|(_, sum)| (*sum, sum.live_bytes)));
             sums.filter(|(sum, _)| sum.peak_bytes > 0).map(|(sum, live)| (live, sum.live_bytes, sum.peak_bytes, device.at_peak_bytes(&sum))).collect()
         };
         prop_assert_eq!(sums(early), sums(late));

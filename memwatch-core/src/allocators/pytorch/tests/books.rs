@@ -12,7 +12,7 @@ use memwatch_common::loss::Loss;
 use crate::allocators::names::SiteKey;
 use crate::allocators::pytorch::{Base, BlockState, Certainty, DeviceAllocator};
 use crate::allocators::{Frameworks, TensorLedger};
-use crate::input::books::{AllocatorState, BookBlock, MovingBooks, MovingDevice};
+use crate::input::books::{AllocatorState, StateBlock, MovingAllocatorState, MovingDevice};
 use crate::words::Tgid;
 
 /// Address, bytes and state.
@@ -34,7 +34,7 @@ fn books(history: &TensorEventHistory, map_words: usize, (began_ns, time_ns): (u
 }
 
 /// Returns the current blocks at some of the addresses.
-fn blocks_of(device: &NaiveAllocator, is_read: impl Fn(u64) -> bool) -> Vec<BookBlock> {
+fn blocks_of(device: &NaiveAllocator, is_read: impl Fn(u64) -> bool) -> Vec<StateBlock> {
     device.books(0).blocks().filter(|block| is_read(block.address)).copied().collect()
 }
 
@@ -85,14 +85,14 @@ fn as_an_early_watch(
             prop_assert_eq!(certainty, Certainty::Exact, "{:?}", family);
         }
     }
-    for (ordinal, device) in late.places().devices() {
+    for (ordinal, device) in late.attribution().devices() {
         prop_assert_eq!(device.unplaced_bytes(), 0, "{:?}: every block has a place", ordinal);
     }
     Ok(())
 }
 
 #[test]
-fn books_that_come_before_any_event_do_not_say_that_a_build_keeps_no_trace() {
+fn allocator_state_before_any_event_does_not_imply_a_missing_trace() {
     let mut history = TensorEventHistory::new(false, 0);
     history.step((0, 39, 0));
     let now_ns = history.events.last().map_or(0, |(event, _)| event.time_ns) + 10;
@@ -103,7 +103,7 @@ fn books_that_come_before_any_event_do_not_say_that_a_build_keeps_no_trace() {
 }
 
 #[test]
-fn what_a_build_shows_is_known_from_events_that_the_books_have_already() {
+fn build_features_are_learnt_from_events_older_than_the_allocator_state() {
     as_an_early_watch(vec![(0, 39, 0)], vec![(235, 3, 0)], false, 0)
         .expect("nothing came after the books but a refusal");
 }
@@ -112,7 +112,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn with_its_books_a_late_watch_knows_what_an_early_one_does(
+    fn late_attach_with_allocator_state_matches_an_early_attach(
         before in steps(),
         after in steps(),
         expandable: bool,
@@ -122,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn blocks_that_were_read_while_the_allocator_worked_are_taken_only_where_they_are_all(
+    fn torn_allocator_state_is_taken_only_where_its_blocks_are_complete(
         before in steps(),
         meanwhile in steps(),
         parity: u64,
@@ -153,7 +153,7 @@ proptest! {
             moving.blocks.extend(blocks_of(device, |address| !is_early(address)));
         }
         let time_ns = history.events.last().map_or(began_ns, |(event, _)| event.time_ns) + 1;
-        late.learn_moving_books(&MovingBooks { tgid: Tgid(7), began_ns, time_ns, devices: read });
+        late.learn_moving_books(&MovingAllocatorState { tgid: Tgid(7), began_ns, time_ns, devices: read });
         apply(&mut history, &mut [&mut early, &mut late]);
         late.tick(time_ns + 1_000_000_000);
         for (ordinal, device) in late.allocators().iter().filter(|(_, device)| device.reported().is_some()) {
@@ -169,7 +169,7 @@ proptest! {
     }
 
     #[test]
-    fn books_that_are_older_than_what_came_already_are_not_taken(before in steps()) {
+    fn allocator_state_older_than_seen_events_is_rejected(before in steps()) {
         let mut history = TensorEventHistory::new(false, 0);
         let mut late = TensorLedger::<Frameworks>::default();
         late.begin(false, &[]);
@@ -185,7 +185,7 @@ proptest! {
 }
 
 #[test]
-fn what_a_reading_does_not_have_has_gone_and_what_nobody_saw_come_is_older() {
+fn block_absent_from_the_reading_is_freed_and_an_unseen_one_is_older() {
     let mut history = TensorEventHistory::new(false, 0);
     for step in [(50, 1, 4096), (51, 1, 8192), (52, 1, 40_000)] {
         history.step(step);
@@ -204,7 +204,7 @@ fn what_a_reading_does_not_have_has_gone_and_what_nobody_saw_come_is_older() {
     let naive = history.devices.iter().find(|naive| naive.blocks().next().is_some()).expect("one was used");
     let held: u64 =
         naive.blocks().filter(|block| block.used == super::naive::BlockUse::Program).map(|block| block.bytes).sum();
-    let places = late.places().devices().values().next().expect("it has places");
+    let places = late.attribution().devices().values().next().expect("it has places");
     assert_eq!((device.memory().allocated_bytes(), places.allocated_bytes()), (held, held));
     assert_eq!(places.unplaced_bytes(), 0);
     let older = device.preexisting_bytes().expect("it was read");
@@ -212,7 +212,7 @@ fn what_a_reading_does_not_have_has_gone_and_what_nobody_saw_come_is_older() {
 }
 
 #[test]
-fn after_lost_events_a_block_that_nobody_saw_come_is_not_called_older() {
+fn unseen_block_after_lost_events_is_not_called_preexisting() {
     let mut history = TensorEventHistory::new(false, 0);
     let mut ledger = TensorLedger::<Frameworks>::default();
     ledger.begin(true, &[]);
@@ -223,7 +223,7 @@ fn after_lost_events_a_block_that_nobody_saw_come_is_not_called_older() {
     ledger.lose(Loss::TensorEventLost, u64::try_from(lost).expect("a small number"));
     let now_ns = 1_000_000_000;
     assert!(ledger.learn_books(&books(&history, 0, (now_ns, now_ns + 1))));
-    let places = ledger.places().devices().values().next().expect("it has places");
+    let places = ledger.attribution().devices().values().next().expect("it has places");
     let device = ledger.allocators().values().next().expect("it was read");
     assert!(device.knows_blocks(), "the allocator's side has all of them");
     let older = places.sites().find(|(site, _)| *site == SiteKey::BEFORE_ATTACH);

@@ -68,7 +68,7 @@ fn values(allocators: &Allocators) -> BTreeMap<String, i64> {
 }
 
 #[test]
-fn what_private_pools_have_of_the_driver_is_counted_by_pool_also_when_they_are_gone() {
+fn private_pool_reserved_bytes_are_counted_even_after_the_pool_is_gone() {
     let mut allocators = started();
     let (mut naive, id) = (naive::NaiveAllocator::new(0, false), (0, 3));
     let report = |allocators: &mut Allocators, action, address, bytes| {
@@ -162,7 +162,7 @@ fn an_event_that_no_gpu_can_report_is_counted_and_changes_nothing() {
 }
 
 #[test]
-fn what_the_program_has_from_before_the_watch_is_what_was_never_granted_in_it() {
+fn preexisting_bytes_are_the_allocated_bytes_never_granted_in_the_watch() {
     let mut allocators = Allocators::default();
     allocators.begin(false, &[]);
     allocators.apply(&event(reported(0x4000_0000, 512, 4096, 2 << 20)));

@@ -5,7 +5,7 @@ use memwatch_common::tensor::STATISTICS_WORDS;
 
 use crate::allocators::pytorch::{AllocatorStat, AllocatorStatistics, PoolSize, StatFamily, StatScope};
 use crate::decode::{TensorChange, TraceAction, Traced};
-use crate::input::books::{BookBlock, BookSegment, BookState, DeviceBooks};
+use crate::input::books::{StateBlock, StateSegment, StateBlockUse, DeviceAllocatorState};
 use crate::words::{Ordinal, Tid};
 
 const MIB: u64 = 1 << 20;
@@ -165,18 +165,18 @@ impl NaiveAllocator {
     }
 
     /// Returns the allocator's state as its own structures have it.
-    pub(crate) fn books(&self, map_words: usize) -> DeviceBooks {
-        let block = |block: &NaiveBlock| BookBlock {
+    pub(crate) fn books(&self, map_words: usize) -> DeviceAllocatorState {
+        let block = |block: &NaiveBlock| StateBlock {
             address: block.address,
             bytes: block.bytes,
             requested_bytes: block.requested,
             state: match block.used {
-                BlockUse::Free => BookState::Inactive,
-                BlockUse::Program => BookState::ActiveAllocated,
-                BlockUse::Stream => BookState::ActivePendingFree,
+                BlockUse::Free => StateBlockUse::Inactive,
+                BlockUse::Program => StateBlockUse::ActiveAllocated,
+                BlockUse::Stream => StateBlockUse::ActivePendingFree,
             },
         };
-        let segment = |segment: &NaiveSegment| BookSegment {
+        let segment = |segment: &NaiveSegment| StateSegment {
             address: segment.begin(),
             bytes: segment.bytes(),
             stream: segment.pool.1,
@@ -186,7 +186,7 @@ impl NaiveAllocator {
             is_pool_idle: false,
             blocks: segment.blocks.iter().map(block).collect(),
         };
-        DeviceBooks {
+        DeviceAllocatorState {
             ordinal: self.ordinal,
             allocator: self.allocator,
             words: self.words(map_words).to_vec(),

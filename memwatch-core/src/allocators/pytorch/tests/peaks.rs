@@ -55,7 +55,7 @@ impl FollowedAllocator {
 }
 
 #[test]
-fn they_are_the_programs_own_until_they_are_reset_and_then_stay_apart_from_them() {
+fn own_peaks_follow_the_program_until_they_are_reset_separately() {
     let mut pair = FollowedAllocator::new();
     pair.reads();
     assert_eq!((pair.peak(), pair.since()), ((8, Certainty::Exact), None));
@@ -69,7 +69,7 @@ fn they_are_the_programs_own_until_they_are_reset_and_then_stay_apart_from_them(
 }
 
 #[test]
-fn a_reset_by_the_program_makes_them_its_own_again() {
+fn peaks_reset_by_the_program_end_the_separate_peaks() {
     let mut pair = FollowedAllocator::new();
     pair.allocators.begin_own_peaks(70);
     pair.naive.reset(THREAD, true);
@@ -79,7 +79,7 @@ fn a_reset_by_the_program_makes_them_its_own_again() {
 }
 
 #[test]
-fn what_was_lost_since_a_reset_may_have_been_higher() {
+fn peak_after_a_loss_since_the_reset_is_only_derived() {
     let mut pair = FollowedAllocator::new();
     pair.allocators.begin_own_peaks(70);
     pair.naive.request(THREAD, 50 * MIB);

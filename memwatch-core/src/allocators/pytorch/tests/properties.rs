@@ -154,7 +154,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_that_a_program_can_report_breaks_it(reported in vec(any::<(u8, u8, [u64; 4])>(), 1..60)) {
+    fn pytorch_allocators_keep_segments_tiled_under_arbitrary_events(reported in vec(any::<(u8, u8, [u64; 4])>(), 1..60)) {
         let mut allocators = Allocators::default();
         for (kind, small, words) in reported {
             // Some numbers are small, so that they coincide.
@@ -197,7 +197,7 @@ proptest! {
     }
 
     #[test]
-    fn attached_in_the_middle_what_is_called_exact_is(steps in steps(), expandable: bool, late in 0_usize..100, maps in 0_usize..6) {
+    fn late_attach_exact_numbers_equal_the_program_counters(steps in steps(), expandable: bool, late in 0_usize..100, maps in 0_usize..6) {
         let (mut history, mut allocators) = (TensorEventHistory::new(expandable, maps), Allocators::default());
         allocators.begin(false, &[]);
         for (index, step) in steps.into_iter().enumerate() {
@@ -218,7 +218,7 @@ proptest! {
     }
 
     #[test]
-    fn after_lost_events_what_is_called_exact_is(steps in steps(), lost in vec(any::<bool>(), 1..160), maps in 0_usize..6) {
+    fn lost_events_leave_exact_numbers_equal_to_the_program_counters(steps in steps(), lost in vec(any::<bool>(), 1..160), maps in 0_usize..6) {
         let (mut history, mut allocators) = (TensorEventHistory::new(false, maps), Allocators::default());
         allocators.begin(true, &[]);
         for (step, is_lost) in steps.into_iter().zip(lost) {

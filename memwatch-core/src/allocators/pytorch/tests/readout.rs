@@ -54,7 +54,7 @@ fn both_layouts_are_determined_by_what_must_hold_among_the_numbers() {
 
 proptest! {
     #[test]
-    fn any_words_are_read_or_refused(words in prop::collection::vec(any::<u64>(), STATISTICS_WORDS), zero in 0..STATISTICS_WORDS) {
+    fn statistics_readout_of_arbitrary_words_never_panics(words in prop::collection::vec(any::<u64>(), STATISTICS_WORDS), zero in 0..STATISTICS_WORDS) {
         let mut words: StatisticsWords = words.try_into().expect("so many");
         words[..zero].fill(0);
         read(&words, words[48], words[60]);

@@ -147,7 +147,7 @@ fn with_the_trace_every_number_is_pytorchs_own() {
 }
 
 #[test]
-fn allocators_kept_at_any_moment_go_on_as_if_they_had_not_been() {
+fn pytorch_allocators_resume_from_serialized_state_at_any_event() {
     for ((name, text, size_word), set) in
         RECORDED.into_iter().zip([Set::Full, Set::WithoutTrace, Set::Exported, Set::Full])
     {
@@ -244,13 +244,13 @@ fn exact_means_equal(set: Set) -> BTreeSet<String> {
 }
 
 #[test]
-fn without_the_trace_what_is_called_exact_is() {
+fn exact_numbers_without_the_trace_equal_the_program_counters() {
     let exact = exact_means_equal(Set::WithoutTrace);
     assert!(exact.contains("allocated_bytes.all.peak"), "{exact:?}");
 }
 
 #[test]
-fn with_exported_symbols_alone_what_is_called_exact_is() {
+fn exact_numbers_with_exported_symbols_only_equal_the_program_counters() {
     let exact = exact_means_equal(Set::Exported);
     assert!(exact.contains("segment.large_pool.current"), "{exact:?}");
     // A program may reset its peaks unseen.

@@ -36,7 +36,7 @@ fn a_stack_belongs_to_the_programs_innermost_line() {
 }
 
 #[test]
-fn the_line_of_a_package_stands_behind_that_of_the_program() {
+fn library_line_comes_after_the_line_of_the_program() {
     let vit = "/env/lib/python3.11/site-packages/timm/vit.py Block.forward:9";
     assert_eq!(lines_of(&["torch/nn/functional.py linear:1", vit, "train.py main:7"]), (7, Some(9)));
     let copy = ["torch/storage.py UntypedStorage.clone:257", "torch/_tensor.py Tensor.__deepcopy__:130"];
@@ -92,7 +92,7 @@ fn pythons_own_library_and_torch_are_named_where_nothing_else_is() {
 }
 
 #[test]
-fn what_is_done_is_what_the_innermost_frame_says() {
+fn innermost_frame_decides_the_phase() {
     let step = ["torch/optim/adamw.py AdamW.step:220", "torch/optim/optimizer.py wrapper:493", "train.py <module>:9"];
     assert_eq!(doing_of(&step), Doing::Optimizer);
     assert_eq!(doing_of(&["own.py Lion.step:9", "torch/optim/optimizer.py wrapper:493"]), Doing::Optimizer);
@@ -108,7 +108,7 @@ fn what_is_done_is_what_the_innermost_frame_says() {
 }
 
 #[test]
-fn a_closure_of_an_optimizer_is_no_optimizer() {
+fn optimizer_closure_is_not_the_optimizer_phase() {
     let outer = ["torch/optim/lbfgs.py LBFGS.step:333", "torch/optim/optimizer.py wrapper:493", "train.py main:3"];
     let with = |inner: &[&'static str]| doing_of(&[inner, &["train.py closure:5"], &outer].concat());
     assert_eq!(with(&[]), Doing::Closure);

@@ -1,6 +1,6 @@
 //! Threads, event by event.
 
-mod layers;
+mod modules;
 
 use super::*;
 use crate::allocators::names::{CallSite, ModuleEntry, NativeCode};
@@ -71,19 +71,19 @@ impl ThreadStory {
         self.threads.attribute(tid, stack)
     }
 
-    fn stage(&mut self, tid: Tid, frames: &[&str]) -> (Stage, PhaseEvidence) {
+    fn phase(&mut self, tid: Tid, frames: &[&str]) -> (Phase, PhaseEvidence) {
         let whose = self.allocates(tid, frames);
-        (whose.stage, whose.by)
+        (whose.phase, whose.by)
     }
 
     /// Returns phase and `class name` of the module for an allocation on a thread without Python.
-    fn native(&mut self, tid: Tid) -> (Stage, String) {
+    fn native(&mut self, tid: Tid) -> (Phase, String) {
         let whose = self.threads.attribute(tid, StackRef::NoPython);
-        (whose.stage, self.layer(whose))
+        (whose.phase, self.module(whose))
     }
 
-    fn layer(&self, whose: Attribution) -> String {
-        match self.names.layer_of(whose.layer) {
+    fn module(&self, whose: Attribution) -> String {
+        match self.names.module_of(whose.module) {
             ModuleEntry::Module(module) => {
                 let name = module.name.as_deref().unwrap_or("?");
                 format!("{}:{name}:{}", module.model, module.class)
@@ -103,16 +103,16 @@ const ENGINE_CALL: [&str; 3] =
 #[test]
 fn each_part_of_a_step_is_determined_by_its_own_evidence() {
     let mut story = ThreadStory::default();
-    assert_eq!(story.stage(MAIN, &FORWARD), (Stage::Forward, PhaseEvidence::Frames));
-    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, PhaseEvidence::Nothing));
-    assert_eq!(story.stage(MAIN, &ENGINE_CALL), (Stage::Backward, PhaseEvidence::Frames));
+    assert_eq!(story.phase(MAIN, &FORWARD), (Phase::Forward, PhaseEvidence::Frames));
+    assert_eq!(story.phase(MAIN, &LOSS), (Phase::Outside, PhaseEvidence::Nothing));
+    assert_eq!(story.phase(MAIN, &ENGINE_CALL), (Phase::Backward, PhaseEvidence::Frames));
     story.node(ENGINE, Some(1));
-    assert_eq!(story.native(ENGINE).0, Stage::Backward);
-    assert_eq!(story.stage(MAIN, &IN_STEP), (Stage::Optimizer, PhaseEvidence::Frames));
+    assert_eq!(story.native(ENGINE).0, Phase::Backward);
+    assert_eq!(story.phase(MAIN, &IN_STEP), (Phase::Optimizer, PhaseEvidence::Frames));
     story.begins(MAIN, STEP);
-    assert_eq!(story.stage(MAIN, &IN_STEP), (Stage::Optimizer, PhaseEvidence::Range));
+    assert_eq!(story.phase(MAIN, &IN_STEP), (Phase::Optimizer, PhaseEvidence::Range));
     story.ends(MAIN);
-    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, PhaseEvidence::Nothing));
+    assert_eq!(story.phase(MAIN, &LOSS), (Phase::Outside, PhaseEvidence::Nothing));
     assert_eq!(story.threads.steps(), 1);
     assert_eq!(story.threads.steps_by_optimizer(), [("AdamW.step", 1)]);
 }
@@ -122,26 +122,26 @@ fn without_a_stack_ranges_and_nodes_still_report() {
     let mut story = ThreadStory::default();
     for missing in [StackRef::NotAsked, StackRef::OverBudget, StackRef::Unreadable, StackRef::Known(99)] {
         let whose = story.threads.attribute(MAIN, missing);
-        assert_eq!((whose.stage, whose.layer), (Stage::NotKnown, LayerKey::NOT_KNOWN), "{missing:?}");
+        assert_eq!((whose.phase, whose.module), (Phase::NotKnown, ModuleKey::NOT_KNOWN), "{missing:?}");
         assert_eq!(story.names.site_of(whose.site), story.names.site_of(SiteKey::without_frames(missing)));
     }
     story.begins(MAIN, STEP).node(ENGINE, None);
-    assert_eq!(story.threads.attribute(MAIN, StackRef::NotAsked).stage, Stage::Optimizer);
-    assert_eq!(story.threads.attribute(ENGINE, StackRef::OverBudget).stage, Stage::Backward);
-    assert_eq!(story.native(OTHER), (Stage::Outside, "None".to_owned()));
+    assert_eq!(story.threads.attribute(MAIN, StackRef::NotAsked).phase, Phase::Optimizer);
+    assert_eq!(story.threads.attribute(ENGINE, StackRef::OverBudget).phase, Phase::Backward);
+    assert_eq!(story.native(OTHER), (Phase::Outside, "None".to_owned()));
 }
 
 #[test]
-fn a_node_on_the_programs_own_thread_is_over_when_python_goes_on() {
+fn backward_node_on_the_main_thread_ends_when_python_resumes() {
     let mut story = ThreadStory::default();
     story.allocates(MAIN, &FORWARD);
     story.numbers(MAIN, [7]);
     story.allocates(MAIN, &FORWARD);
     story.node(MAIN, Some(7));
     let within = story.allocates(MAIN, &ENGINE_CALL);
-    assert_eq!((within.stage, story.layer(within)), (Stage::Backward, "Net:fc:Linear".to_owned()));
-    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, PhaseEvidence::Nothing));
-    assert_eq!(story.stage(MAIN, &FORWARD), (Stage::Forward, PhaseEvidence::Frames));
+    assert_eq!((within.phase, story.module(within)), (Phase::Backward, "Net:fc:Linear".to_owned()));
+    assert_eq!(story.phase(MAIN, &LOSS), (Phase::Outside, PhaseEvidence::Nothing));
+    assert_eq!(story.phase(MAIN, &FORWARD), (Phase::Forward, PhaseEvidence::Frames));
 }
 
 #[test]
@@ -149,17 +149,17 @@ fn an_optimizer_within_the_backward_pass_is_the_optimizer() {
     let mut story = ThreadStory::default();
     let hook = ["torch/optim/sgd.py SGD.step:1", "train.py hook:4"];
     story.node(ENGINE, None).begins(ENGINE, "Optimizer.step#SGD.step");
-    assert_eq!(story.stage(ENGINE, &hook), (Stage::Optimizer, PhaseEvidence::Range));
+    assert_eq!(story.phase(ENGINE, &hook), (Phase::Optimizer, PhaseEvidence::Range));
     story.ends(ENGINE).node(ENGINE, None);
-    assert_eq!(story.native(ENGINE).0, Stage::Backward);
+    assert_eq!(story.native(ENGINE).0, Phase::Backward);
 }
 
 #[test]
 fn the_end_of_an_optimizers_range_may_be_lost() {
     let mut story = ThreadStory::default();
     story.begins(MAIN, STEP);
-    assert_eq!(story.stage(MAIN, &IN_STEP), (Stage::Optimizer, PhaseEvidence::Range));
-    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, PhaseEvidence::Nothing));
+    assert_eq!(story.phase(MAIN, &IN_STEP), (Phase::Optimizer, PhaseEvidence::Range));
+    assert_eq!(story.phase(MAIN, &LOSS), (Phase::Outside, PhaseEvidence::Nothing));
     story.begins(MAIN, STEP).ends(MAIN);
     assert_eq!(story.threads.steps(), 1);
 }
@@ -168,7 +168,7 @@ fn the_end_of_an_optimizers_range_may_be_lost() {
 fn phases_are_the_ranges_that_the_program_names() {
     let mut story = ThreadStory::default();
     let name =
-        |story: &ThreadStory, whose: Attribution| whose.phase.map(|phase| story.names.phase_of(phase).to_string());
+        |story: &ThreadStory, whose: Attribution| whose.range.map(|range| story.names.range_of(range).to_string());
     story.event(MAIN, TensorChange::NvtxPush("epoch".into()));
     let whose = story.allocates(MAIN, &LOSS);
     assert_eq!(name(&story, whose).as_deref(), Some("epoch"));
@@ -184,7 +184,7 @@ fn phases_are_the_ranges_that_the_program_names() {
 }
 
 #[test]
-fn a_thread_without_python_has_the_line_whose_backward_pass_it_runs_or_else_its_function() {
+fn thread_without_python_gets_its_backward_line_or_its_native_function() {
     let mut story = ThreadStory::default();
     let frame = |function: &str, library: &str| NativeFrame {
         function: Some(format!("{function}(int)").into()),
@@ -198,7 +198,7 @@ fn a_thread_without_python_has_the_line_whose_backward_pass_it_runs_or_else_its_
     let whose = story.threads.attribute(ENGINE, StackRef::Native(7));
     let code = NativeCode { function: "decode".into(), library: "decoder".into() };
     assert_eq!(story.names.site_of(whose.site), &CallSite::Native(code));
-    assert_eq!((whose.stage, whose.stack, whose.layer), (Stage::Outside, Some(7), LayerKey::NONE));
+    assert_eq!((whose.phase, whose.stack, whose.module), (Phase::Outside, Some(7), ModuleKey::NONE));
     let unknown = story.threads.attribute(ENGINE, StackRef::Native(8));
     assert_eq!(story.names.site_of(unknown.site), &CallSite::NoPython);
     story.allocates(MAIN, &FORWARD);
@@ -210,7 +210,7 @@ fn a_thread_without_python_has_the_line_whose_backward_pass_it_runs_or_else_its_
 }
 
 #[test]
-fn what_is_allocated_while_a_graph_is_captured_is_the_graphs() {
+fn allocations_during_graph_capture_are_marked_captured() {
     let mut story = ThreadStory::default();
     story.event(MAIN, TensorChange::CaptureBegins(1)).event(MAIN, TensorChange::CaptureBegins(2));
     assert!(story.allocates(MAIN, &FORWARD).captured && story.threads.attribute(ENGINE, StackRef::NoPython).captured);

@@ -23,11 +23,11 @@ fn process(failure: &mut OomView, tgid: u32) -> &mut ProcessView {
 }
 
 #[test]
-fn the_optimizers_state_is_the_cause_before_its_first_step_is_over_and_no_later() {
+fn optimizer_state_is_the_cause_only_during_the_first_optimizer_step() {
     // An Adam optimizer of 24 GiB of parameters, with half of its state allocated.
-    let stages = [("outside", 24 * GIB, 24 * GIB), ("backward", 24 * GIB, 24 * GIB), ("optimizer", 20 * GIB, 20 * GIB)];
-    let failed = |steps, stage| {
-        OomView { whose: Some(whose(stage, "train.py:31 step")), ..failure(9 * GIB) }.in_stages(steps, &stages)
+    let phases = [("outside", 24 * GIB, 24 * GIB), ("backward", 24 * GIB, 24 * GIB), ("optimizer", 20 * GIB, 20 * GIB)];
+    let failed = |steps, phase| {
+        OomView { whose: Some(whose(phase, "train.py:31 step")), ..failure(9 * GIB) }.in_phases(steps, &phases)
     };
     let found = of(&failed(0, "optimizer"), &[]);
     assert_eq!((kinds(&found), found[0].bytes), (vec![OptimizerState], 29 * GIB));
@@ -40,18 +40,18 @@ fn the_optimizers_state_is_the_cause_before_its_first_step_is_over_and_no_later(
 fn weights_that_do_not_fit_fail_before_a_pass_and_activations_in_one() {
     let weights: Vec<Holding> =
         (0..60).map(|_| Holding { block_bytes: GIB, ..row(HoldingClass::Parameter, "h.weight", &[1]) }).collect();
-    let loading = failure(9 * GIB).in_stages(0, &[("outside", 62 * GIB, 62 * GIB)]);
+    let loading = failure(9 * GIB).in_phases(0, &[("outside", 62 * GIB, 62 * GIB)]);
     let found = of(&loading, &weights);
     assert_eq!((kinds(&found), found[0].bytes), (vec![WeightsAlone], 60 * GIB));
     assert_eq!(kinds(&of(&loading, &weights[..20])), [], "most of it is something else");
     let forward = [("outside", 20 * GIB, 20 * GIB), ("forward", 45 * GIB, 60 * GIB)];
-    assert_eq!(kinds(&of(&failure(9 * GIB).in_stages(0, &forward), &weights)), [Activations]);
+    assert_eq!(kinds(&of(&failure(9 * GIB).in_phases(0, &forward), &weights)), [Activations]);
     let little = [("outside", 50 * GIB, 50 * GIB), ("forward", 15 * GIB, 60 * GIB)];
-    assert_eq!(kinds(&of(&failure(9 * GIB).in_stages(3, &little), &weights)), [], "a fifth of it");
+    assert_eq!(kinds(&of(&failure(9 * GIB).in_phases(3, &little), &weights)), [], "a fifth of it");
 }
 
 #[test]
-fn pieces_are_the_cause_where_they_are_enough_together_and_none_is_alone() {
+fn fragmentation_is_the_cause_if_free_pieces_suffice_only_together() {
     let of_cache = |split_bytes, largest_free_bytes| {
         let cache = CacheView { split_bytes, largest_free_bytes, reserved_bytes: 2_000 * MIB, ..CacheView::default() };
         first(&OomView { cache: Some(cache), ..failure(9 * GIB) })
@@ -62,7 +62,7 @@ fn pieces_are_the_cause_where_they_are_enough_together_and_none_is_alone() {
 }
 
 #[test]
-fn others_are_the_cause_where_it_fits_without_them() {
+fn other_processes_are_the_cause_if_the_request_fits_without_them() {
     let found = of(&failure(2 * GIB), &[]);
     assert_eq!((kinds(&found), found[0].bytes, found[0].count), (vec![OtherProcesses], 2 * GIB, Some(8)));
     assert_eq!(first(&failure(3 * GIB)), None, "not without them either");
@@ -84,14 +84,14 @@ fn an_allocator_that_does_not_ask_the_driver_has_a_limit() {
 }
 
 #[test]
-fn graphs_without_a_backward_pass_are_the_cause_after_passes_and_not_in_the_first() {
+fn missing_backward_is_the_cause_only_after_earlier_forward_passes() {
     let saved: Vec<Holding> = (0..40)
         .map(|_| Holding { block_bytes: GIB, ..row(HoldingClass::SavedForBackward, "AddmmBackward0", &[1]) })
         .collect();
     let evaluated = |live, total, more: &[(&'static str, u64, u64)]| {
-        let stages = [&[("outside", 20 * GIB, 20 * GIB), ("forward", live, total)][..], more].concat();
+        let phases = [&[("outside", 20 * GIB, 20 * GIB), ("forward", live, total)][..], more].concat();
         let failed = OomView { whose: Some(whose("forward", "eval.py:14 answer")), ..failure(9 * GIB) };
-        of(&failed.in_stages(0, &stages), &saved)
+        of(&failed.in_phases(0, &phases), &saved)
     };
     let found = evaluated(45 * GIB, 900 * GIB, &[]);
     assert_eq!((kinds(&found), found[0].bytes, found[0].count), (vec![NoBackward], 40 * GIB, Some(40)));
@@ -119,7 +119,7 @@ fn the_memory_of_a_process_that_has_ended_is_kept_by_what_it_forked() {
 }
 
 #[test]
-fn memory_that_its_owner_has_given_up_is_kept_by_who_has_opened_it() {
+fn ipc_memory_released_by_its_owner_is_attributed_to_the_importer() {
     let opened = |orphaned_bytes| {
         let mut failed = failure(4 * GIB);
         process(&mut failed, 8).imports =

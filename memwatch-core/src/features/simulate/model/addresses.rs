@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_lie_where_the_program_had_its_own_of_that_size_in_that_order() {
+    fn simulated_segments_reuse_the_program_addresses_by_size_in_order() {
         let mut addresses = SegmentAddresses::default();
         addresses.learn(700, 20);
         addresses.learn(300, 20);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_program_gave_back_first_is_not_waited_for() {
+    fn simulated_segment_address_freed_by_the_program_is_not_reused() {
         let mut addresses = SegmentAddresses::default();
         addresses.learn(700, 20);
         addresses.forget(700, 20);

@@ -7,7 +7,7 @@ use super::BlockHandle;
 use super::arena::{SimulatedBlock, SimulatedBlockState};
 use super::caching::Caching;
 use crate::allocators::pytorch::PoolSize;
-use crate::input::books::{BookBlock, BookSegment, BookState};
+use crate::input::books::{StateBlock, StateSegment, StateBlockUse};
 
 /// A block of a chain: address, size in bytes, state.
 type AdoptedBlock = (u64, u64, SimulatedBlockState);
@@ -15,12 +15,12 @@ type AdoptedBlock = (u64, u64, SimulatedBlockState);
 impl Caching {
     /// Adopts these segments if the policy creates segments of that kind. Returns the handles of
     /// the program's blocks by address, else `None`.
-    pub(super) fn take_over(&mut self, segments: &[BookSegment]) -> Option<Vec<(u64, BlockHandle)>> {
+    pub(super) fn take_over(&mut self, segments: &[StateSegment]) -> Option<Vec<(u64, BlockHandle)>> {
         let is_expandable = self.settings.expandable_segments;
         if segments.iter().any(|segment| segment.is_expandable != is_expandable) {
             return None;
         }
-        let mut chains = BTreeMap::<(usize, u64, u64), Vec<&BookSegment>>::new();
+        let mut chains = BTreeMap::<(usize, u64, u64), Vec<&StateSegment>>::new();
         for segment in segments {
             let size = if segment.is_small { PoolSize::Small } else { PoolSize::Large };
             let pool = self.arena.pool(segment.private_pool, size);
@@ -81,7 +81,7 @@ impl Caching {
 }
 
 /// Returns the blocks of a chain; unmapped ranges of an expandable segment are blocks, too.
-fn pieces(parts: &[&BookSegment], segment: Option<(u64, u64)>) -> Vec<AdoptedBlock> {
+fn pieces(parts: &[&StateSegment], segment: Option<(u64, u64)>) -> Vec<AdoptedBlock> {
     let mut pieces = Vec::new();
     let mut end = None;
     for part in parts {
@@ -97,11 +97,11 @@ fn pieces(parts: &[&BookSegment], segment: Option<(u64, u64)>) -> Vec<AdoptedBlo
     pieces
 }
 
-const fn state_of(block: &BookBlock) -> SimulatedBlockState {
+const fn state_of(block: &StateBlock) -> SimulatedBlockState {
     match block.state {
-        BookState::ActiveAllocated => SimulatedBlockState::Used,
-        BookState::ActivePendingFree => SimulatedBlockState::Pending,
-        BookState::Inactive => SimulatedBlockState::Free,
+        StateBlockUse::ActiveAllocated => SimulatedBlockState::Used,
+        StateBlockUse::ActivePendingFree => SimulatedBlockState::Pending,
+        StateBlockUse::Inactive => SimulatedBlockState::Free,
     }
 }
 
@@ -113,18 +113,18 @@ mod tests {
     use crate::features::simulate::model::{AllocationPolicy, Settings, SimulatedRequest};
 
     /// Returns the state of a policy as an allocator state.
-    fn books(policy: &Caching) -> Vec<BookSegment> {
+    fn books(policy: &Caching) -> Vec<StateSegment> {
         let is_expandable = policy.settings.expandable_segments;
-        let mut segments: Vec<BookSegment> = Vec::new();
+        let mut segments: Vec<StateSegment> = Vec::new();
         for block in policy.arena.in_use() {
             let state = match block.state {
                 SimulatedBlockState::Unmapped => continue,
-                SimulatedBlockState::Free => BookState::Inactive,
-                SimulatedBlockState::Used => BookState::ActiveAllocated,
-                SimulatedBlockState::Pending => BookState::ActivePendingFree,
+                SimulatedBlockState::Free => StateBlockUse::Inactive,
+                SimulatedBlockState::Used => StateBlockUse::ActiveAllocated,
+                SimulatedBlockState::Pending => StateBlockUse::ActivePendingFree,
             };
             let (address, bytes) = (block.address, block.bytes);
-            let own = BookBlock { address, bytes, requested_bytes: bytes, state };
+            let own = StateBlock { address, bytes, requested_bytes: bytes, state };
             let follows = segments.last().filter(|last| last.address + last.bytes == address);
             let is_next =
                 block.before.is_some_and(|before| policy.arena.get(before).state != SimulatedBlockState::Unmapped);
@@ -133,7 +133,7 @@ mod tests {
                 segments[last].blocks.push(own);
                 continue;
             }
-            segments.push(BookSegment {
+            segments.push(StateSegment {
                 address,
                 bytes,
                 stream: block.stream,
@@ -179,7 +179,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn a_policy_that_takes_over_goes_on_as_the_one_that_was_there_all_the_time(
+        fn simulated_policy_built_from_allocator_state_behaves_as_the_original(
             steps in prop::collection::vec((0..7u8, 1..(30u64 << 20), any::<prop::sample::Index>()), 1..120),
             at in any::<prop::sample::Index>(),
             is_expandable in any::<bool>(),

@@ -8,7 +8,7 @@ use super::meter::{Capacity, Meter};
 use super::settings::{LEAST_BYTES, SMALL_SEGMENT_BYTES, Settings};
 use super::{AllocationPolicy, BlockHandle, GrantedBlock, SimulatedRequest};
 use crate::allocators::pytorch::PoolSize;
-use crate::input::books::BookSegment;
+use crate::input::books::StateSegment;
 
 /// `kSmallSize`: minimum remainder for splitting a block of the large pool.
 pub(super) const SMALL_BYTES: u64 = 1 << 20;
@@ -262,7 +262,7 @@ impl AllocationPolicy for Caching {
         self.arena.free_bytes()
     }
 
-    fn take_over(&mut self, segments: &[BookSegment]) -> Option<Vec<(u64, BlockHandle)>> {
+    fn take_over(&mut self, segments: &[StateSegment]) -> Option<Vec<(u64, BlockHandle)>> {
         Self::take_over(self, segments)
     }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashSet};
 use super::meter::Capacity;
 use super::{Operation, PolicyPlan, PolicyReplay, SimulatedRequest};
 use crate::decode::{TensorChange, TensorEvent, TraceAction, Traced};
-use crate::input::books::{BookSegment, BookState};
+use crate::input::books::{StateSegment, StateBlockUse};
 use crate::words::{Ordinal, Tid};
 
 /// Memory and calls of the program's own allocator, as far as they were observed.
@@ -129,13 +129,13 @@ impl DeviceRun {
 
     /// Begins with the memory that the program's allocator held before the first event, from its
     /// allocator state.
-    pub(super) fn begin_with(&mut self, segments: &[BookSegment], time_ns: u64) {
+    pub(super) fn begin_with(&mut self, segments: &[StateSegment], time_ns: u64) {
         let reserved_bytes = segments.iter().map(|segment| segment.bytes).fold(0, u64::saturating_add);
         self.replays.iter_mut().for_each(|replay| replay.begin_with(time_ns, segments));
         let blocks = || segments.iter().flat_map(|segment| &segment.blocks);
-        let allocated = blocks().filter(|block| block.state == BookState::ActiveAllocated);
+        let allocated = blocks().filter(|block| block.state == StateBlockUse::ActiveAllocated);
         let allocated_bytes = allocated.map(|block| block.bytes).fold(0, u64::saturating_add);
-        self.held = blocks().filter(|block| block.state != BookState::Inactive).map(|block| block.address).collect();
+        self.held = blocks().filter(|block| block.state != StateBlockUse::Inactive).map(|block| block.address).collect();
         self.measured.is_expandable = segments.iter().any(|segment| segment.is_expandable);
         self.note(reserved_bytes, allocated_bytes);
         self.begun_with = Some(PreexistingBytes { allocated_bytes, reserved_bytes });

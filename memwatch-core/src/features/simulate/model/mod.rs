@@ -37,7 +37,7 @@ use self::caching::Caching;
 use self::classes::SizeClasses;
 use self::feed::CapacitySource;
 use crate::decode::TensorEvent;
-use crate::input::books::{BookSegment, DeviceBooks};
+use crate::input::books::{StateSegment, DeviceAllocatorState};
 use crate::words::{Ordinal, Tgid};
 
 /// An operation of the program on its allocator.
@@ -132,7 +132,7 @@ pub trait AllocationPolicy: Send + Sync + std::fmt::Debug {
     fn free_bytes(&self) -> (u64, u64);
     /// Adopts the segments of the program's own allocator, if the policy creates segments of that
     /// kind. Returns the handles of the program's blocks by address.
-    fn take_over(&mut self, _segments: &[BookSegment]) -> Option<Vec<(u64, BlockHandle)>> {
+    fn take_over(&mut self, _segments: &[StateSegment]) -> Option<Vec<(u64, BlockHandle)>> {
         None
     }
     /// Resets the counters; the current bytes become the peak.
@@ -233,7 +233,7 @@ impl Simulations {
     pub fn begin_with(
         &mut self,
         whose: SimulatedAllocatorKey,
-        books: &DeviceBooks,
+        books: &DeviceAllocatorState,
         time_ns: u64,
         capacity: impl FnOnce(Ordinal) -> Capacity,
     ) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::meter::{Capacity, Meter};
 use super::{AllocationPolicy, BlockHandle, GrantedBlock, Operation, PolicyPlan, SimulatedRequest};
-use crate::input::books::{BookBlock, BookSegment, BookState};
+use crate::input::books::{StateBlock, StateSegment, StateBlockUse};
 
 /// A request that a policy could not serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl PolicyReplay {
     /// Begins with the blocks of the program's own allocator: with their layout if the policy
     /// creates such segments itself, else as if the program had requested them in the order of
     /// addresses.
-    pub fn begin_with(&mut self, time_ns: u64, segments: &[BookSegment]) {
+    pub fn begin_with(&mut self, time_ns: u64, segments: &[StateSegment]) {
         if let Some(blocks) = self.policy.take_over(segments) {
             self.blocks.extend(blocks);
         } else {
@@ -120,15 +120,15 @@ impl PolicyReplay {
         (self.outcome.hits, self.outcome.misses) = (0, 0);
     }
 
-    fn ask_again(&mut self, time_ns: u64, segment: &BookSegment, block: &BookBlock) {
-        let BookSegment { stream, private_pool, .. } = *segment;
+    fn ask_again(&mut self, time_ns: u64, segment: &StateSegment, block: &StateBlock) {
+        let StateSegment { stream, private_pool, .. } = *segment;
         let address = block.address;
-        if block.state == BookState::Inactive {
+        if block.state == StateBlockUse::Inactive {
             return;
         }
         let request = SimulatedRequest { bytes: block.requested_bytes, stream, private_pool };
         self.step(time_ns, &Operation::Allocate { address, request });
-        if block.state == BookState::ActivePendingFree {
+        if block.state == StateBlockUse::ActivePendingFree {
             self.step(time_ns, &Operation::GiveBack { address });
         }
     }

@@ -50,10 +50,10 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SettingsError {
     /// Unknown setting.
-    #[error("{0} is no setting of PyTorch's allocator that is known here; known are {KNOWN}")]
+    #[error("unknown allocator setting {0}; supported: {KNOWN}")]
     Unknown(String),
     /// Invalid value.
-    #[error("{key} takes {wanted}, not {value}")]
+    #[error("{key} must be {wanted}, not {value}")]
     Value {
         /// Name of the setting.
         key: &'static str,
@@ -63,7 +63,7 @@ pub enum SettingsError {
         value: String,
     },
     /// A size below the size of large segments.
-    #[error("{key}:{mib} is below large_segment_size_mb, which is {large_mib} here: PyTorch refuses that")]
+    #[error("{key}:{mib} is smaller than large_segment_size_mb:{large_mib}, which PyTorch rejects")]
     BelowLargeSegment {
         /// Name of the setting.
         key: &'static str,
@@ -73,7 +73,7 @@ pub enum SettingsError {
         large_mib: u64,
     },
     /// A backend without a model.
-    #[error("backend:{0} is the driver's own pool, of which there is no model; native is simulated")]
+    #[error("backend:{0} cannot be simulated; only backend:native can")]
     Backend(String),
 }
 
@@ -140,14 +140,14 @@ impl Settings {
             // PyTorch rejects smaller values; versions without `large_segment_size_mb` reject 20,
             // too.
             "max_split_size_mb" => {
-                self.max_split_bytes = Some(mib("max_split_size_mb", "a number from 20 on", value, 20)?);
+                self.max_split_bytes = Some(mib("max_split_size_mb", "an integer of at least 20", value, 20)?);
             }
             "max_non_split_rounding_mb" => {
-                let wanted = "a number from 20 on";
+                let wanted = "an integer of at least 20";
                 self.max_non_split_rounding_bytes = Some(mib("max_non_split_rounding_mb", wanted, value, 20)?);
             }
             "large_segment_size_mb" => {
-                self.large_segment_bytes = mib("large_segment_size_mb", "a number above 10", value, 11)?;
+                self.large_segment_bytes = mib("large_segment_size_mb", "an integer above 10", value, 11)?;
             }
             "garbage_collection_threshold" => {
                 let part = part(value).filter(|part| *part < 1.0);
@@ -156,7 +156,7 @@ impl Settings {
             }
             "per_process_memory_fraction" => {
                 let part = part(value);
-                let wanted = "a number above 0, at most 1";
+                let wanted = "a number above 0 and at most 1";
                 self.memory_fraction = Some(part.ok_or_else(|| wrong("per_process_memory_fraction", wanted, value))?);
             }
             "roundup_power2_divisions" => self.roundup_divisions = divisions(value)?,

@@ -116,7 +116,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn undone_to_the_start_there_is_nothing(steps in vec(any::<(u8, u32)>(), 1..120), expandable: bool) {
+    fn snapshot_history_undone_to_its_start_is_empty(steps in vec(any::<(u8, u32)>(), 1..120), expandable: bool) {
         let mut reported = FollowedHistory::new(expandable, true);
         for step in steps {
             reported.step(step, true);
@@ -147,7 +147,7 @@ proptest! {
     }
 
     #[test]
-    fn after_a_loss_every_line_that_is_left_can_be_undone(steps in vec(any::<(u8, u32)>(), 1..160), lost in 0_usize..80) {
+    fn snapshot_history_after_a_loss_is_undoable_to_the_loss(steps in vec(any::<(u8, u32)>(), 1..160), lost in 0_usize..80) {
         let mut reported = FollowedHistory::new(false, true);
         for (index, step) in steps.into_iter().enumerate() {
             reported.step(step, index != lost);

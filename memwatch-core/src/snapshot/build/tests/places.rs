@@ -31,8 +31,8 @@ fn ledger(lines: u32) -> TensorLedger {
     ledger
 }
 
-fn view(ledger: &TensorLedger) -> DevicePlacesView {
-    let mut devices = tensors(ledger, |_| None).places.devices;
+fn view(ledger: &TensorLedger) -> DeviceAttributionView {
+    let mut devices = tensors(ledger, |_| None).attribution.devices;
     assert_eq!(devices.len(), 1);
     devices.remove(0)
 }
@@ -43,13 +43,13 @@ fn lists_begin_with_the_largest_row_and_add_up() {
     let lines: Vec<_> = device.sites.iter().map(|site| (site.line, site.sum.live_bytes)).collect();
     assert_eq!(lines, [(Some(3), 1536), (Some(2), 1024), (Some(1), 512)]);
     assert_eq!((device.allocated_bytes, device.unplaced_bytes), (3072, 0));
-    assert_eq!(device.stages[0].stage, "outside");
-    assert_eq!((device.layers[0].kind.as_ref(), device.phases[0].kind.as_ref()), ("none", "none"));
+    assert_eq!(device.phases[0].phase, "outside");
+    assert_eq!((device.modules[0].kind.as_ref(), device.ranges[0].kind.as_ref()), ("none", "none"));
     assert_eq!(device.stacks[0].frames[0].line, Some(3));
 }
 
 #[test]
-fn what_is_beyond_a_list_is_in_its_last_row() {
+fn attribution_rows_past_the_limit_are_summed_in_a_rest_row() {
     let lines = 2000;
     let device = view(&ledger(lines));
     let (rest, listed) = device.sites.split_last().expect("there are rows");
@@ -63,7 +63,7 @@ fn what_is_beyond_a_list_is_in_its_last_row() {
 }
 
 #[test]
-fn call_paths_are_all_there_and_add_up_also_where_there_is_no_stack() {
+fn call_paths_are_complete_and_include_threads_without_a_stack() {
     let mut ledger = ledger(2000);
     let what = TensorChange::Reported {
         ordinal: Ordinal(0),
@@ -84,11 +84,11 @@ fn call_paths_are_all_there_and_add_up_also_where_there_is_no_stack() {
     assert_eq!(device.call_paths[0].frames[0].line, Some(2000), "the largest is the first");
     let native =
         device.call_paths.iter().find(|call_path| call_path.frames.is_empty()).expect("a thread without Python");
-    assert_eq!((&*native.site.kind, native.stage.sum.live_bytes), ("no_python", 512));
+    assert_eq!((&*native.site.kind, native.phase.sum.live_bytes), ("no_python", 512));
 }
 
 #[test]
-fn native_stacks_stand_with_those_of_python_and_are_counted_by_what_ended_them() {
+fn native_stacks_are_merged_with_python_and_counted_by_their_end() {
     let mut ledger = ledger(1);
     let frame = |function: &str, library: &str| NativeFrame {
         function: Some(function.into()),
@@ -141,12 +141,12 @@ const MIB: u64 = 1 << 20;
 /// Returns the rounding of live blocks and of all blocks, and the free bytes next to them, for the
 /// module of this kind.
 fn fragments(ledger: &TensorLedger, kind: &str) -> [Option<u64>; 3] {
-    let layer = view(ledger).layers.into_iter().find(|layer| layer.kind == kind).expect("it has allocated");
-    [layer.rounding_bytes, layer.total_rounding_bytes, layer.nearby_split_bytes]
+    let module = view(ledger).modules.into_iter().find(|module| module.kind == kind).expect("it has allocated");
+    [module.rounding_bytes, module.total_rounding_bytes, module.nearby_split_bytes]
 }
 
 #[test]
-fn a_layer_has_what_was_rounded_up_of_its_blocks_and_what_is_free_beside_them() {
+fn module_row_has_rounding_and_free_bytes_beside_its_blocks() {
     let none = StackRef::NoPython;
     let grants = [(3 * MIB + 100, none), (5 * MIB, StackRef::NotAsked), (1000, StackRef::NotAsked)];
     let (in_large, in_small) = (20 * MIB - 8 * MIB - 512, 2 * MIB - 1024);

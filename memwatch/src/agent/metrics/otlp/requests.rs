@@ -47,7 +47,7 @@ impl Reporter {
             let read =
                 pair.split_once('=').and_then(|(key, value)| Some((decoded(key.trim())?, decoded(value.trim())?)));
             let Some((key, value)) = read.filter(|(key, _)| !key.is_empty()) else {
-                return Err(format!("{pair:?} is no attribute: they are as in k8s.node.name=a,team=b"));
+                return Err(format!("{pair:?} is not an attribute: expected k8s.node.name=a,team=b"));
             };
             self.0.retain(|(known, _)| *known != key);
             self.0.push((key, value));

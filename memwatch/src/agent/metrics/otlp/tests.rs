@@ -53,7 +53,7 @@ fn pushed(metrics: &[Metric]) -> BTreeMap<String, f64> {
 }
 
 #[test]
-fn what_is_pushed_is_what_is_scraped() {
+fn otlp_metrics_equal_the_scraped_metrics() {
     let snapshot = node_with_a_dead();
     let facts = facts(&snapshot);
     let metrics = Metrics::new(2).messages(&facts, &mut CounterStates::default());
@@ -136,7 +136,7 @@ fn many_series_are_in_several_requests_that_have_each_once() {
 }
 
 #[test]
-fn who_reports_is_named_and_may_be_named_otherwise() {
+fn otlp_resource_names_the_reporter_and_accepts_overrides() {
     let named = |reporter: &Reporter| {
         let all = requests(Vec::new(), reporter);
         let resource = all[0].resource_metrics[0].resource.clone().expect("a reporter");

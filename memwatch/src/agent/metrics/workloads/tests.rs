@@ -49,7 +49,7 @@ fn total(rows: &BTreeMap<WorkloadLabels, WorkloadRow>) -> u64 {
 }
 
 #[test]
-fn the_smallest_of_three_hundred_are_summed_and_nothing_is_lost() {
+fn metrics_sum_the_smallest_workloads_past_the_series_limit() {
     let mut node = ScrapedNode::new();
     let rows = node.see(&crowd(300));
     assert_eq!((rows.len(), node.workloads.suppressed()), (OWN_SERIES + 1, 100));
@@ -62,7 +62,7 @@ fn the_smallest_of_three_hundred_are_summed_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_user_with_many_large_workloads_takes_nobody_else_s_series() {
+fn metrics_user_with_many_workloads_does_not_take_the_series_of_others() {
     let (greedy, other) = (4_000_000_001, 4_000_000_002);
     let mut snapshot = crowd(300);
     snapshot.workloads.iter_mut().for_each(|workload| workload.uids = [Some(greedy)].into());
@@ -83,7 +83,7 @@ fn a_user_with_many_large_workloads_takes_nobody_else_s_series() {
 }
 
 #[test]
-fn the_sum_is_by_gpu() {
+fn metrics_summed_workloads_have_a_row_per_gpu() {
     let mut snapshot = crowd(300);
     for workload in snapshot.workloads.iter_mut().take(50) {
         workload.gpus = vec![on(UUID_1, 1)];
@@ -94,7 +94,7 @@ fn the_sum_is_by_gpu() {
 }
 
 #[test]
-fn a_place_is_kept_until_somebody_is_more_than_twice_as_large() {
+fn metrics_workload_keeps_its_series_until_another_is_twice_as_large() {
     let mut node = ScrapedNode::new();
     let mut snapshot = crowd(201);
     snapshot.workloads.iter_mut().for_each(|workload| workload.gpus = vec![on(UUID_0, 1 << 30)]);
@@ -109,7 +109,7 @@ fn a_place_is_kept_until_somebody_is_more_than_twice_as_large() {
 }
 
 #[test]
-fn what_a_pair_counts_is_credited_to_where_it_stands() {
+fn metrics_counts_of_a_label_pair_are_credited_to_its_current_series() {
     let mut node = ScrapedNode::new();
     let mut snapshot = crowd(201);
     counted(&mut snapshot.workloads[0], 100);
@@ -130,7 +130,7 @@ fn what_a_pair_counts_is_credited_to_where_it_stands() {
 }
 
 #[test]
-fn no_counter_goes_back_and_all_together_count_everything_once_whatever_changes() {
+fn metrics_counters_never_decrease_and_sum_to_every_count() {
     let mut node = ScrapedNode::new();
     let mut snapshot = crowd(260);
     let count = |row: &WorkloadRow| row.counts.get(&ALLOCATIONS).copied().unwrap_or_default();
@@ -163,7 +163,7 @@ fn no_counter_goes_back_and_all_together_count_everything_once_whatever_changes(
 }
 
 #[test]
-fn two_workloads_with_the_same_labels_are_summed_and_the_end_of_one_takes_nothing_back() {
+fn metrics_workloads_with_equal_labels_are_summed_across_an_end() {
     let mut snapshot = crowd(1);
     let twin = snapshot.workloads[0].clone();
     snapshot.workloads.push(twin);
@@ -201,7 +201,7 @@ fn before_nvml_is_asked_no_workload_has_series() {
 }
 
 #[test]
-fn labels_outlast_nvml() {
+fn metrics_workload_labels_stay_the_same_without_nvml() {
     let mut node = ScrapedNode::new();
     let mut snapshot = crowd(2);
     let labels = |rows: BTreeMap<WorkloadLabels, WorkloadRow>| rows.into_keys().collect::<Vec<_>>();

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_in_several_lists_has_the_largest_of_its_bytes_and_is_an_mps_client_by_one_of_them() {
+    fn nvml_process_lists_are_merged_by_largest_bytes_and_mps_flag() {
         let mut union = Union::default();
         union.add(vec![(7, UsedGpuMemory::Used(5)), (8, UsedGpuMemory::Unavailable)], false);
         union.add(vec![(7, UsedGpuMemory::Used(5)), (8, UsedGpuMemory::Used(3))], false);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_not_there_is_empty_and_one_that_cannot_be_read_is_unknown() {
+    fn nvml_unsupported_list_is_empty_and_a_failed_one_unknown() {
         assert!(if_supported(Err(NvmlError::NotSupported)).is_some_and(|list| list.is_empty()));
         assert!(if_supported(Err(NvmlError::InsufficientSize(None))).is_none());
         assert!(if_supported(Err(NvmlError::GpuLost)).is_none());

@@ -56,7 +56,7 @@ fn met(identity: &FileIdentity, owner: Option<FileOwner>) -> Met {
 }
 
 #[test]
-fn a_file_that_nobody_is_known_to_map_may_be_taken_out() {
+fn library_file_without_users_may_be_evicted() {
     let machine = MappedFilesMachine::new();
     let (own, usual) = (machine.library(1), machine.library(2));
     let mut files = Files::default();
@@ -79,7 +79,7 @@ fn inode(number: u64) -> MappedInode {
 const ANN: FileOwner = FileOwner::User(1000);
 
 #[test]
-fn a_file_is_in_use_as_long_as_a_process_maps_it_and_goes_when_nobody_does() {
+fn library_file_is_in_use_while_mapped_and_released_after_a_sweep() {
     let machine = MappedFilesMachine::new();
     let mut files = Files::default();
     let [used, usual, wanted] = [1, 2, 3].map(|number| machine.library(number));
@@ -122,7 +122,7 @@ fn a_file_that_was_probed_after_the_sweep_began_is_not_judged_by_it() {
 }
 
 #[test]
-fn whoever_has_too_many_files_is_refused_more_and_nobody_else_is() {
+fn library_file_limit_applies_per_owner() {
     let machine = MappedFilesMachine::new();
     let mut files = Files::default();
     let ben = FileOwner::User(1001);

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_whose_requests_cannot_be_seen_has_its_reason() {
+    fn doctor_states_why_requests_of_a_library_are_not_seen() {
         let of = |kernel_calls| judge(&RequesterReport { path: "/lib/libnvidia-glcore.so.1".to_owned(), kernel_calls });
         let fine = of(KernelCalls::Probed { stubs: 1 });
         assert_eq!(

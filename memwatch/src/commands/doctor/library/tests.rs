@@ -30,7 +30,7 @@ fn a_file_in_good_order_is_reported_in_groups() {
 }
 
 #[test]
-fn a_file_whose_requests_are_not_seen_is_in_good_order_all_the_same() {
+fn doctor_accepts_a_library_with_unseen_requests() {
     let mut file = library();
     let reason = "it calls ioctl without a stub".to_owned();
     for (calls, line) in [
@@ -47,7 +47,7 @@ fn a_file_whose_requests_are_not_seen_is_in_good_order_all_the_same() {
 }
 
 #[test]
-fn on_request_every_symbol_stands_with_its_offset() {
+fn doctor_verbose_lists_each_symbol_with_its_offset() {
     let text = details(&library(), true);
     assert!(text.contains("cuMemAlloc_v2  +10  je  moved past 1 instruction"), "{text}");
     assert!(text.contains("cuMemFree_v2   +10  je  moved past 1 instruction"), "{text}");
@@ -97,7 +97,7 @@ fn a_file_that_cannot_be_probed_says_why() {
 }
 
 #[test]
-fn no_libcuda_is_no_obstacle_where_a_driver_is() {
+fn doctor_missing_libcuda_is_degraded_at_most() {
     let none = Libraries::default();
     assert_eq!(none.judge(true, &root()).state, CheckState::Degraded);
     assert_eq!(none.judge(false, &root()).state, CheckState::NotChecked);
@@ -111,7 +111,7 @@ fn processes_are_counted_once_over_all_files() {
 }
 
 #[test]
-fn a_left_out_file_concerns_those_who_use_or_named_it() {
+fn doctor_skipped_library_matters_only_if_mapped_or_named() {
     let state = |reason, mapped_by: &[u32]| {
         judge_left_out(
             &SkippedLibrary { display: "/x".to_owned(), reason, mapped_by: mapped_by.to_vec(), named: false },
@@ -140,7 +140,7 @@ fn a_library_in_use_that_cannot_be_opened_is_a_matter_of_permission() {
 }
 
 #[test]
-fn traces_of_a_driver_are_unknown_to_those_who_cannot_look() {
+fn doctor_driver_traces_are_unknown_without_access_to_processes() {
     let denied = Libraries { processes_denied: 1, ..Libraries::default() };
     assert_eq!((denied.traces(&user()), denied.traces(&root())), (Traces::Unknown, Traces::None));
     let inside = Privilege { initial_pid_namespace: Some(false), ..root() };
@@ -170,7 +170,7 @@ fn a_long_list_is_cut_short_unless_everything_is_asked_for() {
 }
 
 #[test]
-fn a_named_file_that_is_no_driver_is_reported_and_not_fatal() {
+fn doctor_named_file_that_is_not_a_driver_is_an_error_not_fatal() {
     let own = std::env::current_exe().expect("the test's own file");
     let libraries = examine(std::slice::from_ref(&own), None, None);
     let file = libraries.files.iter().find(|file| file.coverage.path == own.display().to_string()).expect("the file");
@@ -185,7 +185,7 @@ fn numbers_and_nouns_agree() {
 }
 
 #[test]
-fn exports_that_nobody_knows_are_named_with_what_they_may_cost() {
+fn doctor_names_unknown_exports_with_their_consequence() {
     let mut file = library();
     assert_eq!(judge_exports(&file, false), None);
     file.unknown_exports = vec!["cuMemAllocNew".to_owned()];
@@ -207,7 +207,7 @@ fn exports_that_nobody_knows_are_named_with_what_they_may_cost() {
 }
 
 #[test]
-fn why_exports_are_not_probed_is_for_those_who_ask() {
+fn doctor_verbose_states_why_exports_are_not_probed() {
     let line = "not probed on purpose: 7 only read, 2 legacy forms";
     assert!(details(&library(), true).contains(line) && !details(&library(), false).contains(line));
 }

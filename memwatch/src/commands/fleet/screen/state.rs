@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_opens_who_holds_what_of_it() {
+    fn fleet_row_opens_the_workloads_on_it() {
         let mut state = state();
         let rows = FleetRows::Nodes(
             (0..30).map(|node| FleetNode { instance: format!("n{node}"), ..FleetNode::default() }).collect(),

@@ -25,7 +25,7 @@ const FOOT: u16 = 2;
 const KEYS: [(&str, &str); 9] = [
     ("1 2 3  Tab", "workloads, nodes, GPUs"),
     ("Up Down j k", "select a row; PgUp PgDn Home End"),
-    ("Enter", "who holds what of it: a job's part of each GPU, say"),
+    ("Enter", "holders of the row, such as a job's part of each GPU"),
     ("Esc", "back"),
     ("s", "sort by the next column: the server sends its first rows"),
     ("Space", "pause, continue"),

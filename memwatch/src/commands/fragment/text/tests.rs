@@ -61,7 +61,7 @@ fn reported() -> FragmentReport {
         pools: vec![stream_pool("stream", (0, 0), large), stream_pool("graph", (3, 0), kept())],
         segments: vec![segment(used), segment(vec![block(20 * MIB, SegmentBlockState::Free)])],
         sites: vec![pin("line", Some("train.py:36 Trainer.step"), Some(11 * MIB)), pin("preexisting", None, Some(0))],
-        layers: vec![pin("not_asked", None, Some(11 * MIB))],
+        modules: vec![pin("not_asked", None, Some(11 * MIB))],
     };
     FragmentReport { view, simulation: None }
 }
@@ -128,7 +128,7 @@ fn of_driver(found: &FragmentFindings) -> String {
 }
 
 #[test]
-fn what_the_driver_gave_is_reported_by_kind_and_what_is_estimated_is_marked() {
+fn fragment_text_lists_driver_memory_by_kind_and_marks_estimates() {
     let found = FragmentFindings { allocators: Vec::new(), drivers: vec![driver()] };
     let text = of_driver(&found);
     assert!(text.contains("physical  50.0 MiB  50.0 MiB  30.0 MiB  neither mapped nor bound"), "{text}");
@@ -145,7 +145,7 @@ fn what_the_driver_gave_is_reported_by_kind_and_what_is_estimated_is_marked() {
 }
 
 #[test]
-fn of_a_process_with_an_allocator_only_what_wastes_anything_is_reported_of_the_driver() {
+fn fragment_text_lists_only_wasted_driver_memory_beside_an_allocator() {
     let mut idle = driver();
     idle.gpus[0].physical.idle_bytes = 0;
     idle.gpus[0].device.unused_bytes = 0;
@@ -154,7 +154,7 @@ fn of_a_process_with_an_allocator_only_what_wastes_anything_is_reported_of_the_d
 }
 
 #[test]
-fn lines_and_layers_that_hold_memory_together_are_reported_where_they_are_known() {
+fn fragment_text_lists_the_lines_that_pin_memory_where_known() {
     let found = FragmentFindings { allocators: vec![reported()], ..FragmentFindings::default() };
     let text = of_driver(&found);
     assert!(text.contains("11.0 MiB  11.0 MiB  9.0 MiB  train.py:36 Trainer.step"), "{text}");
@@ -170,7 +170,7 @@ fn text(reported: FragmentReport, ascii: bool) -> String {
 }
 
 #[test]
-fn both_parts_stand_side_by_side_and_the_map_shows_where() {
+fn fragment_text_shows_both_parts_side_by_side_and_a_map() {
     let options = TableOptions::default();
     let mut out = Vec::new();
     let found = FragmentFindings { allocators: vec![reported()], ..FragmentFindings::default() };

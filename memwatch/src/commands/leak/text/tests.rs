@@ -1,4 +1,4 @@
-use memwatch_core::features::leak::view::{AgeView, BlocksView, KeeperView, ReadingsView};
+use memwatch_core::features::leak::view::{AgeView, BlocksView, RetainerView, ReadingsView};
 use memwatch_core::input::holdings::HoldingClass;
 use memwatch_core::snapshot::WindowsView;
 
@@ -32,7 +32,7 @@ fn finding(verdict: Verdict, line: u32, per_minute: f64) -> LeakView {
             AgeView { below_ns: Some(10_000_000_000), bytes: 0 },
             AgeView { below_ns: None, bytes: 63 << 20 },
         ]),
-        keepers: Vec::new(),
+        retainers: Vec::new(),
         read_bytes: 0,
         blocks: None,
     }
@@ -63,7 +63,7 @@ fn printed_of(snapshot: &Snapshot, findings: Vec<LeakView>, top: usize, readings
 }
 
 #[test]
-fn what_grows_stands_with_its_rate_and_line_and_what_does_not_is_only_counted() {
+fn leak_text_lists_growing_lines_with_their_rate_and_counts_the_rest() {
     let all = vec![
         finding(Verdict::Leak, 12, 67_108_864.0),
         finding(Verdict::LevelledOff, 7, 0.0),
@@ -83,7 +83,7 @@ fn what_grows_stands_with_its_rate_and_line_and_what_does_not_is_only_counted() 
 fn lines_that_are_sampled_grow_by_at_least_so_much() {
     let mut snapshot = fixture::training_node();
     let sampled = |snapshot: &Snapshot| printed_of(snapshot, vec![finding(Verdict::Leak, 12, 64e6)], 5, None);
-    let sentence = "lines are sampled: a line grows by at least what stands here";
+    let sentence = "lines are sampled: growth values are lower bounds";
     assert!(!sampled(&snapshot).contains(sentence));
     let tensors = snapshot.processes[0].tensors.as_mut().expect("it has PyTorch");
     tensors.windows = Some(WindowsView { windows: 3, discarded: 0, open_ns: 600_000_000 });
@@ -91,9 +91,9 @@ fn lines_that_are_sampled_grow_by_at_least_so_much() {
 }
 
 #[test]
-fn why_something_is_reported_to_grow_is_stated_with_how_old_it_is_and_whether_it_is_replaced() {
+fn leak_text_explains_growth_with_age_and_turnover() {
     let text = reported(vec![finding(Verdict::Leak, 12, 67_108_864.0), finding(Verdict::LevelledOff, 7, 0.0)], 10);
-    let why = "why GPU -: train.py:12 step\\x1b[2J: it grows at +64.0 MiB/min (confidence 99.8 %), and goes on: \
+    let why = "why GPU -: train.py:12 step\\x1b[2J: it grows at +64.0 MiB/min (confidence 99.8 %), and still grows: \
                +32.0 MiB/min recently (confidence 99.0 %); now held: 1.0 MiB below 1 s, 63.0 MiB older";
     assert!(text.contains(why), "{text}");
     assert!(!text.contains("why GPU -: train.py:7"), "{text}");
@@ -114,7 +114,7 @@ fn a_run_of_few_seconds_is_judged_by_its_steps() {
 }
 
 #[test]
-fn what_has_grown_and_stopped_is_no_leak_where_nothing_else_may_be_one() {
+fn leak_text_says_levelled_off_only_if_nothing_else_may_leak() {
     let cache = || LeakView { first_bytes: 10 << 20, late_p: 0.4, ..finding(Verdict::LevelledOff, 7, 0.0) };
     let of = |findings, too_short| settled(&LeaksView { findings, too_short, ..LeaksView::default() });
     let text = of(vec![cache(), finding(Verdict::Steady, 3, 0.0)], 0).expect("a sentence");
@@ -126,7 +126,9 @@ fn what_has_grown_and_stopped_is_no_leak_where_nothing_else_may_be_one() {
     assert_eq!(of(vec![slower.clone()], 0), None, "it grows on");
     let text = reported(vec![LeakView { bytes_per_minute: 308_281_344.0, ..slower }], 10);
     assert!(
-        text.contains(" grows on, more slowly than before: +53.0 MiB/min recently, +294.0 MiB/min over all. A cache"),
+        text.contains(
+            " still grows, more slowly than before: +53.0 MiB/min recently, +294.0 MiB/min overall. This may be a cache"
+        ),
         "{text}"
     );
 }
@@ -142,25 +144,25 @@ fn rows_beyond_the_wanted_are_counted_and_a_short_look_says_so() {
     assert!(short.contains(sentence), "{short}");
 }
 
-fn kept(class: HoldingClass, name: &str, kept_by: Option<&str>) -> KeeperView {
+fn kept(class: HoldingClass, name: &str, kept_by: Option<&str>) -> RetainerView {
     let full = |index: u64| Some(kept_by.unwrap_or(name).replace('*', &index.to_string()));
     let (name, kept_by) = (Some(name.to_owned()), kept_by.map(str::to_owned));
-    KeeperView { class, name, kept_by, bytes: 6 << 20, count: 12, oldest: full(0), newest: full(11) }
+    RetainerView { class, name, kept_by, bytes: 6 << 20, count: 12, oldest: full(0), newest: full(11) }
 }
 
 #[test]
-fn a_line_that_grows_is_reported_with_who_keeps_its_tensors() {
-    let keepers = vec![
+fn leak_text_names_the_retainers_of_a_growing_line() {
+    let retainers = vec![
         kept(HoldingClass::Tensor, "train.py:main: history[*]", None),
         kept(HoldingClass::SavedForBackward, "ExpBackward0", Some("losses[*]")),
-        KeeperView {
+        RetainerView {
             count: 1,
             newest: Some("exp_avg of h.0.weight".to_owned()),
             ..kept(HoldingClass::OptimizerState, "exp_avg of h.*.weight", None)
         },
         kept(HoldingClass::Tensor, "cache\u{1b}", None),
     ];
-    let text = reported(vec![LeakView { ages: None, keepers, ..finding(Verdict::Leak, 12, 9.0) }], 10);
+    let text = reported(vec![LeakView { ages: None, retainers, ..finding(Verdict::Leak, 12, 9.0) }], 10);
     let sentence = "; kept by train.py:main: history[*] (12 tensors, 6.0 MiB; newest history[11]), \
                     the graph of losses[*] (saved by ExpBackward0) (12 blocks, 6.0 MiB; newest losses[11]), \
                     optimizer state: exp_avg of h.*.weight (1 block, 6.0 MiB; newest exp_avg of h.0.weight), and 1 more\n";
@@ -171,7 +173,7 @@ fn a_line_that_grows_is_reported_with_who_keeps_its_tensors() {
 fn a_name_that_grows_is_reported_with_its_blocks_and_with_what_was_read() {
     let by_name = LeakView {
         level: "name".into(),
-        keepers: vec![kept(HoldingClass::Tensor, "train.py:main: history[*]", None)],
+        retainers: vec![kept(HoldingClass::Tensor, "train.py:main: history[*]", None)],
         blocks: Some(BlocksView { first: 2, last: 12, came: 11, stayed: 10 }),
         ages: None,
         ..finding(Verdict::Leak, 12, 67_108_864.0)

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_has_started_ends_with_it_also_in_a_session_of_its_own() {
+    fn oom_hook_children_end_with_it_even_in_their_own_session() {
         let directory = tempfile::tempdir().expect("a directory");
         let ended = block(execute(&line(directory.path()), until_started(directory.path()), b"{}"));
         assert!(ended.expect("it was started").is_none(), "it does not end by itself");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_nobody_waits_for_any_more_ends_with_its_group() {
+    fn oom_hook_that_is_cancelled_ends_with_its_process_group() {
         let directory = tempfile::tempdir().expect("a directory");
         block(async {
             let line = line(directory.path()).replace("setsid sleep", "sleep");

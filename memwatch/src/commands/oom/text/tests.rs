@@ -45,7 +45,7 @@ fn reported_at_end_of(snapshot: &Snapshot, ooms: &[&OomView]) -> String {
 const GIB: u64 = 1 << 30;
 
 #[test]
-fn pieces_that_would_have_been_enough_lead_to_the_setting_that_joins_them() {
+fn oom_text_recommends_simulate_if_free_pieces_would_have_sufficed() {
     let snapshot = fixture::training_node();
     let tgid = snapshot.processes[0].tgid;
     let cache =
@@ -60,7 +60,7 @@ fn pieces_that_would_have_been_enough_lead_to_the_setting_that_joins_them() {
 }
 
 #[test]
-fn the_largest_request_that_fits_stands_below_what_was_free() {
+fn oom_text_prints_the_largest_fitting_request_below_the_free_bytes() {
     let mut snapshot = fixture::training_node();
     let tgid = snapshot.processes[0].tgid;
     let mut refused = fixture::busy_node().processes[0].failures[0].clone();
@@ -71,19 +71,19 @@ fn the_largest_request_that_fits_stands_below_what_was_free() {
     let (fits, free) = (oom.largest_fitting_bytes().expect("it is known"), oom.free_bytes().expect("it is known"));
     assert!(fits > 5 << 20 && fits <= free, "{fits} {free}");
     let text = reported(&[&oom]);
-    let line = format!("\n  fits        {:>10}  at most would have been granted in its place\n", bytes(fits));
+    let line = format!("\n  fits        {:>10}  at most would have been granted instead\n", bytes(fits));
     assert!(text.contains(&line), "{text}");
     let unknown = OomView { cache: None, ..oom };
     assert!(!reported(&[&unknown]).contains("  fits  "));
 }
 
 #[test]
-fn what_became_of_the_process_and_failures_that_were_not_seen_are_reported() {
+fn oom_text_states_the_outcome_and_unseen_failures() {
     let snapshot = fixture::training_node();
     let tgid = snapshot.processes[0].tgid;
     let mut oom = failed(snapshot.clone(), tgid, None, GIB);
     oom.is_survived = true;
-    assert!(reported(&[&oom]).contains("outcome     survived: the process went on"));
+    assert!(reported(&[&oom]).contains("outcome     survived: the process continued"));
     oom.ended_ns = Some(oom.time_ns + 2_000_000_000);
     assert!(reported(&[&oom]).contains("outcome     the process ended 2.0 s after it"));
     let mut page = TextPage { text: String::new(), options: TableOptions::default() };
@@ -106,7 +106,7 @@ fn without_a_forecast_the_reason_is_stated() {
 }
 
 #[test]
-fn others_that_hold_enough_are_named() {
+fn oom_text_names_other_processes_that_hold_enough() {
     let snapshot = fixture::busy_node();
     let process = snapshot.processes.iter().find(|process| !process.gpus.is_empty()).expect("somebody has memory");
     let tgid = process.tgid;
@@ -117,7 +117,7 @@ fn others_that_hold_enough_are_named() {
 }
 
 #[test]
-fn more_than_the_gpu_has_is_stated_first_and_nothing_is_a_sentence_too() {
+fn oom_text_states_a_request_larger_than_the_gpu_or_no_failure() {
     let snapshot = fixture::training_node();
     let tgid = snapshot.processes[0].tgid;
     let text = reported(&[&failed(snapshot, tgid, None, u64::MAX)]);
@@ -126,19 +126,20 @@ fn more_than_the_gpu_has_is_stated_first_and_nothing_is_a_sentence_too() {
 }
 
 #[test]
-fn what_processes_outside_the_watch_held_is_compared_with_the_reading_that_it_is_from() {
+fn oom_text_compares_unwatched_memory_with_its_nvml_reading() {
     let mut snapshot = fixture::training_node();
     let (tgid, uuid) = (snapshot.processes[0].tgid, snapshot.gpus[0].uuid.clone());
     snapshot.processes.truncate(1);
     let own = snapshot.processes[0].gpus.iter_mut().find(|own| own.uuid.as_ref() == Some(&uuid)).expect("it trains");
     // NVML's reading is from before the process allocated another 40 GiB.
     (own.used_bytes, own.attributed_bytes, own.live_bytes) = (Some(30 * GIB), 29 * GIB, 70 * GIB);
+    own.unattributed_bytes = Some(GIB.cast_signed());
     (snapshot.gpus[0].total_bytes, snapshot.gpus[0].used_bytes) = (Some(80 * GIB), Some(36 * GIB));
     snapshot.gpus[0].unwatched_processes = Some(2);
     snapshot.gpus.truncate(1);
     let text = reported(&[&failed(snapshot.clone(), tgid, None, 5 * GIB)]);
     assert!(text.contains("  6.00 GiB  2 processes outside this watch, and the driver\n"), "{text}");
-    assert!(text.contains("  free          4.00 GiB  at most, by the calls traced\n"), "{text}");
+    assert!(text.contains("  free          3.00 GiB  at most, by the calls traced\n"), "{text}");
     assert!(
         text.contains("processes outside this watch held 6.00 GiB of this GPU: without them the request fits"),
         "{text}"
@@ -174,7 +175,7 @@ fn request(mib: u64, function: Option<&str>, owner: Option<&str>) -> RefusedView
 }
 
 #[test]
-fn the_request_that_the_kernel_driver_refused_stands_below_what_failed() {
+fn oom_text_prints_the_refused_rm_request_below_the_failed_call() {
     let snapshot = fixture::training_node();
     let tgid = snapshot.processes[0].tgid;
     let refused = vec![request(2048, Some("cuMemAlloc_v2"), Some("PyTorch")), request(20, None, None)];
@@ -188,7 +189,7 @@ fn the_request_that_the_kernel_driver_refused_stands_below_what_failed() {
 }
 
 #[test]
-fn what_was_refused_without_a_failure_is_listed_with_what_came_of_it() {
+fn oom_text_lists_survived_refusals_with_their_outcome() {
     let one = |mib, status| SurvivedView { tgid: Tgid(7), refused: request(mib, Some("cuMemAlloc_v2"), None), status };
     let host = RefusedView { lies: Lies::PinnedHost, ..request(8, Some("cuMemHostAlloc"), None) };
     let survived =
@@ -199,10 +200,10 @@ fn what_was_refused_without_a_failure_is_listed_with_what_came_of_it() {
     assert!(page.text.contains("7 requests refused by the kernel driver without a failure\n"), "{}", page.text);
     for part in [
         "   64.0 MiB  ",
-        "PID 7  cuMemAlloc_v2: the call failed with 2, and its caller went on\n",
-        "PID 7  cuMemAlloc_v2: the call succeeded all the same\n",
+        "PID 7  cuMemAlloc_v2: the call failed with 2, and its caller continued\n",
+        "PID 7  cuMemAlloc_v2: the call succeeded anyway\n",
         "8.0 MiB of host memory  ",
-        "PID 9  cuMemHostAlloc: what came of it was not seen\n",
+        "PID 9  cuMemHostAlloc: its result was not seen\n",
     ] {
         assert!(page.text.contains(part), "{part} is not in {}", page.text);
     }

@@ -15,13 +15,13 @@ fn reported_of(snapshot: &Snapshot, wanted: AttributionQuery) -> String {
 }
 
 #[test]
-fn a_training_is_reported_by_stage() {
-    assert_eq!(reported(&fixture::training_node(), AttributionList::Stages, 20), include_str!("stages.txt"));
+fn a_training_is_reported_by_phase() {
+    assert_eq!(reported(&fixture::training_node(), AttributionList::Phases, 20), include_str!("stages.txt"));
 }
 
 #[test]
-fn a_training_is_reported_by_layer() {
-    assert_eq!(reported(&fixture::training_node(), AttributionList::Layers, 20), include_str!("layers.txt"));
+fn a_training_is_reported_by_module() {
+    assert_eq!(reported(&fixture::training_node(), AttributionList::Modules, 20), include_str!("layers.txt"));
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn a_training_is_reported_by_line() {
 }
 
 #[test]
-fn what_is_not_shown_is_in_the_last_row() {
+fn attribution_text_sums_hidden_rows_in_the_last_row() {
     let reported = reported(&fixture::training_node(), AttributionList::Sites, 1);
     assert!(reported.contains("(pre-existing)\n") && reported.contains("(all others)\n"), "{reported}");
     assert!(!reported.contains("net.py:17 Attention.forward\n  "), "{reported}");
@@ -40,7 +40,7 @@ fn what_is_not_shown_is_in_the_last_row() {
 fn a_large_block_that_is_older_than_the_watch_has_no_time() {
     let mut snapshot = fixture::training_node();
     let tensors = snapshot.processes[0].tensors.as_mut().expect("it trains");
-    tensors.places.devices[0].large[0].granted_ns = None;
+    tensors.attribution.devices[0].large[0].granted_ns = None;
     let reported = reported(&snapshot, AttributionList::Sites, 1);
     assert!(reported.contains("large block: 2.00 GiB from before attach: "), "{reported}");
 }
@@ -50,7 +50,7 @@ fn a_program_that_has_ended_is_ranked_by_its_peak() {
     let mut snapshot = fixture::training_node();
     let process = &mut snapshot.processes[0];
     process.ended_ns = Some(snapshot.time_ns);
-    let device = &mut process.tensors.as_mut().expect("it trains").places.devices[0];
+    let device = &mut process.tensors.as_mut().expect("it trains").attribution.devices[0];
     for (at, site) in device.sites.iter_mut().enumerate() {
         // The largest call site at the peak has freed everything, and little is left at the exit.
         (site.sum.live_bytes, site.sum.at_peak_bytes) = if at == 1 { (0, 70 << 30) } else { (1 << 20, 1 << 20) };
@@ -62,7 +62,7 @@ fn a_program_that_has_ended_is_ranked_by_its_peak() {
 
 #[test]
 fn a_machine_without_pytorch_says_so() {
-    let reported = reported(&fixture::quiet_node(), AttributionList::Stages, 20);
+    let reported = reported(&fixture::quiet_node(), AttributionList::Phases, 20);
     assert!(reported.starts_with("No PyTorch allocator found.\n"), "{reported}");
 }
 
@@ -79,7 +79,7 @@ fn frame(kind: &'static str, function: Option<&str>, file: &str) -> MergedFrameV
 }
 
 #[test]
-fn native_frames_stand_around_those_of_python_and_say_where_they_are_missing() {
+fn native_frames_surround_python_frames_and_mark_missing_ones() {
     let frames = vec![
         frame("native", Some("at::empty\u{1b}"), "/w/libtorch_cpu.so"),
         frame("interpreter", Some("PyObject_Call"), "/usr/bin/python3"),
@@ -92,7 +92,7 @@ fn native_frames_stand_around_those_of_python_and_say_where_they_are_missing() {
     tensors.native_stacks = [("complete".into(), 3), ("copy_ends".into(), 2)].into();
     tensors.stacks_left_out = 12;
     let stack = StackView { frames: Vec::new(), truncated: false, native: Some(native), sum: SumView::default() };
-    tensors.places.devices[0].stacks = vec![stack];
+    tensors.attribution.devices[0].stacks = vec![stack];
     let reported =
         reported_of(&snapshot, AttributionQuery { which: AttributionList::Sites, top: 1, frames: FrameDetail::Native });
     let expected = "\
@@ -112,10 +112,10 @@ fn native_frames_stand_around_those_of_python_and_say_where_they_are_missing() {
 }
 
 #[test]
-fn where_no_stack_can_be_shown_it_is_stated_why() {
+fn attribution_text_states_why_no_stack_is_shown() {
     let mut snapshot = fixture::training_node();
     let wanted = AttributionQuery { which: AttributionList::Sites, top: 1, frames: FrameDetail::Native };
-    snapshot.processes[0].tensors.as_mut().expect("it has tensors").places.devices[0].stacks.clear();
+    snapshot.processes[0].tensors.as_mut().expect("it has tensors").attribution.devices[0].stacks.clear();
     let living = reported_of(&snapshot, wanted);
     assert!(living.contains("no stacks: no block that is live has one"), "{living}");
     snapshot.processes[0].ended_ns = Some(snapshot.time_ns);

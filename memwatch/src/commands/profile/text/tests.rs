@@ -57,7 +57,7 @@ fn reported(profile: &ProfileView) -> String {
 }
 
 #[test]
-fn what_is_exact_has_a_peak_and_what_was_looked_at_has_none() {
+fn profile_text_gives_peaks_for_exact_series_and_none_for_sampled_ones() {
     let reported = reported(&profile());
     assert!(reported.contains("1 min 0 s, sampled every 2.0 s\n"), "{reported}");
     assert!(reported.contains("every 2.0 s instead of 1.0 s"), "{reported}");
@@ -74,6 +74,6 @@ fn what_is_exact_has_a_peak_and_what_was_looked_at_has_none() {
 }
 
 #[test]
-fn where_nothing_was_seen_it_says_so() {
+fn profile_text_without_gpu_memory_says_so() {
     assert!(reported(&ProfileView::default()).contains("No GPU, and no process with GPU memory.\n"));
 }

@@ -61,7 +61,7 @@ fn reported(view: SimulationView, capacity_bytes: Option<u64>) -> String {
 }
 
 #[test]
-fn the_setting_that_takes_least_is_named_as_one_sets_it_with_what_it_costs() {
+fn simulate_text_recommends_the_cheapest_setting_with_its_cost() {
     let text = reported(view(vec![policy("", 2 * GIB), policy("expandable_segments:True", GIB)]), None);
     assert!(text.contains("12,345 requests and frees replayed"), "{text}");
     assert!(text.contains("-50.0 %"), "{text}");
@@ -72,13 +72,13 @@ fn the_setting_that_takes_least_is_named_as_one_sets_it_with_what_it_costs() {
 }
 
 #[test]
-fn a_model_that_does_not_say_what_was_measured_is_not_believed() {
+fn simulate_text_warns_if_the_model_differs_from_the_measurement() {
     let text = reported(view(vec![policy("", 2 * GIB + GIB / 10)]), None);
     assert!(text.contains("differs from what was measured by +5.0 %"), "{text}");
 }
 
 #[test]
-fn what_was_not_replayed_is_compared_with_nothing_and_reported() {
+fn simulate_text_omits_comparisons_for_events_not_replayed() {
     let older = SimulationView {
         older_allocated_bytes: Some(GIB / 2),
         older_reserved_bytes: Some(GIB),
@@ -95,7 +95,7 @@ fn what_was_not_replayed_is_compared_with_nothing_and_reported() {
 }
 
 #[test]
-fn where_a_smaller_card_ends_it_is_stated_with_time_and_size() {
+fn simulate_text_states_time_and_size_of_a_failure_on_a_smaller_card() {
     let failure = PredictedFailureView {
         time_ns: fixture::at(14, 5, 20),
         wanted_bytes: 512 << 20,
@@ -110,7 +110,7 @@ fn where_a_smaller_card_ends_it_is_stated_with_time_and_size() {
 }
 
 #[test]
-fn a_room_from_which_no_context_was_taken_is_reported_to_be_too_large() {
+fn simulate_text_warns_if_the_context_size_is_unknown() {
     let text = reported(SimulationView { context_bytes: None, ..view(vec![policy("", GIB)]) }, Some(24 * GIB));
     assert!(text.contains("the size of the CUDA context is unknown"), "{text}");
     let text = reported(view(vec![policy("", GIB)]), Some(24 * GIB));
@@ -118,7 +118,7 @@ fn a_room_from_which_no_context_was_taken_is_reported_to_be_too_large() {
 }
 
 #[test]
-fn room_for_what_failed_is_worth_more_than_less_memory() {
+fn simulate_text_prefers_a_setting_that_grants_a_failed_request() {
     let roomy = PolicyView { granted_refused: 1, ..policy("roundup_power2_divisions:4", 3 * GIB) };
     let failed = PolicyView { refused: 1, ..policy("", 2 * GIB) };
     let text = reported(view(vec![failed, policy("expandable_segments:True", GIB), roomy]), None);

@@ -41,11 +41,11 @@ pub(super) fn numbers(arena: &ArenaView) -> TextGrid {
 
 /// Returns sentences on why the numbers may be inexact.
 pub(super) fn doubts(arena: &ArenaView) -> Vec<String> {
-    const NAMED: &str = "its GPU is known by the allocator's name: its memory is older than the attach";
+    const NAMED: &str = "its GPU is derived from the allocator's name: its memory was allocated before attach";
     const UNKNOWN_PLACE: &str = "its GPU is not known: no driver allocation that was seen holds its memory";
     let mut doubts = Vec::new();
     if arena.bytes_in_use.is_none() {
-        doubts.push(format!("{UNKNOWN} this build does not show where its allocator counts"));
+        doubts.push(format!("{UNKNOWN} the location of the allocator's counters in this build is unknown"));
     }
     if arena.out_of_step > 0 {
         let times = plural(arena.out_of_step, "time", "times");

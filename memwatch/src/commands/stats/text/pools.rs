@@ -56,7 +56,7 @@ pub(super) fn numbers(pool: &PoolView) -> TextGrid {
 
 /// Returns sentences on why the numbers may be inexact.
 pub(super) fn doubts(pool: &PoolView) -> Vec<String> {
-    const STATED: &str = "its GPU is known by the pool's own word: its memory is older than the attach";
+    const STATED: &str = "its GPU is reported by the pool only: its memory was allocated before attach";
     const UNKNOWN_PLACE: &str = "its GPU is not known: no driver allocation that was seen holds its memory";
     let mut doubts = Vec::new();
     match &*pool.device_by {

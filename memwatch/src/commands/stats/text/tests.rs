@@ -8,7 +8,7 @@ fn reported(snapshot: &Snapshot) -> String {
 }
 
 #[test]
-fn the_numbers_stand_as_pytorch_prints_them_with_what_is_not_exact() {
+fn stats_text_matches_the_pytorch_layout_and_marks_inexact_numbers() {
     assert_eq!(reported(&fixture::training_node()), include_str!("training.txt"));
 }
 
@@ -70,7 +70,7 @@ fn with_buffers(is_all: Option<bool>) -> String {
 }
 
 #[test]
-fn buffers_stand_by_what_they_are_for_with_their_bytes() {
+fn stats_text_lists_ggml_buffers_by_usage_and_tensors() {
     let text = with_buffers(Some(true));
     let lines: Vec<&str> = text.lines().take(7).collect();
     let [heading, titles, weights, compute, all, peak, made] = lines[..] else { panic!("{text}") };
@@ -138,7 +138,7 @@ fn with_pool(change: impl FnOnce(&mut memwatch_core::snapshot::PoolView)) -> Str
 }
 
 #[test]
-fn a_pool_stands_with_what_it_has_and_a_framework_without_one_says_so() {
+fn stats_text_lists_pools_and_frameworks_without_a_pool() {
     let text = with_pool(|_| ());
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].ends_with("cupy  no pool was made or used since the attach"), "{text}");
@@ -150,7 +150,7 @@ fn a_pool_stands_with_what_it_has_and_a_framework_without_one_says_so() {
 }
 
 #[test]
-fn what_is_not_known_of_a_pool_stands_below_it() {
+fn stats_text_states_unknown_pool_numbers_below_the_pool() {
     let text = with_pool(|pool| {
         (pool.older_unknown, pool.bytes_in_use, pool.peak_bytes_in_use) = (true, None, None);
         (pool.out_of_step, pool.pool_bytes, pool.device_by) = (2, None, "unknown".into());
@@ -167,5 +167,5 @@ fn what_is_not_known_of_a_pool_stands_below_it() {
     let text =
         with_pool(|pool| (pool.older_unknown, pool.known_bytes, pool.device_by) = (true, 1 << 20, "name".into()));
     assert!(text.contains("1.0 MiB of 5.0 MiB are known one by one"), "{text}");
-    assert!(text.contains("by the pool's own word"), "{text}");
+    assert!(text.contains("is reported by the pool only"), "{text}");
 }

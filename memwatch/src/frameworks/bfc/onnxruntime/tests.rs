@@ -76,7 +76,7 @@ fn the_size_of_an_element_is_what_its_inverse_says() {
 }
 
 #[test]
-fn regions_are_what_is_looked_at_first() {
+fn onnx_region_offset_is_the_first_addition_before_the_call() {
     // add $0x520,%rdi; call
     let code = [0x48, 0x81, 0xc7, 0x20, 0x05, 0, 0, 0xe8, 0, 0, 0, 0];
     assert_eq!(regions(&function(&code)), Some(0x520));
@@ -115,7 +115,7 @@ const GIVES_BACK: &[&[u8]] = &[
 ];
 
 #[test]
-fn memory_outside_the_regions_is_seen_where_its_node_and_the_arena_are_in_registers() {
+fn onnx_reserved_memory_is_probed_where_registers_hold_node_and_arena() {
     let layout = CounterLayout::new(0x560, [0, 4, 7, 8]).expect("it is possible");
     let counters = layout.plan();
     let reserved = Reserved::of(&function(&RESERVES.concat()), &function(&GIVES_BACK.concat()), layout);
@@ -133,7 +133,7 @@ fn memory_outside_the_regions_is_seen_where_its_node_and_the_arena_are_in_regist
 }
 
 #[test]
-fn memory_outside_the_regions_is_not_followed_where_any_of_it_is_not_as_expected() {
+fn onnx_reserved_memory_is_not_probed_if_an_instruction_differs() {
     let layout = CounterLayout::new(0x560, [0, 4, 7, 8]).expect("it is possible");
     let (reserve, free) = (RESERVES.concat(), GIVES_BACK.concat());
     let of = |reserve: &[u8], free: &[u8]| Reserved::of(&function(reserve), &function(free), layout);

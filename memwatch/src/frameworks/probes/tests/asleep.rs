@@ -80,7 +80,7 @@ fn reader(function: extern "C" fn(u64) -> u64) -> Option<(KernelHalf, RecordRing
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn what_comes_while_it_reads_is_left_for_the_next_look() {
+async fn ring_drain_leaves_records_that_arrive_meanwhile_for_the_next_poll() {
     let Some((_kernel, mut ring, _probes)) = reader(probed_as_well) else { return };
     black_box(probed_as_well(0));
     for look in 0..100_u64 {
@@ -99,7 +99,7 @@ async fn what_comes_while_it_reads_is_left_for_the_next_look() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_record_that_comes_while_the_reader_falls_asleep_is_fetched_or_wakes_it() {
+async fn record_arriving_while_the_reader_goes_to_sleep_is_read_or_wakes_it() {
     let Some((_kernel, mut ring, _probes)) = reader(probed) else { return };
 
     let (go, gone) = channel();

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::BooksReader;
+use super::StateReader;
 use crate::frameworks::pytorch::HoldingsReader;
 
 const WINDOW: Duration = Duration::from_secs(2);
@@ -75,11 +75,11 @@ fn measure(what: &str, (tgid, steps): (u32, &File), between: Duration, read: &mu
 
 #[test]
 #[ignore = "takes four minutes; MEMWATCH_COST=PID:FILE names a training and the file with its number of steps (tests/workloads/counted_steps.py)"]
-fn what_readings_cost_a_training() {
+fn bench_cost_of_readings_to_a_training() {
     let given = std::env::var("MEMWATCH_COST").expect("MEMWATCH_COST=PID:FILE");
     let (tgid, path) = given.split_once(':').expect("PID:FILE");
     let (tgid, steps) = (tgid.parse().expect("a number"), File::open(path).expect("the file is there"));
-    let mut books = BooksReader::open(tgid).expect("it may be read").expect("it has PyTorch");
+    let mut books = StateReader::open(tgid).expect("it may be read").expect("it has PyTorch");
     let (mut whole, mut took) = (0, Duration::ZERO);
     measure("books", (tgid, &steps), BOOKS_BETWEEN, &mut || {
         let began = Instant::now();

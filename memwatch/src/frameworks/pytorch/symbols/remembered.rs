@@ -115,7 +115,7 @@ impl Shelf {
         kept.searches.drain(..surplus);
         let written = self.write(&kept);
         if let Err(error) = written {
-            log::info!("where symbols were found cannot be kept in {}: {error}", self.path.display());
+            log::info!("cannot store symbol positions in {}: {error}", self.path.display());
         }
     }
 

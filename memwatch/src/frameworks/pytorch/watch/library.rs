@@ -87,7 +87,11 @@ impl ProbedLibrary {
             self.points.iter().copied().filter(|point| load_percent(point.row.id).is_some()).collect();
         let tgid = NonZeroU32::new(tgid).filter(|_| !points.is_empty())?;
         let begun = tensor_probes::begin_load(kernel, &self.file.path(), tgid, &points);
-        begun.inspect_err(|error| log::warn!("process {tgid}: {}: no load: {error}", self.file.display)).ok()
+        begun
+            .inspect_err(|error| {
+                log::warn!("process {tgid}: {}: cannot attach load probes: {error}", self.file.display)
+            })
+            .ok()
     }
 
     /// Sets the rarely reached points that are probed.
@@ -124,7 +128,7 @@ pub(super) fn attach(
     let scope = NonZeroU32::new(tgid).filter(|_| !points.is_empty())?;
     match tensor_probes::attach(kernel, &file.path(), scope, points) {
         Ok(probes) => {
-            log::info!("process {tgid}: {}: {} rows are probed for tensors", file.display, points.len());
+            log::info!("process {tgid}: {}: {} tensor probes attached", file.display, points.len());
             Some(probes)
         }
         Err(error) => {
@@ -136,6 +140,6 @@ pub(super) fn attach(
 
 pub(super) fn take_out(kernel: &mut KernelHalf, tgid: u32, probes: TensorProbes) {
     if let Err(error) = tensor_probes::detach(kernel, probes) {
-        log::warn!("process {tgid} keeps probes that it does not need: {error}");
+        log::warn!("process {tgid}: cannot detach probes: {error}");
     }
 }

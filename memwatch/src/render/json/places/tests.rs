@@ -20,8 +20,8 @@ fn device(report: &Value) -> &Value {
 fn each_list_has_its_schema_and_what_it_adds_up_to() {
     for (which, schema, list) in [
         (AttributionList::Sites, "memwatch.sites/2", "sites"),
-        (AttributionList::Stages, "memwatch.stages/2", "stages"),
-        (AttributionList::Layers, "memwatch.layers/2", "layers"),
+        (AttributionList::Phases, "memwatch.stages/2", "stages"),
+        (AttributionList::Modules, "memwatch.layers/2", "layers"),
     ] {
         let report = report(which, 100);
         assert_eq!(report["schema"], schema);
@@ -36,7 +36,7 @@ fn each_list_has_its_schema_and_what_it_adds_up_to() {
 }
 
 #[test]
-fn what_is_not_known_is_null() {
+fn attribution_json_uses_null_for_unknown_values() {
     let report = report(AttributionList::Sites, 100);
     let older = &device(&report)["sites"][0];
     assert_eq!(older["kind"], "preexisting");
@@ -45,7 +45,7 @@ fn what_is_not_known_is_null() {
 }
 
 #[test]
-fn failures_and_large_blocks_say_whose_they_are() {
+fn attribution_json_gives_failures_and_large_blocks_their_phase() {
     let report = report(AttributionList::Sites, 100);
     let large = &device(&report)["large"][0];
     assert_eq!((&large["stage"], &large["stage_by"]), (&Value::from("forward"), &Value::from("frames")));

@@ -26,7 +26,7 @@ fn every_number_has_pytorchs_key_and_says_how_sure_it_is() {
 }
 
 #[test]
-fn what_is_not_known_is_null_and_never_0() {
+fn stats_json_uses_null_not_0_for_unknown_values() {
     let report = report(&fixture::training_node());
     let device = &report["data"]["processes"][0]["devices"][0];
     let unknown = &device["statistics"]["num_oom_rejections"];
@@ -40,14 +40,14 @@ fn a_machine_without_pytorch_has_no_such_process() {
 }
 
 #[test]
-fn a_process_has_its_largest_stages_layers_and_lines() {
+fn a_process_has_its_largest_phases_modules_and_lines() {
     let snapshot = fixture::training_node();
     let tensors = snapshot.processes.iter().find_map(|process| process.tensors.as_deref()).expect("it trains");
     let field = serde_json::to_value(tensor(tensors)).expect("it is JSON");
-    let (own, listed) = (&field["places"][0], &tensors.places.devices[0]);
+    let (own, listed) = (&field["places"][0], &tensors.attribution.devices[0]);
     assert_eq!(own["attributed_bytes"], listed.total.live_bytes);
     for (list, rows) in
-        [("stages", listed.stages.len()), ("layers", listed.layers.len()), ("sites", listed.sites.len())]
+        [("stages", listed.phases.len()), ("layers", listed.modules.len()), ("sites", listed.sites.len())]
     {
         assert_eq!(own[list].as_array().map(Vec::len), Some(rows.min(PLACES)), "{list}: {own:#}");
         let live: u64 =

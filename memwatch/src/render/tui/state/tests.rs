@@ -184,7 +184,7 @@ fn a_workload_is_folded_and_unfolded() {
 }
 
 #[test]
-fn a_click_selects_a_row_and_a_second_opens_it_and_one_beside_does_nothing() {
+fn tui_click_selects_a_row_a_second_click_opens_it_outside_closes() {
     let mut state = settled(&["a", "b", "c"]);
     state.targets = ClickTargets { first_row: 5, rows: 3, tabs: None };
     for (row, place) in [(6, 1), (4, 1), (8, 1), (7, 2)] {
@@ -209,7 +209,7 @@ fn a_click_on_a_tab_opens_it() {
 }
 
 #[test]
-fn what_lies_over_the_page_scrolls_within_its_lines() {
+fn tui_overlay_scrolls_within_its_lines() {
     let mut state = settled(&["a"]);
     state.take(ViewAction::Help);
     state.take(ViewAction::Move(5));

@@ -64,21 +64,24 @@ fn key(all: usize, place: usize) -> String {
 fn happened(facts: &TableInput, process: &ProcessView) -> Vec<Happened> {
     let event = |time_ns, tone, what, text: &str| Happened { time_ns, tone, what, text: text.to_owned() };
     let mut all = Vec::new();
-    let attached =
-        if process.from_start { "traced from its start" } else { "it started before: earlier calls are unknown" };
+    let attached = if process.from_start {
+        "traced from its start"
+    } else {
+        "the process was running before the attach: earlier calls are unknown"
+    };
     all.push(event(process.observed_since_ns, Tone::Plain, "attached", attached));
     all.extend(process.failures.iter().map(|failure| failed_call(facts, failure)));
-    let refusals = process.tensors.iter().flat_map(|tensors| &tensors.places.refusals);
+    let refusals = process.tensors.iter().flat_map(|tensors| &tensors.attribution.refusals);
     all.extend(refusals.map(failed_tensor));
     if let Some(reset_ns) = process.peaks_begun_ns {
-        all.push(event(reset_ns, Tone::Plain, "peaks reset", "peaks are since then"));
+        all.push(event(reset_ns, Tone::Plain, "peaks reset", "peaks count from here"));
     }
     if let Some(anchored_ns) = process.anchored_ns {
-        let text = "what is allocated was counted again from the kernel's own tables";
+        let text = "allocated bytes were recounted from the kernel's tables";
         all.push(event(anchored_ns, Tone::Warning, "recounted", text));
     }
     if let Some(ended_ns) = process.ended_ns {
-        let mut text = "its memory is free".to_owned();
+        let mut text = "its memory was freed".to_owned();
         if process.implicit_frees > 0 {
             let _ = write!(text, ": the driver freed {} allocations", count(process.implicit_frees));
         }
@@ -86,7 +89,7 @@ fn happened(facts: &TableInput, process: &ProcessView) -> Vec<Happened> {
     }
     if !process.exact {
         let causes = process.losses.iter().map(|(name, lost)| format!("{} ({})", count(*lost), name.replace('_', " ")));
-        let text = format!("{}: peaks and counts are too low", causes.collect::<Vec<_>>().join(", "));
+        let text = format!("{}: peak and totals may be wrong", causes.collect::<Vec<_>>().join(", "));
         all.push(event(facts.snapshot.time_ns, Tone::Warning, "dropped", &text));
     }
     all.sort_by_key(|event| Reverse(event.time_ns));

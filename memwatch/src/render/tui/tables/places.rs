@@ -1,7 +1,7 @@
 //! The Lines, Modules and Phases tabs: PyTorch memory attributed to code.
 
 use memwatch_core::snapshot::{
-    DevicePlacesView, FrameView, LayerView, ProcessView, SiteView, StackView, StageBytesView, SumView,
+    DeviceAttributionView, FrameView, ModuleView, PhaseBytesView, ProcessView, SiteView, StackView, SumView,
 };
 use memwatch_core::words::Name;
 
@@ -28,8 +28,8 @@ struct AttributionTab<'a> {
 }
 
 impl<'a> AttributionTab<'a> {
-    fn devices(&self) -> &'a [DevicePlacesView] {
-        self.process.tensors.as_ref().map_or(&[], |tensors| &tensors.places.devices)
+    fn devices(&self) -> &'a [DeviceAttributionView] {
+        self.process.tensors.as_ref().map_or(&[], |tensors| &tensors.attribution.devices)
     }
 
     /// Returns the heading and the value of the first column: live bytes, or the bytes at the peak
@@ -50,7 +50,7 @@ impl<'a> AttributionTab<'a> {
     }
 
     /// Returns the cells of the common columns.
-    fn cells(&self, device: &DevicePlacesView, sum: &SumView, is_counted: bool) -> Vec<GridCell> {
+    fn cells(&self, device: &DeviceAttributionView, sum: &SumView, is_counted: bool) -> Vec<GridCell> {
         let now = self.now().1;
         // If small blocks of a line are sampled, its live bytes are an estimate, and the other
         // numbers cover only the blocks that have a line.
@@ -118,11 +118,11 @@ fn is_nothing(cell: &GridCell) -> bool {
     !matches!(cell.order, SortKey::Number(number) if number > 0.0)
 }
 
-fn device_key(device: &DevicePlacesView, place: &str) -> RowKey {
+fn device_key(device: &DeviceAttributionView, place: &str) -> RowKey {
     RowKey::Place(format!("{}/{place}", device.device))
 }
 
-fn site_key(device: &DevicePlacesView, site: &SiteView) -> RowKey {
+fn site_key(device: &DeviceAttributionView, site: &SiteView) -> RowKey {
     let SiteView { kind, file, line, function, held, .. } = site;
     device_key(device, &format!("{kind}/{file:?}/{line:?}/{function:?}/{held:?}"))
 }
@@ -171,35 +171,35 @@ pub(crate) fn modules(facts: &TableInput, process: &ProcessView) -> ScreenGrid {
     let own = [GridColumn::words("MODULE", 0)];
     let mut rows = Vec::new();
     for device in table.devices() {
-        for layer in &device.layers {
-            let mut cells = table.cells(device, &layer.sum, places::is_traced(&layer.kind));
-            let class = layer.class.as_deref().map(|class| format!("  {}", printable(class))).unwrap_or_default();
-            cells.push(GridCell::text(format!("{}{class}", places::layer(layer))));
-            rows.push((cells, layer_key(device, layer)));
+        for module in &device.modules {
+            let mut cells = table.cells(device, &module.sum, places::is_traced(&module.kind));
+            let class = module.class.as_deref().map(|class| format!("  {}", printable(class))).unwrap_or_default();
+            cells.push(GridCell::text(format!("{}{class}", places::module(module))));
+            rows.push((cells, module_key(device, module)));
         }
     }
     table.grid(&own, rows)
 }
 
-fn layer_key(device: &DevicePlacesView, layer: &LayerView) -> RowKey {
-    device_key(device, &format!("{}/{:?}/{:?}", layer.kind, layer.model, layer.name))
+fn module_key(device: &DeviceAttributionView, module: &ModuleView) -> RowKey {
+    device_key(device, &format!("{}/{:?}/{:?}", module.kind, module.model, module.name))
 }
 
 /// Builds the table by phase of a step, followed by the ranges that the program opened.
-pub(crate) fn phases(facts: &TableInput, process: &ProcessView) -> ScreenGrid {
+pub(crate) fn ranges(facts: &TableInput, process: &ProcessView) -> ScreenGrid {
     let table = AttributionTab { facts, process };
     let own = [GridColumn::words("PHASE", 0)];
     let mut rows = Vec::new();
     for device in table.devices() {
-        for stage in &device.stages {
-            let mut cells = table.cells(device, &stage.sum, places::is_traced(&stage.stage));
-            let name = places::stage(stage);
+        for phase in &device.phases {
+            let mut cells = table.cells(device, &phase.sum, places::is_traced(&phase.phase));
+            let name = places::phase(phase);
             cells.push(GridCell::text(name.clone()));
             rows.push((cells, device_key(device, &name)));
         }
-        for range in device.phases.iter().filter(|range| range.name.is_some()) {
+        for range in device.ranges.iter().filter(|range| range.name.is_some()) {
             let mut cells = table.cells(device, &range.sum, true);
-            let name = format!("range {}", places::phase(range));
+            let name = format!("range {}", places::range(range));
             cells.push(GridCell::text(name.clone()));
             rows.push((cells, device_key(device, &name)));
         }
@@ -209,7 +209,7 @@ pub(crate) fn phases(facts: &TableInput, process: &ProcessView) -> ScreenGrid {
 
 /// Returns the stacks of a line, those with the most memory first.
 pub(crate) fn stacks(process: &ProcessView, place: &str) -> Vec<String> {
-    let devices = process.tensors.iter().flat_map(|tensors| &tensors.places.devices);
+    let devices = process.tensors.iter().flat_map(|tensors| &tensors.attribution.devices);
     let mut lines = Vec::new();
     for device in devices {
         let is_it = |site: &&SiteView| site_key(device, site) == RowKey::Place(place.to_owned());
@@ -250,14 +250,15 @@ fn stack_lines(stack: &StackView) -> Vec<String> {
 
 /// Returns the bytes of a module in each phase.
 pub(crate) fn module(process: &ProcessView, place: &str) -> Vec<String> {
-    let devices = process.tensors.iter().flat_map(|tensors| &tensors.places.devices);
-    let all = devices.flat_map(|device| device.layers.iter().map(move |layer| (device, layer)));
-    let is_it =
-        |(device, layer): &(&DevicePlacesView, &LayerView)| layer_key(device, layer) == RowKey::Place(place.to_owned());
-    let Some((_, layer)) = all.into_iter().find(is_it) else { return Vec::new() };
-    let row = |(phase, bytes): (&Name, &StageBytesView)| {
-        let total = size(bytes.total_bytes);
-        format!("{:>10} now  {total:>10} in all  {}", size(bytes.live_bytes), places::stage_name(phase))
+    let devices = process.tensors.iter().flat_map(|tensors| &tensors.attribution.devices);
+    let all = devices.flat_map(|device| device.modules.iter().map(move |module| (device, module)));
+    let is_it = |(device, module): &(&DeviceAttributionView, &ModuleView)| {
+        module_key(device, module) == RowKey::Place(place.to_owned())
     };
-    layer.stages.iter().map(row).collect()
+    let Some((_, module)) = all.into_iter().find(is_it) else { return Vec::new() };
+    let row = |(range, bytes): (&Name, &PhaseBytesView)| {
+        let total = size(bytes.total_bytes);
+        format!("{:>10} now  {total:>10} in all  {}", size(bytes.live_bytes), places::phase_name(range))
+    };
+    module.phases.iter().map(row).collect()
 }

@@ -43,7 +43,7 @@ fn the_list_has_a_row_per_process_and_gpu_and_no_column_of_nothing() {
 }
 
 #[test]
-fn pytorch_and_what_is_expected_stand_in_the_list() {
+fn tui_process_list_has_pytorch_and_forecast_columns() {
     let (snapshot, outlooks) = (leaking_node(), leaking_outlooks());
     let rows = texts(&list(&snapshot), &snapshot, &outlooks);
     let columns: Vec<_> = rows[0].split('|').zip(rows[1].split('|')).collect();
@@ -67,7 +67,7 @@ fn programs_that_never_touched_gpu_memory_are_not_listed() {
 }
 
 #[test]
-fn a_tree_has_workloads_with_their_ranks_in_order_and_sums_where_all_is_known() {
+fn tui_tree_lists_workloads_with_ordered_ranks_and_known_sums() {
     let snapshot = ranked_node();
     let mut state = list(&snapshot);
     state.take(ViewAction::Tree);
@@ -144,7 +144,7 @@ fn names_that_differ_only_in_their_indices_are_one_row() {
 }
 
 #[test]
-fn lines_have_their_share_their_live_blocks_and_what_they_grow_by_each_step() {
+fn tui_lines_have_share_count_and_growth_per_step() {
     let (snapshot, outlooks) = (leaking_node(), leaking_outlooks());
     assert_eq!(
         texts(&open(&snapshot, 1), &snapshot, &outlooks),
@@ -172,7 +172,7 @@ fn modules_phases_and_kinds_are_tabs() {
 fn a_program_that_has_ended_is_ranked_as_it_was_at_its_peak() {
     let mut snapshot = leaking_node();
     snapshot.processes[0].ended_ns = Some(snapshot.time_ns);
-    let device = &mut snapshot.processes[0].tensors.as_mut().expect("PyTorch").places.devices[0];
+    let device = &mut snapshot.processes[0].tensors.as_mut().expect("PyTorch").attribution.devices[0];
     for sum in device.sites.iter_mut().map(|site| &mut site.sum).chain([&mut device.total]) {
         sum.live_bytes = 0;
     }
@@ -198,7 +198,7 @@ fn events_are_the_newest_first() {
 }
 
 #[test]
-fn what_is_not_known_is_a_sentence_and_no_table() {
+fn tui_tab_without_data_shows_a_sentence() {
     let mut snapshot = busy_node();
     snapshot.processes.truncate(1);
     for tab in [1, 2, 4] {

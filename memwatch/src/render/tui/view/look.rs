@@ -175,24 +175,24 @@ impl TerminalLook {
         }
         line
     }
-}
 
-/// Returns a line with left-aligned and right-aligned text. The left text is truncated if both do
-/// not fit.
-pub(crate) fn ends(left: Vec<Span<'static>>, right: Vec<Span<'static>>, columns: usize) -> Line<'static> {
-    let right_wide: usize = right.iter().map(Span::width).sum();
-    let mut room = columns.saturating_sub(right_wide + 1);
-    let mut line = Line::default();
-    for span in left {
-        let text = fit(&span.content, room, "…").into_owned();
-        room -= width(&text).min(room);
-        line.push_span(Span::styled(text, span.style));
+    /// Returns a line with left-aligned and right-aligned text. The left text is truncated if both
+    /// do not fit.
+    pub(crate) fn ends(self, left: Vec<Span<'static>>, right: Vec<Span<'static>>, columns: usize) -> Line<'static> {
+        let right_wide: usize = right.iter().map(Span::width).sum();
+        let mut room = columns.saturating_sub(right_wide + 1);
+        let mut line = Line::default();
+        for span in left {
+            let text = fit(&span.content, room, self.mark()).into_owned();
+            room -= width(&text).min(room);
+            line.push_span(Span::styled(text, span.style));
+        }
+        if right_wide <= columns {
+            line.push_span(Span::raw(" ".repeat(columns - right_wide - line.width().min(columns - right_wide))));
+            line.spans.extend(right);
+        }
+        line
     }
-    if right_wide <= columns {
-        line.push_span(Span::raw(" ".repeat(columns - right_wide - line.width().min(columns - right_wide))));
-        line.spans.extend(right);
-    }
-    line
 }
 
 /// Returns a share of the columns, rounded and at most all of them.
@@ -240,11 +240,15 @@ mod tests {
 
     #[test]
     fn two_ends_keep_the_right_one_whole() {
-        let line = |columns| ends(vec![Span::raw("left text")], vec![Span::raw("right")], columns);
-        assert_eq!(text(&line(16).spans), "left text  right");
-        assert_eq!(text(&line(12).spans), "left … right");
-        assert_eq!(text(&line(5).spans), "right");
-        assert_eq!(text(&line(3).spans), "");
+        let ends = |look: TerminalLook, columns| {
+            text(&look.ends(vec![Span::raw("left text")], vec![Span::raw("right")], columns).spans)
+        };
+        let drawn = TerminalLook { ascii: false, ..PLAIN };
+        assert_eq!(
+            [16, 12, 5, 3].map(|columns| ends(drawn, columns)),
+            ["left text  right", "left … right", "right", ""]
+        );
+        assert_eq!(ends(PLAIN, 12), "left.. right");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use memwatch_core::snapshot::{AllocatorView, ExplainedUse, ProcessGpuView, ProcessView};
 use ratatui::text::{Line, Span};
 
-use super::look::{TerminalLook, ends};
+use super::look::TerminalLook;
 use super::{FrameInput, ViewState};
 use crate::render::Tone;
 use crate::render::format::{self, count, fit, known, percent, printable, rate};
@@ -53,7 +53,7 @@ pub(crate) fn title(state: &ViewState, shown: &FrameInput, process: &ProcessView
     let command = short_command(process);
     let command = fit(&command, width.saturating_sub(taken + 3), look.mark()).into_owned();
     let spans = left.into_iter().chain([look.span(Tone::Heading, format!("  {command}"))]).chain(facts);
-    ends(spans.collect(), vec![clock], width)
+    look.ends(spans.collect(), vec![clock], width)
 }
 
 /// Returns the owner of the process, if known.

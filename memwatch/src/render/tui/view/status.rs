@@ -8,7 +8,7 @@ use ratatui::text::Line;
 
 use super::{FrameInput, ScreenPage, ViewState};
 use crate::render::Tone;
-use crate::render::format::{count, percent, plural, printable};
+use crate::render::format::{percent, plural, printable};
 use crate::render::sentences::{self, Sentence, level};
 use crate::render::tui::size::size;
 use crate::render::tui::state::Overlay;
@@ -16,8 +16,6 @@ use crate::render::tui::state::Overlay;
 const SECOND_NS: u64 = 1_000_000_000;
 /// Overhead from which the status line warns, in nanoseconds per second.
 const FELT_NS: u64 = 50_000_000;
-/// Maximum number of process ids to list.
-const NAMED: usize = 3;
 
 /// Returns the status in a number of lines that depends on the height, and the keys if they fit.
 pub(crate) fn lines(state: &ViewState, shown: &FrameInput, width: usize, height: usize) -> Vec<Line<'static>> {
@@ -35,7 +33,7 @@ pub(crate) fn lines(state: &ViewState, shown: &FrameInput, width: usize, height:
 
 /// Returns the sentences that apply to the snapshot.
 fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
-    let mut parts = dropped(snapshot);
+    let mut parts = sentences::gaps(snapshot);
     parts.extend(overhead(snapshot));
     let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none() && process.has_touched_gpu());
     let older = living.filter(|process| !process.from_start).count();
@@ -49,26 +47,6 @@ fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
     parts.extend(lowered.map(|text| Sentence::new(Tone::Warning, text)));
     parts.extend(coverage(&snapshot.coverage));
     parts
-}
-
-/// Returns `complete`, or the number of dropped events and the processes with affected numbers.
-fn dropped(snapshot: &Snapshot) -> Vec<Sentence> {
-    let inexact: Vec<_> = snapshot.processes.iter().filter(|process| !process.exact).collect();
-    if snapshot.complete && inexact.is_empty() {
-        return vec![Sentence::new(Tone::Good, "complete")];
-    }
-    if let Some(unwatched) = sentences::unwatched(snapshot) {
-        return vec![unwatched];
-    }
-    let events = plural(snapshot.losses.values().sum(), "event", "events");
-    let names: Vec<_> = inexact.iter().take(NAMED).map(|process| process.tgid.0.to_string()).collect();
-    let more = inexact.len().checked_sub(NAMED).filter(|more| *more > 0);
-    let of = match (names.is_empty(), more) {
-        (true, _) => "of processes that are not known".to_owned(),
-        (false, None) => format!("of PID {}", names.join(", ")),
-        (false, Some(more)) => format!("of PID {} and {} more", names.join(", "), count(number(more))),
-    };
-    vec![Sentence::new(Tone::Warning, format!("{events} dropped: peaks and counts {of} may be too low"))]
 }
 
 /// `overhead 0.4 % CPU`, summed over all processes, and skipped stacks. Empty if the overhead is
@@ -167,6 +145,7 @@ fn number(number: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use memwatch_common::loss::Loss;
     use memwatch_core::snapshot::OverheadView;
 
     use super::*;
@@ -177,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_wrong_the_status_has_two_parts() {
+    fn tui_status_without_problems_is_complete_and_overhead() {
         let mut snapshot = quiet_node();
         let overhead = OverheadView { events: 1, total_ns: 5, ns_per_second: Some(4_000_000), stacks_left_out: 0 };
         snapshot.processes[0].overhead = Some(overhead);
@@ -185,18 +164,33 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_once_and_a_function_of_a_newer_driver_is_not_wrong() {
+    fn tui_status_names_each_problem_once_and_no_newer_driver_functions() {
         let mut snapshot = busy_node();
         let library = snapshot.coverage.libraries[0].clone();
         snapshot.coverage.libraries.push(LibraryCoverage { error: Some("no room".to_owned()), ..library });
         assert_eq!(
             texts(&snapshot),
             [
-                "12 events dropped: peaks and counts of PID 2002 may be too low",
+                "12 events dropped (ring full): peak and totals of PID 2002 may be wrong",
                 "1 process started before attach",
                 "no probes on /usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06: no room",
             ]
         );
+    }
+
+    #[test]
+    fn tui_status_has_dropped_events_beside_unwatched_processes_and_counts_no_drops_without_losses() {
+        let mut snapshot = busy_node();
+        let mut unwatched = snapshot.processes[0].clone();
+        (unwatched.tgid.0, unwatched.exact) = (7, false);
+        unwatched.losses.insert(Loss::LibraryUnreadable.name().into(), 1);
+        snapshot.processes.push(unwatched);
+        let shown = texts(&snapshot);
+        assert!(shown[0].starts_with("12 events dropped (ring full)"), "{shown:?}");
+        assert!(shown[1].starts_with("calls of PID 7 are not "), "{shown:?}");
+        let mut snapshot = quiet_node();
+        snapshot.complete = false;
+        assert_eq!(texts(&snapshot)[0], "incomplete: any number may be wrong");
     }
 
     #[test]

@@ -88,7 +88,7 @@ fn the_list_fills_every_size_of_screen() {
 }
 
 #[test]
-fn ranks_stand_under_their_job() {
+fn tui_tree_puts_ranks_under_their_job() {
     let snapshot = ranked_node();
     let mut state = watched(false, &snapshot);
     state.take(ViewAction::Tree);
@@ -104,7 +104,7 @@ fn a_process_on_several_gpus_has_a_row_for_each() {
 }
 
 #[test]
-fn the_stacks_of_a_line_lie_over_the_page() {
+fn tui_stacks_of_a_line_open_as_an_overlay() {
     let mut state = watched(true, &leaking_node());
     leaking(&mut state, SMALL);
     state.take(ViewAction::Open);
@@ -132,7 +132,7 @@ fn beside_others_the_bar_has_this_process_the_others_and_what_is_free() {
 }
 
 #[test]
-fn used_is_the_sum_of_what_it_is_made_of() {
+fn tui_used_line_sums_to_its_parts() {
     let mut snapshot = leaking_node();
     let line = |snapshot: &Snapshot| {
         let shown = screen(&mut watched(true, snapshot), snapshot, USUAL);
@@ -208,7 +208,7 @@ fn keys_without_a_function_say_so_and_a_paused_view_does() {
 }
 
 #[test]
-fn a_row_with_nothing_more_says_so() {
+fn tui_row_without_details_shows_a_notice() {
     let mut state = watched(true, &leaking_node());
     state.take(ViewAction::Tab(5));
     leaking(&mut state, SMALL);
@@ -218,7 +218,7 @@ fn a_row_with_nothing_more_says_so() {
 }
 
 #[test]
-fn no_size_is_too_small_or_too_large() {
+fn tui_draws_every_state_at_every_size() {
     let crowded = fixture::crowded_node(300);
     let snapshots = [fixture::busy_node(), leaking_node(), fixture::empty_node(), fixture::training_node(), crowded];
     let steps = [
@@ -257,7 +257,7 @@ fn ten_thousand_processes_scroll() {
 }
 
 #[test]
-fn ascii_is_ascii_and_no_colour_is_no_colour() {
+fn tui_ascii_without_color_prints_ascii_and_default_colors_only() {
     let mut busy = fixture::busy_node();
     busy.processes[1].command = "vllm".to_owned();
     for (snapshot, opens_alone) in [(&busy, false), (&leaking_node(), true), (&ranked_node(), false)] {

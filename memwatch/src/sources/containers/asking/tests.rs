@@ -80,7 +80,7 @@ async fn without_the_kubelets_labels_the_pod_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_bare_id_is_asked_for_everywhere_until_somebody_knows_it() {
+async fn container_id_without_a_runtime_is_queried_at_every_engine() {
     let runtime = Listener::calls(|_| GrpcAnswer::refusal("5"));
     let docker = Listener::reporting(&called("train"));
     let names = asked(&engines(&[&docker.path()], &[&runtime.path()]), &wanted(None, 1)).await;
@@ -89,7 +89,7 @@ async fn a_bare_id_is_asked_for_everywhere_until_somebody_knows_it() {
 }
 
 #[tokio::test]
-async fn who_hangs_is_not_asked_again_at_once_and_does_not_keep_others_from_answering() {
+async fn hung_container_engine_is_not_queried_again_and_does_not_block_others() {
     let (hung, docker) = (Listener::saying("", true), Listener::reporting(&called("train")));
     let engines = engines(&[&hung.path(), &docker.path()], &[]);
     let mut resting = BTreeMap::new();
@@ -102,7 +102,7 @@ async fn who_hangs_is_not_asked_again_at_once_and_does_not_keep_others_from_answ
 }
 
 #[tokio::test]
-async fn rests_grow_to_their_longest_and_end_with_an_answer() {
+async fn engine_pause_grows_to_a_maximum_and_ends_with_an_answer() {
     let now = Instant::now();
     let mut rest = EnginePause::after(None, None, now);
     assert_eq!(rest.length, FIRST_REST);

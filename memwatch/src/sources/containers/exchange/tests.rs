@@ -43,7 +43,7 @@ async fn a_body_comes_whole_whether_counted_chunked_or_until_the_end() {
 }
 
 #[tokio::test]
-async fn who_is_not_there_is_absent() {
+async fn engine_socket_without_a_listener_is_absent() {
     let listener = Listener::saying("", false);
     let place = EngineSocket { path: listener.path().with_file_name("nobody"), well_known: true, user: None };
     assert_eq!(get(&place, "/", MOST_BYTES).await, Err(ExchangeError::Absent));
@@ -55,7 +55,7 @@ async fn who_is_not_there_is_absent() {
 }
 
 #[tokio::test]
-async fn who_hangs_is_given_up_at_once_after_the_timeout() {
+async fn engine_that_hangs_fails_after_the_timeout() {
     for words in ["", "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"] {
         let listener = Listener::saying(words, true);
         assert_failed(&got(&listener).await, "no answer within");
@@ -133,6 +133,6 @@ async fn another_users_socket_is_not_believed() {
     // SAFETY: takes nothing and cannot fail.
     let us = unsafe { libc::geteuid() };
     let of = |user| EngineSocket { user: Some(user), ..listener.place() };
-    assert_failed(&get(&of(us + 1), "/", MOST_BYTES).await, "listens there");
+    assert_failed(&get(&of(us + 1), "/", MOST_BYTES).await, "the socket's server is user");
     assert_eq!(get(&of(us), "/", MOST_BYTES).await, Ok(Bytes::from_static(b"true")));
 }

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use memwatch_common::allocation_map::AllocationKey;
-use memwatch_common::capture::Booked;
+use memwatch_common::capture::MappedAllocation;
 
 /// `BPF_MAP_LOOKUP_BATCH` of include/uapi/linux/bpf.h.
 const MAP_LOOKUP_BATCH: libc::c_int = 24;
@@ -34,9 +34,9 @@ struct Batch {
 ///
 /// # Errors
 /// The kernel refuses the call.
-pub(super) fn entries(map: BorrowedFd<'_>) -> io::Result<Vec<(AllocationKey, Booked)>> {
+pub(super) fn entries(map: BorrowedFd<'_>) -> io::Result<Vec<(AllocationKey, MappedAllocation)>> {
     let room = usize::try_from(AT_ONCE).map_err(io::Error::other)?;
-    let (mut keys, mut values) = (vec![AllocationKey::default(); room], vec![Booked::default(); room]);
+    let (mut keys, mut values) = (vec![AllocationKey::default(); room], vec![MappedAllocation::default(); room]);
     let mut all = Vec::new();
     let mut position = None;
     loop {

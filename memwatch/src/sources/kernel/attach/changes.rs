@@ -110,14 +110,14 @@ impl ChangeProbes {
         for link in std::mem::take(links).into_iter().rev() {
             match kernel.take(link) {
                 Ok(link) => taken.push(link),
-                Err(error) => log::warn!("a probe that costs too much stays: {error}"),
+                Err(error) => log::warn!("cannot remove a probe that exceeds the budget: {error}"),
             }
         }
         let leave = move || taken.into_iter().for_each(TakenLink::end);
         self.state = match std::thread::Builder::new().name("detach".to_owned()).spawn(leave) {
             Ok(thread) => ChangeProbeState::Leaving(thread),
             Err(error) => {
-                log::warn!("no thread takes probes out, and pinned ones stay: {error}");
+                log::warn!("cannot start a thread to remove probes; pinned ones stay: {error}");
                 ChangeProbeState::Out
             }
         };

@@ -17,7 +17,7 @@ use crate::sources::kernel::load::{LoadOptions, may_probe};
 use crate::sources::library::LibraryScan;
 
 #[test]
-fn a_missing_function_is_newer_than_the_driver_where_nothing_there_is_as_new() {
+fn missing_function_is_newer_than_the_driver_if_no_peer_is_as_new() {
     let there = || ["cuMemAlloc_v2", "cuMulticastCreate"].into_iter();
     assert_eq!(older_than_others(there(), ["cuMulticastBindMem_v2"].into_iter()), [""; 0]);
     assert_eq!(older_than_others(there(), ["cuMemFree_v2", "cuMulticastBindMem_v2"].into_iter()), ["cuMemFree_v2"]);
@@ -134,6 +134,6 @@ fn where_the_kernel_filters_by_process_the_probes_are_in_one() {
 }
 
 #[test]
-fn where_the_kernel_filters_by_thread_the_probes_are_in_all_and_the_list_says_whose_calls_count() {
+fn thread_filtered_probes_record_all_threads_of_listed_processes() {
     one_process_sees_all_of_its_threads_and_nobody_elses(false);
 }

@@ -172,7 +172,7 @@ fn a_function_without_a_size_has_no_code_to_judge() {
 }
 
 #[test]
-fn a_file_says_who_it_is() {
+fn elf_file_reports_its_build_id_and_machine() {
     let mut file = Fixture::default().build();
     let table = parse(&file);
     assert_eq!(table.build_id(), Some("dead000f"));
@@ -184,7 +184,7 @@ fn a_file_says_who_it_is() {
 }
 
 #[test]
-fn the_static_symbol_table_serves_when_there_is_no_dynamic_one() {
+fn static_symbol_table_is_used_without_a_dynamic_one() {
     let file = Fixture { symbol_section: 2, ..Fixture::default() }.build();
     let table = parse(&file);
     assert!(table.function("cuMemAlloc_v2").is_some());

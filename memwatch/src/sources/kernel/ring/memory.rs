@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_read_again_by_who_comes_next_but_for_what_was_noted() {
+    fn retained_ring_records_are_read_again_except_acknowledged_ones() {
         let mut fake = Fake::new();
         for _ in 0..3 {
             fake.make(24, 0).expect("there is room");

@@ -33,7 +33,7 @@ fn assert_moved(parts: &[&[u8]], offset: u64, instructions: usize, text: &str) {
 }
 
 #[test]
-fn where_arguments_are_not_wanted_they_may_be_gone() {
+fn attach_offset_may_follow_argument_writes_if_arguments_are_unused() {
     // `mov (%rdi),%rdi; add $16,%rdi; jmp …`: the end of a range in PyTorch.
     let code = [0x48, 0x8b, 0x3f, 0x48, 0x83, 0xc7, 0x10, 0xe9, 0xa4, 0xc7, 0xad, 0x0b];
     let site = select(&code, ADDRESS, InstructionSet::X86_64, NEWEST);
@@ -194,7 +194,7 @@ fn code_that_cannot_be_decoded_keeps_the_entry() {
 }
 
 #[test]
-fn older_kernels_emulate_less() {
+fn attach_offset_emulation_depends_on_the_kernel_version() {
     let nop5 = &[0x0f, 0x1f, 0x44, 0x00, 0x00][..];
     let odd_nop = &[0x0f, 0x1f, 0x43, 0x00][..]; // nop [rbx+0]: not in the kernel's table
     for (code, major, minor, emulated) in [

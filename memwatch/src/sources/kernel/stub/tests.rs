@@ -91,7 +91,7 @@ fn an_instruction_is_known_by_its_opcode_and_a_stub_by_where_it_begins() {
 }
 
 #[test]
-fn a_stub_that_lies_across_two_pieces_is_found_once_and_whole() {
+fn stub_scan_finds_a_stub_across_a_piece_boundary_once() {
     let jump = |end: i32, slot: i32| [&[0xff, 0x25][..], &(slot - end).to_le_bytes()].concat();
     let mut code = [0x90; 0x40];
     code[0x10..0x14].copy_from_slice(&ENDBR64);

@@ -149,7 +149,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn both_lists_are_read_as_they_stand_there() {
+    fn dynamic_section_returns_both_search_path_lists() {
         let file = library(&[(DT_RUNPATH, "$ORIGIN/../lib:/opt/cuda"), (DT_RPATH, "/old")]);
         let lists = search_paths_of(&file);
         assert_eq!(lists, [b"$ORIGIN/../lib:/opt/cuda".to_vec(), b"/old".to_vec()]);
@@ -164,7 +164,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn damaged_files_name_no_more_than_is_there_and_never_panic() {
+    fn dynamic_section_of_a_damaged_file_is_bounded_and_never_panics() {
         let file = library(&[(DT_RUNPATH, "/opt/cuda"), (DT_RPATH, "/old")]);
         for length in 0..file.len() {
             let cut = search_paths_of(&file[..length]);

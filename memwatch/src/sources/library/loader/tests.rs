@@ -70,7 +70,7 @@ fn the_library_path_of_the_environment_is_looked_into() {
 }
 
 #[test]
-fn what_the_program_and_its_libraries_name_is_looked_into() {
+fn loader_searches_the_paths_named_by_program_and_libraries() {
     let mut process = LoaderProcess::new();
     process.map("/opt/job/bin/program", &library(&[(RUNPATH, "$ORIGIN/../lib:/opt/two")]));
     process.map("/opt/python/lib/torch.so", &library(&[(RPATH, "${ORIGIN}/../$LIB")]));
@@ -85,7 +85,7 @@ fn what_the_program_and_its_libraries_name_is_looked_into() {
 }
 
 #[test]
-fn variants_for_newer_processors_lie_below() {
+fn loader_searches_hwcaps_subdirectories() {
     let process = LoaderProcess::new();
     process.environment(&["LD_LIBRARY_PATH=/opt"]);
     process.file("/opt/glibc-hwcaps/x86-64-v3/libcuda.so.1", ELF64);
@@ -93,7 +93,7 @@ fn variants_for_newer_processors_lie_below() {
 }
 
 #[test]
-fn links_lead_nowhere_but_below_the_root_of_the_process() {
+fn loader_links_resolve_below_the_root_of_the_process() {
     let process = LoaderProcess::new();
     process.environment(&["LD_LIBRARY_PATH=/opt"]);
     process.file("/drivers/libcuda.so.580", ELF64);
@@ -131,7 +131,7 @@ fn a_path_without_end_is_looked_into_as_far_as_the_limit() {
 }
 
 #[test]
-fn one_look_holds_few_files_open() {
+fn loader_scan_opens_at_most_64_files() {
     let process = LoaderProcess::new();
     let path: Vec<String> = (0..200).map(|number| format!("/d{number:04}")).collect();
     process.environment(&[&format!("LD_LIBRARY_PATH={}", path.join(":"))]);
@@ -160,4 +160,17 @@ fn a_program_that_is_about_to_start_is_looked_through() {
 fn a_process_that_is_gone_has_nothing() {
     let scan = LibraryScan::new(std::env::temp_dir().join("no such proc"));
     assert!(LoaderSearch::default().files(&scan, 7).files.is_empty());
+}
+
+#[test]
+fn loader_variable_lib_has_the_directory_of_the_architecture() {
+    let expanded = |arch| expand(b"$ORIGIN/../$LIB/${PLATFORM}", b"/opt/bin", arch);
+    let expected = |arch: &str| {
+        ["lib64".to_owned(), format!("lib/{arch}-linux-gnu"), "lib".to_owned()]
+            .map(|lib| format!("/opt/bin/../{lib}/{arch}").into_bytes())
+    };
+    for arch in ["x86_64", "aarch64"] {
+        assert_eq!(expanded(arch), expected(arch));
+    }
+    assert_eq!(expand(b"/opt/lib", b"", ARCH), [b"/opt/lib"], "without a variable there is one");
 }

@@ -206,7 +206,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
 
     #[test]
-    fn whatever_memory_holds_a_stack_is_bounded_and_ends(words in words(), layout in layouts(), object in any::<u64>()) {
+    fn python_stack_walk_of_arbitrary_memory_is_bounded(words in words(), layout in layouts(), object in any::<u64>()) {
         let memory = Hostile(words);
         let threads = walk::threads(&memory, &layout.walk).unwrap_or_default();
         let walked = threads.first().and_then(|thread| walk::frames(&memory, &layout.walk, *thread));
@@ -227,7 +227,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_debug_offsets_say_a_frame_is_short(mut words in prop::collection::vec(0..200u64, DEBUG_WORDS), minor in 13..=14u8) {
+    fn python_frame_size_from_arbitrary_debug_offsets_is_bounded(mut words in prop::collection::vec(0..200u64, DEBUG_WORDS), minor in 13..=14u8) {
         words[0] = u64::from_le_bytes(*b"xdebugpy");
         words[1] = (3 << 8 | u64::from(minor)) << 16;
         words[2] = 0;

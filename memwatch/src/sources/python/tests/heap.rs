@@ -12,7 +12,7 @@ use super::interpreters::{StoppingScript, VERSIONS, interpreter};
 use super::script;
 use crate::sources::python::PythonProcess;
 
-/// What `keepers.py` reports about itself.
+/// What `retainers.py` reports about itself.
 #[derive(Deserialize)]
 struct HeapTruth {
     paths: BTreeMap<String, String>,
@@ -46,7 +46,7 @@ fn truth_and_found(version: &str) -> Option<(HeapTruth, FoundObjects)> {
 }
 
 #[test]
-fn what_keeps_an_object_is_found_in_every_version() {
+fn retainer_path_of_an_object_is_found_in_every_python_version() {
     for version in VERSIONS {
         let Some((truth, found)) = truth_and_found(version) else { continue };
         for (name, path) in &truth.paths {
@@ -58,7 +58,7 @@ fn what_keeps_an_object_is_found_in_every_version() {
 }
 
 #[test]
-fn what_nothing_keeps_has_no_path() {
+fn retainer_path_of_an_unreachable_object_is_none() {
     for version in VERSIONS {
         let Some((_, found)) = truth_and_found(version) else { continue };
         assert_eq!(found.paths.get("in a cycle"), Some(&None), "{version}");

@@ -118,7 +118,7 @@ fn every_tensor_of_a_training_has_the_name_that_pytorch_gives_it() {
 }
 
 #[test]
-fn what_autograd_has_saved_is_named_by_its_node_and_by_the_tensor_that_keeps_it() {
+fn saved_tensors_are_named_by_autograd_node_and_retaining_tensor() {
     for environment in environments() {
         let (holdings, truth) = held(&environment);
         let row = |place: &str| {
@@ -147,7 +147,7 @@ fn advice_names_what_could_be_held_with_less() {
 }
 
 #[test]
-fn where_the_time_is_over_what_was_found_by_then_is_there_and_true() {
+fn holdings_cut_by_the_read_limit_are_partial_and_true() {
     for environment in environments().into_iter().take(1) {
         let mut named = Vec::new();
         for most_reads in [1, 3000, u32::MAX] {

@@ -179,7 +179,7 @@ fn lines_of_pythons_own_library_are_all_that_python_says() {
 }
 
 #[test]
-fn a_code_object_at_the_address_of_another_is_read_once_the_other_is_forgotten() {
+fn code_object_at_a_reused_address_is_read_after_the_old_is_forgotten() {
     for version in VERSIONS {
         let Some(interpreter) = interpreter(version) else { continue };
         let mut script = StoppingScript::run(&interpreter, &script("reuse.py"), None);

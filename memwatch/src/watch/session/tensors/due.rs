@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use memwatch_core::words::Tgid;
 
-use super::super::intake::Intake;
+use super::super::intake::InputSink;
 use super::{AGAIN, BETWEEN_STATISTICS, Python, TensorProcess, TensorTracing};
 use crate::frameworks::pytorch::TensorLevel;
 
 impl TensorTracing {
     /// Returns when work is due that no record announces.
-    pub(crate) fn due(&self, pipeline: &Intake, now: Instant) -> Option<Instant> {
+    pub(crate) fn due(&self, pipeline: &InputSink, now: Instant) -> Option<Instant> {
         if !self.is_wanted() {
             return None;
         }
@@ -40,7 +40,7 @@ impl TensorProcess {
         tgid: u32,
         (every, now): (Option<Duration>, Instant),
         may_rise: bool,
-        pipeline: &Intake,
+        pipeline: &InputSink,
     ) -> Option<Instant> {
         let is_older = !pipeline.is_from_start(Tgid(tgid));
         let holdings = self.holdings.due((is_older, every), now);

@@ -2,7 +2,7 @@
 
 use memwatch_core::input::TensorLevel;
 
-use super::super::intake::Intake;
+use super::super::intake::InputSink;
 use super::super::price::{Probing, Tried};
 use super::{TensorProcess, TensorTracing};
 use crate::frameworks::pytorch::TorchWatch;
@@ -10,7 +10,7 @@ use crate::sources::kernel::load::KernelHalf;
 
 impl TensorTracing {
     /// Changes the tracing level of processes whose tensor event rate has changed.
-    pub(super) fn look_at_prices(&mut self, kernel: &mut KernelHalf, pipeline: &mut Intake) {
+    pub(super) fn look_at_prices(&mut self, kernel: &mut KernelHalf, pipeline: &mut InputSink) {
         let Self { prices, processes, torch, .. } = self;
         let changed = |(tgid, process): (&u32, &mut TensorProcess)| {
             let whose = (*tgid, probing(torch, *tgid));
@@ -30,7 +30,7 @@ impl TensorTracing {
     }
 
     /// Advances the overhead measurements.
-    pub(super) fn try_out(&mut self, kernel: &mut KernelHalf, pipeline: &mut Intake) {
+    pub(super) fn try_out(&mut self, kernel: &mut KernelHalf, pipeline: &mut InputSink) {
         let Self { prices, processes, torch, .. } = self;
         let trying = processes.iter_mut().filter(|(_, process)| process.governor.is_trying());
         let tried: Vec<(u32, Tried)> = trying

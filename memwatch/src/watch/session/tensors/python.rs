@@ -61,7 +61,7 @@ impl TensorTracing {
     pub(super) fn choose_stacks(&mut self, kernel: &mut KernelHalf, tgid: u32) {
         let stacks = self.torch.stacks_of(tgid);
         let copies = match self.torch.level_of(tgid) {
-            TensorLevel::Sites | TensorLevel::Layers => tensor_probes::want_copies(kernel, tgid, self.large_bytes),
+            TensorLevel::Sites | TensorLevel::Modules => tensor_probes::want_copies(kernel, tgid, self.large_bytes),
             TensorLevel::Off | TensorLevel::Read | TensorLevel::Blocks => tensor_probes::forget_copies(kernel, tgid),
         };
         log_failure(tgid, copies);
@@ -82,7 +82,10 @@ fn watch_code(kernel: &mut KernelHalf, tgid: u32, python: &PythonProcess) -> Opt
     match tensor_probes::attach(kernel, &place.path(), NonZeroU32::new(tgid)?, &points) {
         Ok(probes) => Some(probes),
         Err(error) => {
-            log::warn!("process {tgid}: {}: lines of code that goes may be wrong: {error}", place.display);
+            log::warn!(
+                "process {tgid}: {}: cannot probe the freeing of code objects, so some Python lines may be wrong: {error}",
+                place.display
+            );
             None
         }
     }

@@ -16,7 +16,7 @@ fn remembered_ends(level: TensorLevel) -> usize {
 }
 
 #[test]
-fn a_watch_without_tensors_remembers_nobody_who_has_ended() {
+fn watch_without_tensors_remembers_no_ended_processes() {
     assert_eq!(remembered_ends(TensorLevel::Off), 0);
     assert_eq!(remembered_ends(TensorLevel::Blocks), 100);
 }

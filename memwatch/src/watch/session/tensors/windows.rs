@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use memwatch_core::input::{Input, TensorLevel, Windows};
 use memwatch_core::words::Tgid;
 
-use super::super::intake::Intake;
+use super::super::intake::InputSink;
 use super::{TensorTracing, log_failure};
 use crate::frameworks::probes as tensor_probes;
 use crate::sources::clock;
@@ -76,9 +76,9 @@ impl ProcessWindows {
 
     /// Advances the state and returns the action that is due. All events from before the previous
     /// call must have been fetched.
-    fn turn(&mut self, tgid: u32, plan: Option<Windows>, pipeline: &mut Intake) -> Option<WindowAction> {
+    fn turn(&mut self, tgid: u32, plan: Option<Windows>, pipeline: &mut InputSink) -> Option<WindowAction> {
         let elapsed = self.since.elapsed();
-        let report = |pipeline: &mut Intake, is_open| {
+        let report = |pipeline: &mut InputSink, is_open| {
             pipeline.step(Input::TraceWindow { tgid: Tgid(tgid), time_ns: clock::boottime_ns(), is_open });
         };
         match (&self.state, plan) {
@@ -113,7 +113,7 @@ fn drawn_part() -> f64 {
 
 impl TensorTracing {
     /// Opens and closes the windows of processes that are not traced otherwise.
-    pub(super) fn turn_windows(&mut self, kernel: &mut KernelHalf, pipeline: &mut Intake) {
+    pub(super) fn turn_windows(&mut self, kernel: &mut KernelHalf, pipeline: &mut InputSink) {
         let mut turns = Vec::new();
         for (tgid, process) in &mut self.processes {
             if process.governor.present() != TensorLevel::Read {
@@ -161,7 +161,7 @@ mod tests {
     fn turn(windows: &mut ProcessWindows, ago: Duration, plan: Option<Windows>) -> Option<WindowAction> {
         windows.since = Instant::now().checked_sub(ago).expect("the machine runs for longer than that");
         windows.part = 1.0;
-        windows.turn(7, plan, &mut Intake::new(Pipeline::new(true), None))
+        windows.turn(7, plan, &mut InputSink::new(Pipeline::new(true), None))
     }
 
     #[test]
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_plan_none_opens_and_an_open_one_closes() {
+    fn window_without_a_plan_stays_or_becomes_closed() {
         let mut windows = ProcessWindows::new();
         assert_eq!(turn(&mut windows, Duration::from_secs(100), None), None);
         assert_eq!(turn(&mut windows, Duration::from_secs(3), Some(PLAN)), Some(WindowAction::Open));

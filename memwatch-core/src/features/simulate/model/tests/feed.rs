@@ -71,7 +71,7 @@ impl SimulatedProgram {
 }
 
 #[test]
-fn what_was_there_before_the_first_event_is_reported_and_not_replayed() {
+fn simulation_reports_preexisting_bytes_without_replaying_them() {
     let mut program = SimulatedProgram::new(None);
     program.trace(TraceAction::SegmentAlloc, 0x100_0000, 12 * MIB, (0, 0));
     program.allocate(0x100_0000, 12 * MIB);
@@ -86,7 +86,7 @@ fn what_was_there_before_the_first_event_is_reported_and_not_replayed() {
 }
 
 #[test]
-fn the_program_empties_its_cache_where_streams_are_waited_for_outside_a_request() {
+fn simulation_empties_the_cache_on_synchronize_outside_a_request() {
     let mut program = SimulatedProgram::new(None);
     program.allocate(1, 12 * MIB);
     program.free(1, 12 * MIB);

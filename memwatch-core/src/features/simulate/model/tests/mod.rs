@@ -38,7 +38,7 @@ fn capacity(bytes: u64) -> Capacity {
 }
 
 #[test]
-fn small_requests_share_two_mebibytes_larger_ones_twenty_and_the_largest_have_their_own() {
+fn simulated_segments_are_2_mib_20_mib_or_the_rounded_request() {
     for (bytes, taken) in [
         (1, 2 * MIB),
         (MIB, 2 * MIB),
@@ -55,7 +55,7 @@ fn small_requests_share_two_mebibytes_larger_ones_twenty_and_the_largest_have_th
 }
 
 #[test]
-fn the_smallest_free_block_that_fits_is_taken_and_streams_and_pools_share_nothing() {
+fn simulated_best_fit_never_crosses_streams_or_private_pools() {
     let mut policy = policy("");
     let large = granted(&mut policy, 40 * MIB).handle;
     let fitting = granted(&mut policy, 30 * MIB).handle;
@@ -72,7 +72,7 @@ fn the_smallest_free_block_that_fits_is_taken_and_streams_and_pools_share_nothin
 }
 
 #[test]
-fn a_rest_is_kept_above_a_mebibyte_in_the_large_pool_and_always_in_the_small_one() {
+fn simulated_split_keeps_remainders_above_1_mib_or_in_the_small_pool() {
     let mut policy = policy("");
     let whole = granted(&mut policy, 30 * MIB).handle;
     free(&mut policy, whole);
@@ -85,7 +85,7 @@ fn a_rest_is_kept_above_a_mebibyte_in_the_large_pool_and_always_in_the_small_one
 }
 
 #[test]
-fn a_segment_goes_back_once_nothing_of_it_is_used_and_pending_blocks_are_waited_for() {
+fn simulated_segment_is_freed_when_unused_and_pending_blocks_awaited() {
     let mut policy = policy("");
     let [first, second] = [granted(&mut policy, 9 * MIB).handle, granted(&mut policy, 9 * MIB).handle];
     free(&mut policy, first);
@@ -151,8 +151,7 @@ fn blocks_above_the_limit_are_not_split_and_go_to_no_smaller_request() {
 }
 
 #[test]
-fn requests_below_ten_mebibytes_share_segments_of_the_size_that_was_set_which_is_also_what_a_block_may_be_too_large_by()
-{
+fn simulated_large_segment_size_sets_sharing_and_the_rounding_limit() {
     let mut odd = policy("large_segment_size_mb:33");
     granted(&mut odd, 9 * MIB);
     granted(&mut odd, 30 * MIB);
@@ -195,7 +194,7 @@ fn blocks_above_the_limit_go_back_one_by_one_where_the_driver_refuses() {
 }
 
 #[test]
-fn old_segments_go_back_at_the_threshold_of_what_the_program_may_have() {
+fn simulated_garbage_collection_threshold_uses_the_memory_fraction() {
     let mut policy = policy("garbage_collection_threshold:0.5,per_process_memory_fraction:0.5");
     policy.set_capacity(capacity(1_000 * MIB));
     let old = granted(&mut policy, 200 * MIB).handle;

@@ -76,7 +76,7 @@ proptest! {
     }
 
     #[test]
-    fn no_policy_has_less_than_it_granted_and_all_goes_back_in_the_end(steps in steps(), which in 0..5_usize, available in 100_u64..2_000) {
+    fn simulated_policy_reserves_what_it_granted_and_frees_all_at_the_end(steps in steps(), which in 0..5_usize, available in 100_u64..2_000) {
         let mut policy = PolicyPlan::usual()[which].policy();
         policy.set_capacity(Capacity { total_bytes: 2_000 * MIB, available_bytes: available * MIB });
         let mut held: Vec<BlockHandle> = Vec::new();

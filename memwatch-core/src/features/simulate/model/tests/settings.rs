@@ -26,7 +26,7 @@ fn sizes_are_rounded_to_512_bytes_or_to_divisions_of_powers_of_two() {
 }
 
 #[test]
-fn what_is_written_is_read_again_as_the_same() {
+fn allocator_settings_round_trip_through_text() {
     for setting in [
         "",
         "expandable_segments:True",
@@ -43,20 +43,23 @@ fn what_is_written_is_read_again_as_the_same() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_what_is_wanted() {
+fn allocator_settings_errors_state_the_accepted_values() {
     for (setting, sentence) in [
-        ("max_split_size:128", "max_split_size is no setting"),
-        ("max_split_size_mb:19", "max_split_size_mb takes a number from 20 on, not 19"),
-        ("max_split_size_mb:30,large_segment_size_mb:40", "max_split_size_mb:30 is below large_segment_size_mb"),
-        ("large_segment_size_mb:40,max_non_split_rounding_mb:30", "max_non_split_rounding_mb:30 is below"),
-        ("large_segment_size_mb:10", "large_segment_size_mb takes a number above 10, not 10"),
+        ("max_split_size:128", "unknown allocator setting max_split_size;"),
+        ("max_split_size_mb:19", "max_split_size_mb must be an integer of at least 20, not 19"),
+        (
+            "max_split_size_mb:30,large_segment_size_mb:40",
+            "max_split_size_mb:30 is smaller than large_segment_size_mb:40",
+        ),
+        ("large_segment_size_mb:40,max_non_split_rounding_mb:30", "max_non_split_rounding_mb:30 is smaller than"),
+        ("large_segment_size_mb:10", "large_segment_size_mb must be an integer above 10, not 10"),
         ("large_segment_size_mb:33,expandable_segments:True", "an even number with expandable_segments:True, not 33"),
-        ("expandable_segments:yes", "takes True or False, not yes"),
+        ("expandable_segments:yes", "must be True or False, not yes"),
         ("garbage_collection_threshold:1", "between 0 and 1"),
         ("roundup_power2_divisions:3", "a power of two"),
         ("roundup_power2_divisions:[256]", "a power of two"),
-        ("backend:cudaMallocAsync", "there is no model"),
-        ("expandable_segments", "expandable_segments is no setting"),
+        ("backend:cudaMallocAsync", "backend:cudaMallocAsync cannot be simulated"),
+        ("expandable_segments", "unknown allocator setting expandable_segments;"),
     ] {
         let error = Settings::parse(setting).expect_err("it is wrong").to_string();
         assert!(error.contains(sentence), "{setting}: {error}");

@@ -46,7 +46,7 @@ fn recalled(folder: &TempDir, path: &Path, wanted: &[SymbolName]) -> Option<Symb
 }
 
 #[test]
-fn what_was_found_once_is_read_where_it_stands_and_what_was_not_is_not_looked_for() {
+fn symbol_cache_returns_only_the_results_of_the_same_search() {
     let (folder, path) = library();
     assert!(recalled(&folder, &path, &WANTED).is_none(), "nothing was found yet");
     let found = searched(&folder, &path);
@@ -59,7 +59,7 @@ fn what_was_found_once_is_read_where_it_stands_and_what_was_not_is_not_looked_fo
 }
 
 #[test]
-fn a_file_that_pretends_to_be_another_is_searched_itself() {
+fn symbol_cache_searches_a_file_with_a_copied_build_id_itself() {
     let (folder, path) = library();
     let mut bytes = fs::read(&path).expect("it is ours");
     searched(&folder, &path);
@@ -90,7 +90,7 @@ fn a_file_without_a_build_id_is_known_by_its_headers() {
 }
 
 #[test]
-fn what_another_owners_file_lacks_hides_nothing() {
+fn symbol_cache_does_not_share_results_between_file_owners() {
     let (folder, path) = library();
     // SAFETY: it has no preconditions.
     if unsafe { libc::geteuid() } != 0 {
@@ -124,7 +124,7 @@ fn a_damaged_cache_is_none_and_is_written_again() {
 }
 
 #[test]
-fn a_directory_that_others_may_write_into_is_not_used_and_one_that_is_full_loses_its_oldest() {
+fn symbol_cache_rejects_shared_directories_and_drops_its_oldest_files() {
     let (folder, path) = library();
     let cache = folder.path().join("cache");
     for number in 0..2 * MOST_FILES {

@@ -155,7 +155,7 @@ fn requests_arrive_as_they_were_made(classic_uprobes: bool, library_flags: &[&st
 }
 
 #[test]
-fn requests_through_a_stub_arrive_with_what_was_asked_for_and_what_came_of_it() {
+fn ioctl_stub_probe_records_the_request_and_its_result() {
     requests_arrive_as_they_were_made(false, &["-fcf-protection=none"], 1);
 }
 
