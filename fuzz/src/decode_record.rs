@@ -8,8 +8,8 @@ use memwatch_common::rm::RmRecord;
 use memwatch_core::decode::{Action, DecodeError, decode, decode_tensor};
 use memwatch_core::input::rm::RmCall;
 use memwatch_core::kernel_driver::KernelDriver;
-use memwatch_core::kernel_driver::books::DriverLedger;
 use memwatch_core::kernel_driver::decode::Lies;
+use memwatch_core::kernel_driver::process_ledger::DriverLedger;
 use memwatch_core::stack::lines::LineTable;
 
 /// Decodes items longer than a record, which are read in place.
@@ -26,12 +26,12 @@ fn long(data: &[u8]) {
 /// first.
 fn request(record: &RmRecord) {
     let call = RmCall::from(record);
-    let mut books = KernelDriver::default();
-    books.apply(&call, None);
-    books.apply(&call, None);
-    let video = books.memory(call.tgid).filter(|(.., memory)| memory.lies == Lies::Video);
+    let mut ledger = KernelDriver::default();
+    ledger.apply(&call, None);
+    ledger.apply(&call, None);
+    let video = ledger.memory(call.tgid).filter(|(.., memory)| memory.lies == Lies::Video);
     let bytes: u64 = video.map(|(.., memory)| memory.granted_bytes).sum();
-    let live: u64 = books.ledger_of(call.tgid).into_iter().flat_map(DriverLedger::live).map(|(_, bytes)| bytes).sum();
+    let live: u64 = ledger.ledger_of(call.tgid).into_iter().flat_map(DriverLedger::live).map(|(_, bytes)| bytes).sum();
     assert_eq!(bytes, live);
 }
 

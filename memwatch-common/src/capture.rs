@@ -6,7 +6,7 @@
 use crate::arming::ArmGroup;
 use crate::loss::Loss;
 use crate::plan::{
-    MapUpdate, CapturePlan, DIGEST, DIGEST_WORDS, FILE_IN_ARGUMENT_1, FILE_IN_OUT_WORD, ON_STACK, ONLY_LISTED,
+    CapturePlan, DIGEST, DIGEST_WORDS, FILE_IN_ARGUMENT_1, FILE_IN_OUT_WORD, MapUpdate, ON_STACK, ONLY_LISTED,
 };
 use crate::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE, PEEK_WORDS, RecordKind};
 

@@ -5,10 +5,10 @@ use core::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::vec::Vec;
 
-use super::{MappedAllocation, CaptureKernel, InFlight, NESTING, ThreadKey, on_enter, on_return};
+use super::{CaptureKernel, InFlight, MappedAllocation, NESTING, ThreadKey, on_enter, on_return};
 use crate::arming::ArmGroup;
 use crate::loss::Loss;
-use crate::plan::{MapUpdate, CapturePlan, ON_STACK, ONLY_LISTED};
+use crate::plan::{CapturePlan, MapUpdate, ON_STACK, ONLY_LISTED};
 use crate::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE};
 use crate::rm::RmRecord;
 use crate::rm::capture::RmInFlight;
@@ -393,11 +393,14 @@ fn a_descriptor_is_reported_as_its_open_file() {
 }
 
 #[test]
-fn the_books_follow_grants_and_frees_even_where_the_ring_is_full() {
+fn the_allocator_state_follow_grants_and_frees_even_where_the_ring_is_full() {
     let kernel = FakeKernel::with_memory(&[(0x1000, 0xa000), (0x1008, 512)]);
     kernel.ring_full.set(true);
     kernel.call(OUT.book(MapUpdate::Credit), [0x1000, 4096, 0, 0, 0, 0], 0);
-    assert_eq!(kernel.allocation_map.borrow()[&0xa000], MappedAllocation { bytes: 4096, probe: 7, owner: 0, granted_ns: 20 });
+    assert_eq!(
+        kernel.allocation_map.borrow()[&0xa000],
+        MappedAllocation { bytes: 4096, probe: 7, owner: 0, granted_ns: 20 }
+    );
     let free = CapturePlan::registers().book(MapUpdate::Debit);
     kernel.call(free, [0xa000, 0, 0, 0, 0, 0], 1);
     assert_eq!(

@@ -9,7 +9,7 @@ use crate::meaning::{
     ArrayShape, ContextCall, GraphCall, LinearKind, LinearSize, Meaning, MemoryCall, PoolCall, PoolRole, SharingCall,
     VirtualCall,
 };
-use crate::plan::{MapUpdate, CapturePlan, ON_STACK};
+use crate::plan::{CapturePlan, MapUpdate, ON_STACK};
 
 /// Condition under which a row's probes are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,7 +1,7 @@
 //! All inputs of the pipeline. Nothing else can change a number.
 
+pub mod allocator_state;
 pub mod arenas;
-pub mod books;
 pub mod holdings;
 mod level;
 pub mod rm;
@@ -134,18 +134,18 @@ pub enum Input {
         time_ns: u64,
     },
     /// State of a process's caching allocators. Precedes any record later than the reading.
-    Books(Box<books::AllocatorState>),
+    AllocatorState(Box<allocator_state::AllocatorState>),
     /// The allocator state cannot be read.
-    BooksRefused {
+    AllocatorStateRefused {
         /// Process of the allocators.
         tgid: Tgid,
         /// Reason, for display.
         reason: Name,
     },
     /// Blocks of caching allocators read while they worked. Precedes any record later than the reading.
-    MovingBooks(Box<books::MovingAllocatorState>),
+    MovingAllocatorState(Box<allocator_state::MovingAllocatorState>),
     /// Counters of caching allocators without traced events.
-    Numbers(Box<books::AllocatorNumbers>),
+    Numbers(Box<allocator_state::AllocatorNumbers>),
     /// A window begins or ends in which all events of a process are traced, while only its memory is read otherwise.
     TraceWindow {
         /// Traced process.

@@ -23,9 +23,9 @@ pub use arenas::ArenaView;
 pub use buffers::{BufferTensorView, BuffersView, DeviceBuffersView, UsageView};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
 pub use places::{
-    CallPathView, DeviceCallPaths, DeviceAttributionView, FrameView, LargeView, LibraryLineView, MergedFrameView,
-    ModuleView, NativeView, PhaseBytesView, PhaseView, PlaceNameView, AttributionView, RangeView, RefusalView, SiteView,
-    StackView, SumView, TensorsView, WhoseView, WindowsView,
+    AttributionView, CallPathView, DeviceAttributionView, DeviceCallPaths, FrameView, LargeView, LibraryLineView,
+    MergedFrameView, ModuleView, NativeView, PhaseBytesView, PhaseView, PlaceNameView, RangeView, RefusalView,
+    SiteView, StackView, SumView, TensorsView, WhoseView, WindowsView,
 };
 pub use pools::{PoolView, PoolsView};
 pub(crate) use rows::add;

@@ -51,7 +51,7 @@ pub struct PythonModule {
     /// Class, such as `Linear`.
     pub class: Arc<str>,
     /// Name relative to the outermost module on the stack, as in `named_modules()`, such as
-    /// `modules.0.fc1`; empty for the outermost module itself; `None` if it is not found there. If
+    /// `layers.0.fc1`; empty for the outermost module itself; `None` if it is not found there. If
     /// the outermost module was seen within another module before, as when a part of a model is
     /// recomputed in backward, the name is relative to that other module.
     pub name: Option<Arc<str>>,

@@ -17,7 +17,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::ring_buf::RingBufEntry;
 use aya_ebpf::maps::{Array, HashMap, RingBuf};
 use memwatch_common::arming::{ArmGroup, GROUPS};
-use memwatch_common::capture::{MappedAllocation, CaptureKernel, InFlight, NESTING, NO_FRAME, ThreadKey};
+use memwatch_common::capture::{CaptureKernel, InFlight, MappedAllocation, NESTING, NO_FRAME, ThreadKey};
 use memwatch_common::loss::Loss;
 use memwatch_common::record::CallRecord;
 use memwatch_common::shares::SharedTable;

@@ -21,7 +21,7 @@ pub(crate) use self::checked::Checked;
 pub(crate) use self::choice::{Choice, RowKind};
 pub(crate) use self::looks::Looks;
 pub(crate) use self::moment::{Past, RecordingTime, TimeWindow};
-pub(crate) use self::recording::{ReportSubject, RecorderArgs};
+pub(crate) use self::recording::{RecorderArgs, ReportSubject};
 pub(crate) use self::selected::Selected;
 pub(crate) use self::tensors::TensorArgs;
 

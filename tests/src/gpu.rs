@@ -361,7 +361,7 @@ impl SimulatedGpu {
     /// Returns the command `memwatch run` for a job. The job finds its driver through
     /// `LD_LIBRARY_PATH`.
     pub fn memwatch_run(&self, options: &[&str], job: &Command) -> Command {
-        let mut command = self.searching_memwatch(&["run", "--tensors=layers"]);
+        let mut command = self.searching_memwatch(&["run", "--tensors=modules"]);
         command.args(options).arg("--").arg(job.get_program()).args(job.get_args());
         command.envs(job.get_envs().filter_map(|(name, value)| Some((name, value?))));
         command

@@ -16,10 +16,10 @@ pub struct AttributionWatch {
 }
 
 impl AttributionWatch {
-    /// Starts `sites`, `phases` or `modules` for these jobs.
-    pub fn start(gpu: &SimulatedGpu, list: &str, jobs: &[&TorchJob]) -> Self {
-        let mut command =
-            gpu.memwatch(&["--no-agent", list, "--stacks=all", "--json", "--duration", "10m", "--top", "100000"]);
+    /// Starts `memwatch where` by line, phase or module for these jobs.
+    pub fn start(gpu: &SimulatedGpu, by: &str, jobs: &[&TorchJob]) -> Self {
+        let words = ["--no-agent", "where", "--by", by, "--stacks=all", "--json", "--duration", "10m"];
+        let mut command = gpu.memwatch(&[&words[..], &["--top", "100000"]].concat());
         for job in jobs {
             command.arg("--pid").arg(job.tgid().to_string());
         }
@@ -150,8 +150,8 @@ pub fn on_device(report: &Value, tgid: u32, device: usize) -> &Value {
 /// When the report has no such entry.
 pub fn seen(report: &Value, tgid: u32, device: usize) -> AttributedBytes {
     let mut shares = AttributedBytes::new();
-    for module in on_device(report, tgid, device)["layers"].as_array().into_iter().flatten() {
-        for (phase, sums) in module["stages"].as_object().into_iter().flatten() {
+    for module in on_device(report, tgid, device)["modules"].as_array().into_iter().flatten() {
+        for (phase, sums) in module["phases"].as_object().into_iter().flatten() {
             let place = (phase.clone(), text(&module["model"]), text(&module["name"]));
             *shares.entry(place).or_default() += sums["total_bytes"].as_u64().expect("bytes");
         }

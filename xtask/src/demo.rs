@@ -188,7 +188,7 @@ fn watcher(memwatch: &Path, driver: &Path, job: &Job) -> Command {
         .env("GPUSIM_LEDGER", &job.ledger)
         // The simulated GPU takes no time, so training on it is limited by the CPU and exceeds the
         // overhead budget. Hence an explicit level.
-        .arg("--tensors=layers")
+        .arg("--tensors=modules")
         .arg("--pid")
         .arg(job.program.tgid().to_string())
         .arg("--nvml-lib")

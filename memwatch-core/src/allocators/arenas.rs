@@ -20,8 +20,8 @@ impl TensorLedger {
 
     /// Learns the state of the arenas as read from memory. Chunks that no event showed were
     /// allocated before the attach.
-    pub fn learn_arenas(&mut self, books: &ArenaReadings) {
-        for older in self.allocators.bfc.learn_arenas(books) {
+    pub fn learn_arenas(&mut self, allocator_state: &ArenaReadings) {
+        for older in self.allocators.bfc.learn_arenas(allocator_state) {
             let reported = self.allocators.reported();
             if let Some(now) = reported.get(&older.ordinal) {
                 self.attribution.observe(older.ordinal, now.allocated_bytes, now.allocated_bytes);
@@ -35,9 +35,9 @@ impl TensorLedger {
     }
 
     /// Learns the state of the arenas while events are not traced. The chunks are not attributed.
-    pub fn read_arenas(&mut self, books: &ArenaReadings) {
+    pub fn read_arenas(&mut self, allocator_state: &ArenaReadings) {
         self.allocators.stop();
-        self.allocators.bfc.learn_arenas(books);
+        self.allocators.bfc.learn_arenas(allocator_state);
         for (ordinal, now) in self.allocators.bfc.reported() {
             self.follow_read(ordinal, now);
         }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use crate::decode::TensorEvent;
-use crate::input::books::{StateBlock, DeviceAllocatorState, DeviceNumbers};
+use crate::input::allocator_state::{DeviceAllocatorState, DeviceNumbers, StateBlock};
 use crate::ledger::DriverSegment;
 use crate::words::Ordinal;
 
@@ -74,7 +74,7 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
 
     /// Learns all segments and blocks of a device from a reading of the allocator state. No event
     /// applied so far is later than the reading. Returns whether the state is plausible.
-    fn learn_books(&mut self, _books: &DeviceAllocatorState, _time_ns: u64) -> bool {
+    fn learn_allocator_state(&mut self, _allocator_state: &DeviceAllocatorState, _time_ns: u64) -> bool {
         false
     }
 
@@ -99,7 +99,7 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
     }
 
     /// Returns whether a reading of the allocator state would add information.
-    fn wants_books(&self) -> bool {
+    fn wants_allocator_state(&self) -> bool {
         false
     }
 

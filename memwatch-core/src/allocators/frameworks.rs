@@ -13,7 +13,7 @@ use super::pytorch::{Allocators, DriverChange, StatisticsWords};
 use super::threads::Phase;
 use super::{BlockChange, FrameworkAllocator, ReportedTotals, TensorLedger};
 use crate::decode::{BufferTurn, TensorChange, TensorEvent, TraceAction};
-use crate::input::books::{StateBlock, DeviceAllocatorState, DeviceNumbers};
+use crate::input::allocator_state::{DeviceAllocatorState, DeviceNumbers, StateBlock};
 use crate::ledger::DriverSegment;
 use crate::words::{Framework, Ordinal};
 
@@ -160,8 +160,8 @@ impl FrameworkAllocator for Frameworks {
         self.pytorch.learn_counters(allocator, time_ns, words)
     }
 
-    fn learn_books(&mut self, books: &DeviceAllocatorState, time_ns: u64) -> bool {
-        self.pytorch.learn_books(books, time_ns)
+    fn learn_allocator_state(&mut self, allocator_state: &DeviceAllocatorState, time_ns: u64) -> bool {
+        self.pytorch.learn_allocator_state(allocator_state, time_ns)
     }
 
     fn learn_numbers(&mut self, numbers: &DeviceNumbers, time_ns: u64) -> bool {
@@ -186,8 +186,8 @@ impl FrameworkAllocator for Frameworks {
         self.pools.resume();
     }
 
-    fn wants_books(&self) -> bool {
-        self.pytorch.wants_books()
+    fn wants_allocator_state(&self) -> bool {
+        self.pytorch.wants_allocator_state()
     }
 
     fn adopt_older(&mut self, ordinal: Ordinal, blocks: &[StateBlock]) -> Vec<StateBlock> {

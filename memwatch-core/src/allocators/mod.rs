@@ -41,7 +41,7 @@ use memwatch_common::loss::Loss;
 use serde::{Deserialize, Serialize};
 
 use crate::decode::{Action, StackRef, TensorChange, TensorEvent};
-use crate::input::books::{AllocatorState, StateBlockUse};
+use crate::input::allocator_state::{AllocatorState, StateBlockUse};
 use crate::input::holdings::Holdings;
 use crate::stack::native::NativeStack;
 use crate::stack::{PythonStack, StackTable};
@@ -144,7 +144,7 @@ pub struct TensorLedger<A = Frameworks> {
     /// Blocks that were read while the allocators were running and are not reconciled yet.
     moving: Option<Moving>,
     /// Why the allocator state cannot be read.
-    books_refused: Option<Name>,
+    allocator_state_refused: Option<Name>,
     /// Live objects of the process, as of the last reading.
     held: Option<Box<Holdings>>,
     /// Windows in which events are traced; `None` unless tracing is sampled.
@@ -166,7 +166,7 @@ struct LedgerProgress {
     /// Time of the latest event: `CLOCK_BOOTTIME`, nanoseconds.
     event_ns: u64,
     /// Time of the last reading of the allocator state, which covers earlier events.
-    books_ns: u64,
+    allocator_state_ns: u64,
 }
 
 /// A time window over which the minimum of each call site is taken.
@@ -246,7 +246,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         {
             self.attribution.spend(spent);
         }
-        if event.time_ns < self.course.books_ns && !event.what.is_of_others() {
+        if event.time_ns < self.course.allocator_state_ns && !event.what.is_of_others() {
             self.allocators.skip(event);
             return;
         }
@@ -289,13 +289,13 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     /// Learns the allocator state as read from memory, and returns whether it was used. A reading
     /// is dropped if an event later than its beginning was applied; a device's state is dropped if
     /// it is implausible.
-    pub fn learn_books(&mut self, books: &AllocatorState) -> bool {
-        if self.course.event_ns >= books.began_ns {
+    pub fn learn_allocator_state(&mut self, allocator_state: &AllocatorState) -> bool {
+        if self.course.event_ns >= allocator_state.began_ns {
             return false;
         }
-        let mut learnt = !books.devices.is_empty();
-        for device in &books.devices {
-            if !self.allocators.learn_books(device, books.time_ns) {
+        let mut learnt = !allocator_state.devices.is_empty();
+        for device in &allocator_state.devices {
+            if !self.allocators.learn_allocator_state(device, allocator_state.time_ns) {
                 learnt = false;
                 continue;
             }
@@ -308,7 +308,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             }
         }
         if learnt {
-            self.course.books_ns = books.time_ns;
+            self.course.allocator_state_ns = allocator_state.time_ns;
             self.moving = None;
         }
         self.name_older();
@@ -316,18 +316,18 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     }
 
     /// Records why the allocator state cannot be read.
-    pub fn refuse_books(&mut self, reason: Name) {
-        self.books_refused = Some(reason);
+    pub fn refuse_allocator_state(&mut self, reason: Name) {
+        self.allocator_state_refused = Some(reason);
     }
 
     /// Returns why the allocator state cannot be read; `None` if it can or was never tried.
-    pub const fn books_refused(&self) -> Option<&Name> {
-        self.books_refused.as_ref()
+    pub const fn allocator_state_refused(&self) -> Option<&Name> {
+        self.allocator_state_refused.as_ref()
     }
 
     /// Returns whether a reading of the allocator state would add information.
-    pub fn wants_books(&self) -> bool {
-        self.allocators.wants_books()
+    pub fn wants_allocator_state(&self) -> bool {
+        self.allocators.wants_allocator_state()
     }
 
     /// Returns whether reading an allocator's statistics would help and is possible.

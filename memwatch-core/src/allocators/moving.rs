@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{FrameworkAllocator, TensorLedger};
 use crate::decode::TensorEvent;
-use crate::input::books::{StateBlock, StateBlockUse, MovingAllocatorState};
+use crate::input::allocator_state::{MovingAllocatorState, StateBlock, StateBlockUse};
 use crate::words::Ordinal;
 
 /// Time after the end of a reading at which it is reconciled if no later event arrives,
@@ -38,7 +38,7 @@ impl Moving {
 impl<A: FrameworkAllocator> TensorLedger<A> {
     /// Learns blocks read while the allocators were running. They are used once the events of that
     /// time have arrived and the sums agree.
-    pub fn learn_moving_books(&mut self, books: &MovingAllocatorState) {
+    pub fn learn_moving_allocator_state(&mut self, allocator_state: &MovingAllocatorState) {
         if self.moving.is_some() {
             return;
         }
@@ -46,8 +46,9 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             let allocated = blocks.iter().filter(|block| block.state == StateBlockUse::ActiveAllocated);
             allocated.map(|block| (block.address, *block)).collect()
         };
-        let devices = books.devices.iter().map(|device| (device.ordinal, allocated(&device.blocks))).collect();
-        self.moving = Some(Moving { end_ns: books.time_ns, devices });
+        let devices =
+            allocator_state.devices.iter().map(|device| (device.ordinal, allocated(&device.blocks))).collect();
+        self.moving = Some(Moving { end_ns: allocator_state.time_ns, devices });
     }
 
     /// Returns whether some blocks are not known individually and no reading is pending.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::framework::FrameworkAllocator;
 use super::sampling::Sampling;
 use super::{ReportedTotals, TensorLedger};
-use crate::input::books::AllocatorNumbers;
+use crate::input::allocator_state::AllocatorNumbers;
 use crate::words::Ordinal;
 
 impl<A: FrameworkAllocator> TensorLedger<A> {

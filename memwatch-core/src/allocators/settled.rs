@@ -7,7 +7,7 @@
 
 use super::TensorLedger;
 use super::pytorch::StatisticsWords;
-use crate::input::books::{AllocatorNumbers, DeviceNumbers};
+use crate::input::allocator_state::{AllocatorNumbers, DeviceNumbers};
 #[cfg(test)]
 use crate::words::Ordinal;
 use crate::words::Tgid;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::input::{DeviceFacts, DeviceReading};
-use crate::kernel_driver::books::DriverLedger;
 use crate::kernel_driver::objects::DriverDevice;
+use crate::kernel_driver::process_ledger::DriverLedger;
 use crate::ledger::context::DeviceAnswers;
 use crate::ledger::pool::Backed;
 use crate::ledger::refusals::Refusals;
@@ -82,9 +82,9 @@ pub fn held_during(process: &Process, gpu: &GpuUuid, reading: &DeviceReading) ->
 /// Returns the video memory in bytes that a process had from the kernel driver on a GPU throughout
 /// a reading; `None` if it changed during the reading, or if memory on an unknown GPU may be part
 /// of it.
-pub fn charged_during(books: &DriverLedger, tgid: Tgid, gpu: &GpuUuid, reading: &DeviceReading) -> Option<u64> {
+pub fn charged_during(ledger: &DriverLedger, tgid: Tgid, gpu: &GpuUuid, reading: &DeviceReading) -> Option<u64> {
     let mut sum_bytes = 0_u64;
-    for (place, held_bytes) in books.held_over(reading.begin_ns, reading.end_ns) {
+    for (place, held_bytes) in ledger.held_over(reading.begin_ns, reading.end_ns) {
         match resolve_place(place, tgid, &reading.devices) {
             Some(uuid) if uuid == *gpu => sum_bytes = sum_bytes.saturating_add(held_bytes?),
             Some(_) => {}

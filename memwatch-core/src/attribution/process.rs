@@ -267,9 +267,9 @@ impl Process {
     }
 
     /// Locates the regions of arenas in the driver's allocations, before a reading is applied.
-    pub fn place_regions(&mut self, books: &ArenaReadings) {
+    pub fn place_regions(&mut self, allocator_state: &ArenaReadings) {
         let Some(tensors) = &mut self.tensors else { return };
-        let regions = books.arenas.iter().flat_map(|arena| &arena.regions);
+        let regions = allocator_state.arenas.iter().flat_map(|arena| &arena.regions);
         for segment in regions.filter_map(|(address, _)| self.ledger.segment_at(*address)) {
             tensors.learn_segment(segment);
         }

@@ -37,6 +37,9 @@ impl Token {
     }
 }
 
+/// Keys of a user's exports, with the time since when the process has the memory.
+type OffersByProcess = BTreeMap<Tgid, Vec<(u64, Token)>>;
+
 /// Exports of all processes, by key.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Sharing {
@@ -82,12 +85,12 @@ impl Sharing {
         if !self.is_full() {
             return;
         }
-        let mut users: BTreeMap<Option<u32>, BTreeMap<Tgid, Vec<(u64, Token)>>> = BTreeMap::new();
+        let mut users: BTreeMap<Option<u32>, OffersByProcess> = BTreeMap::new();
         for (token, origin) in &self.offers {
             let own = users.entry(user_of(origin.tgid)).or_default().entry(origin.tgid).or_default();
             own.push((origin.object.since_ns(), *token));
         }
-        let of_user = |processes: &BTreeMap<_, Vec<_>>| processes.values().map(Vec::len).sum();
+        let of_user = |processes: &OffersByProcess| processes.values().map(Vec::len).sum();
         let most_of_user = equal_share(users.values().map(of_user), OFFERS_LEFT);
         for processes in users.into_values() {
             let most = equal_share(processes.values().map(Vec::len), most_of_user);

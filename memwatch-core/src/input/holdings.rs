@@ -169,8 +169,8 @@ fn numbered_parts(name: &str) -> String {
     parts.collect::<Vec<_>>().join(".")
 }
 
-/// Replaces indices: `kept[3]`, `requests['req2']` → `kept[*]`, `requests[*]`; `modules.0.keys` →
-/// `modules.*.keys`.
+/// Replaces indices: `kept[3]`, `requests['req2']` → `kept[*]`, `requests[*]`; `layers.0.keys` →
+/// `layers.*.keys`.
 fn indexed(name: &str) -> String {
     let mut pattern = String::with_capacity(name.len());
     let mut rest = name;

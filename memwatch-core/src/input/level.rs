@@ -34,8 +34,8 @@ impl TensorLevel {
             Self::Off => "off",
             Self::Read => "read",
             Self::Blocks => "blocks",
-            Self::Sites => "sites",
-            Self::Modules => "layers",
+            Self::Sites => "lines",
+            Self::Modules => "modules",
         }
     }
 }

@@ -2,10 +2,10 @@
 //! with their process.
 
 use super::KernelDriver;
-use super::books::{DriverLedger, FreedLast, RefusedMemory};
 use super::decode::{GrantedMemory, Lies, New, ObjectKey, RmEvent, RmViolation, decode};
 use super::labels::{AttributedPurpose, MemoryPurpose, PurposeEvidence, Sure};
 use super::objects::{DriverDevice, DriverMemory, RmClient, RmObjectKind};
+use super::process_ledger::{DriverLedger, FreedLast, RefusedMemory};
 use crate::input::rm::RmCall;
 use crate::words::{GpuUuid, Tgid};
 
@@ -136,14 +136,14 @@ impl KernelDriver {
     /// Collects the evidence for an allocation's label, including whether the same call has just
     /// freed a smaller object with the same key.
     fn evidence(&self, call: &RmCall, made: Option<(ObjectKey, GrantedMemory)>) -> PurposeEvidence<'_> {
-        let books = self.processes.get(&call.tgid);
-        let regrown = made.zip(books.and_then(|books| books.freed_last)).is_some_and(|((key, granted), freed)| {
+        let ledger = self.processes.get(&call.tgid);
+        let regrown = made.zip(ledger.and_then(|ledger| ledger.freed_last)).is_some_and(|((key, granted), freed)| {
             let is_same = (freed.key, freed.tid, freed.inside) == (key, call.tid, call.inside);
             is_same && freed.is_contexts && freed.asked_bytes < granted.asked_bytes
         });
         PurposeEvidence {
             probe: call.inside.map(|inside| inside.probe),
-            caller: books.and_then(|books| books.stacks.get(call.stack)).filter(|_| call.stack != 0),
+            caller: ledger.and_then(|ledger| ledger.stacks.get(call.stack)).filter(|_| call.stack != 0),
             regrown,
             coherency_1: made.is_some_and(|(_, granted)| granted.coherency_1),
         }
@@ -190,14 +190,14 @@ impl KernelDriver {
         let mut left = Vec::new();
         for (key, what) in gone {
             let RmObjectKind::Memory(memory) = what else { continue };
-            if let Some(books) = owner.and_then(|owner| self.processes.get_mut(&owner)) {
+            if let Some(ledger) = owner.and_then(|owner| self.processes.get_mut(&owner)) {
                 for (base, _) in &memory.ranges {
-                    books.mapped.remove(base);
+                    ledger.mapped.remove(base);
                 }
                 let device = ObjectKey { client: key.client, object: memory.device };
-                let place = books.live.get(&device).map(|live| live.place.clone()).unwrap_or_default();
+                let place = ledger.live.get(&device).map(|live| live.place.clone()).unwrap_or_default();
                 if memory.lies == Lies::Video {
-                    books.change(device, &place, call, |live| live.saturating_sub(memory.granted_bytes));
+                    ledger.change(device, &place, call, |live| live.saturating_sub(memory.granted_bytes));
                 }
             }
             left.push((key, memory));
@@ -273,7 +273,15 @@ impl KernelDriver {
         let client = self.clients.get(&parent.client);
         let place = client.map(|client| client.place(client.device_of(parent.object))).unwrap_or_default();
         let (time_ns, tid, inside) = (call.returned_ns, call.tid, call.inside);
-        self.ledger_of_mut(call.tgid).note_refused(RefusedMemory { time_ns, tid, place, lies, asked_bytes, inside, named });
+        self.ledger_of_mut(call.tgid).note_refused(RefusedMemory {
+            time_ns,
+            tid,
+            place,
+            lies,
+            asked_bytes,
+            inside,
+            named,
+        });
     }
 
     fn name(&mut self, key: ObjectKey, uuid: GpuUuid) {
@@ -288,7 +296,7 @@ impl KernelDriver {
         change(place);
         let (tgid, place) = (owner.tgid, owner.place(device));
         let live =
-            self.processes.get_mut(&tgid).and_then(|books| books.live.get_mut(&ObjectKey { client, object: device }));
+            self.processes.get_mut(&tgid).and_then(|ledger| ledger.live.get_mut(&ObjectKey { client, object: device }));
         if let Some(live) = live {
             live.place = place;
         }
@@ -313,7 +321,7 @@ impl KernelDriver {
     }
 
     fn unmap(&mut self, tgid: Tgid, base: u64) {
-        let Some(key) = self.processes.get_mut(&tgid).and_then(|books| books.mapped.remove(&base)) else { return };
+        let Some(key) = self.processes.get_mut(&tgid).and_then(|ledger| ledger.mapped.remove(&base)) else { return };
         let client = self.clients.get_mut(&key.client);
         if let Some(memory) = client.and_then(|client| client.memory_mut(key.object)) {
             memory.ranges.retain(|(first, _)| *first != base);

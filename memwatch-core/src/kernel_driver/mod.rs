@@ -6,13 +6,13 @@
 //! at 38 of 38 marks of one program, and at 674 of 676 marks of ten others; at the other two marks
 //! an ioctl was in flight.
 
-pub mod books;
 pub mod columns;
 pub mod decode;
 pub mod labels;
 mod ledger;
 pub mod local_memory;
 pub mod objects;
+pub mod process_ledger;
 pub mod stacks;
 pub mod trust;
 pub mod view;
@@ -24,9 +24,9 @@ use serde::{Deserialize, Serialize};
 use crate::stack::native::NativeStack;
 use crate::words::{GpuUuid, Tgid};
 
-use books::DriverLedger;
 use decode::ObjectKey;
 use objects::{DriverDevice, DriverMemory, RmClient};
+use process_ledger::DriverLedger;
 use stacks::Caller;
 use trust::{Compared, LedgerTrust, NvmlAgreement, Reason};
 
@@ -76,7 +76,7 @@ impl KernelDriver {
         if self.version != version {
             self.version = version;
             self.confirmed = false;
-            self.processes.values_mut().for_each(|books| books.standings.clear());
+            self.processes.values_mut().for_each(|ledger| ledger.standings.clear());
         }
     }
 
@@ -136,18 +136,18 @@ impl KernelDriver {
 
     /// Discards the comparisons with NVML: the process's calls are seen only from now on.
     pub fn forget_standing(&mut self, tgid: Tgid) {
-        if let Some(books) = self.processes.get_mut(&tgid) {
-            books.standings.clear();
+        if let Some(ledger) = self.processes.get_mut(&tgid) {
+            ledger.standings.clear();
         }
     }
 
     /// Compares the ledger of a process with what NVML charged it on a GPU, at a settled reading.
     pub fn compare(&mut self, tgid: Tgid, gpu: &GpuUuid, compared: Compared, watched: TracingStatus) {
-        let Some(books) = self.processes.get_mut(&tgid) else { return };
-        let is_sound = watched.complete && books.violation.is_none();
-        let standing = books.standings.entry(gpu.clone()).or_default();
+        let Some(ledger) = self.processes.get_mut(&tgid) else { return };
+        let is_sound = watched.complete && ledger.violation.is_none();
+        let standing = ledger.standings.entry(gpu.clone()).or_default();
         standing.compare(compared, watched.from_start);
-        if watched.from_start && is_sound && !books.uses_unknown && standing.has_agreed() {
+        if watched.from_start && is_sound && !ledger.uses_unknown && standing.has_agreed() {
             self.confirmed = true;
         }
     }
@@ -165,27 +165,27 @@ impl KernelDriver {
     /// Drops state needed only for readings that began before `since_ns`.
     pub fn forget_before(&mut self, since_ns: u64) {
         let clients = &self.clients;
-        for books in self.processes.values_mut() {
-            books.forget_devices(since_ns, |client| clients.contains_key(&client));
+        for ledger in self.processes.values_mut() {
+            ledger.forget_devices(since_ns, |client| clients.contains_key(&client));
         }
     }
 
     /// Returns whether the ledger of a process on a GPU explains what NVML charges there.
     pub fn trust(&self, tgid: Tgid, gpu: &GpuUuid, watched: TracingStatus) -> LedgerTrust {
-        let Some(books) = self.processes.get(&tgid) else { return LedgerTrust::Settling };
-        match books.violation {
+        let Some(ledger) = self.processes.get(&tgid) else { return LedgerTrust::Settling };
+        match ledger.violation {
             _ if watched.odd_layout => return LedgerTrust::Refused(Reason::Layout),
             Some(decode::RmViolation::Layout) => return LedgerTrust::Refused(Reason::Layout),
             Some(decode::RmViolation::Unreadable) => return LedgerTrust::Refused(Reason::Lost),
             Some(_) => return LedgerTrust::Refused(Reason::Contradictory),
             None if !watched.complete => return LedgerTrust::Refused(Reason::Lost),
-            None if watched.from_start && books.uses_unknown => return LedgerTrust::Refused(Reason::NeverMade),
+            None if watched.from_start && ledger.uses_unknown => return LedgerTrust::Refused(Reason::NeverMade),
             None => {}
         }
         if !self.is_known() {
             return LedgerTrust::Unknown;
         }
-        let has_agreed = books.standing(gpu).is_some_and(NvmlAgreement::has_agreed);
+        let has_agreed = ledger.standing(gpu).is_some_and(NvmlAgreement::has_agreed);
         // After a late attach, the initial difference is taken as older memory, so any sum fits at
         // first. The sums must have been confirmed with another process.
         let is_trusted = has_agreed && (watched.from_start || self.confirmed);

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn books_are_believed_after_two_equal_sums_a_second_apart_and_not_before() {
+    fn ledger_are_believed_after_two_equal_sums_a_second_apart_and_not_before() {
         assert!(!after(&[at(S, 518, 518)], true).has_agreed());
         assert!(!after(&[at(S, 518, 518), at(2 * S - 1, 518, 518)], true).has_agreed());
         assert!(after(&[at(S, 518, 518), at(2 * S, 520, 520)], true).has_agreed());

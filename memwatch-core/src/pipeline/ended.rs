@@ -7,7 +7,7 @@ use crate::Pipeline;
 use crate::attribution::process::{Ended, Process};
 use crate::attribution::room::answers;
 use crate::input::ProcessFacts;
-use crate::kernel_driver::books::DriverLedger;
+use crate::kernel_driver::process_ledger::DriverLedger;
 use crate::snapshot::build::explained;
 use crate::words::Tgid;
 

@@ -7,7 +7,7 @@ use crate::attribution::device::charged_during;
 use crate::input::DeviceFacts;
 use crate::input::rm::RmCall;
 use crate::kernel_driver::KernelDriver;
-use crate::kernel_driver::books::DriverLedger;
+use crate::kernel_driver::process_ledger::DriverLedger;
 use crate::kernel_driver::trust::Compared;
 use crate::snapshot::Explained;
 use crate::snapshot::build::explained;
@@ -28,7 +28,8 @@ impl Pipeline {
     pub(crate) fn follow_rm(&mut self, call: &RmCall) {
         self.follow_time(call.returned_ns);
         let most_bytes = self.reading.devices.iter().map(|device| device.total_bytes).max().flatten();
-        let refused = |pipeline: &Self| pipeline.kernel_driver.ledger_of(call.tgid).map_or(0, DriverLedger::refused_count);
+        let refused =
+            |pipeline: &Self| pipeline.kernel_driver.ledger_of(call.tgid).map_or(0, DriverLedger::refused_count);
         let before = refused(self);
         self.kernel_driver.apply(call, most_bytes);
         if refused(self) > before {
@@ -62,9 +63,9 @@ impl Pipeline {
         let listed: Vec<(&DeviceFacts, BTreeMap<Tgid, Option<u64>>)> =
             self.reading.devices.iter().filter_map(|device| Some((device, used_by(device)?))).collect();
         for process in self.processes.values().filter(|process| process.observed_since_ns <= begin_ns) {
-            let Some(books) = self.kernel_driver.ledger_of(process.tgid) else { continue };
+            let Some(ledger) = self.kernel_driver.ledger_of(process.tgid) else { continue };
             for (device, list) in &listed {
-                let seen = charged_during(books, process.tgid, &device.uuid, &self.reading);
+                let seen = charged_during(ledger, process.tgid, &device.uuid, &self.reading);
                 let used = match list.get(&process.tgid) {
                     Some(used) => *used,
                     // NVML does not list the process, and its ledger agrees.

@@ -11,8 +11,10 @@ use crate::allocators::pytorch::StatisticsWords;
 use crate::attribution::process::Process;
 use crate::decode::{TensorChange, TensorEvent, TraceAction, decode_tensor};
 use crate::input::LevelChoice;
+use crate::input::allocator_state::{
+    AllocatorNumbers, AllocatorState, MovingAllocatorState, StateBlock, StateBlockUse,
+};
 use crate::input::arenas::ArenaReadings;
-use crate::input::books::{AllocatorNumbers, AllocatorState, StateBlock, StateBlockUse, MovingAllocatorState};
 use crate::input::holdings::Holdings;
 use crate::ledger::refusals::FrameworkReading;
 use crate::snapshot::PlaceNameView;
@@ -199,16 +201,20 @@ impl Pipeline {
         }
     }
 
-    pub(crate) fn learn_books(&mut self, books: &AllocatorState) {
-        self.follow_time(books.time_ns);
+    pub(crate) fn learn_allocator_state(&mut self, allocator_state: &AllocatorState) {
+        self.follow_time(allocator_state.time_ns);
         // Changes after this reading would not be seen.
-        if self.is_read_only(books.tgid) {
-            let devices = books.devices.iter().map(|device| (device.ordinal, device.blocks().collect::<Vec<_>>()));
-            return self.learn_standing(books.tgid, devices, true);
+        if self.is_read_only(allocator_state.tgid) {
+            let devices =
+                allocator_state.devices.iter().map(|device| (device.ordinal, device.blocks().collect::<Vec<_>>()));
+            return self.learn_standing(allocator_state.tgid, devices, true);
         }
-        if self.watched_tensors(books.tgid).is_some_and(|tensors| tensors.learn_books(books)) {
-            self.begin_simulations(books);
-            self.observe_fragments_at(books.tgid, books.time_ns);
+        if self
+            .watched_tensors(allocator_state.tgid)
+            .is_some_and(|tensors| tensors.learn_allocator_state(allocator_state))
+        {
+            self.begin_simulations(allocator_state);
+            self.observe_fragments_at(allocator_state.tgid, allocator_state.time_ns);
         }
     }
 
@@ -224,13 +230,14 @@ impl Pipeline {
         self.read_counters(numbers);
     }
 
-    pub(crate) fn learn_moving_books(&mut self, books: &MovingAllocatorState) {
-        self.follow_time(books.time_ns);
-        if self.is_read_only(books.tgid) {
-            let devices = books.devices.iter().map(|device| (device.ordinal, device.blocks.iter().collect::<Vec<_>>()));
-            self.learn_standing(books.tgid, devices, false);
-        } else if let Some(tensors) = self.watched_tensors(books.tgid) {
-            tensors.learn_moving_books(books);
+    pub(crate) fn learn_moving_allocator_state(&mut self, allocator_state: &MovingAllocatorState) {
+        self.follow_time(allocator_state.time_ns);
+        if self.is_read_only(allocator_state.tgid) {
+            let devices =
+                allocator_state.devices.iter().map(|device| (device.ordinal, device.blocks.iter().collect::<Vec<_>>()));
+            self.learn_standing(allocator_state.tgid, devices, false);
+        } else if let Some(tensors) = self.watched_tensors(allocator_state.tgid) {
+            tensors.learn_moving_allocator_state(allocator_state);
         }
     }
 
@@ -272,14 +279,14 @@ impl Pipeline {
         self.process_mut(tgid, now_ns).watch_scratch(time_ns);
     }
 
-    pub(crate) fn learn_arenas(&mut self, books: &ArenaReadings) {
-        self.follow_time(books.time_ns);
-        let Some(process) = self.processes.get_mut(&books.tgid) else { return };
-        process.place_regions(books);
+    pub(crate) fn learn_arenas(&mut self, allocator_state: &ArenaReadings) {
+        self.follow_time(allocator_state.time_ns);
+        let Some(process) = self.processes.get_mut(&allocator_state.tgid) else { return };
+        process.place_regions(allocator_state);
         if process.is_read_only() {
-            process.tensors.get_or_insert_default().read_arenas(books);
-        } else if let Some(tensors) = self.watched_tensors(books.tgid) {
-            tensors.learn_arenas(books);
+            process.tensors.get_or_insert_default().read_arenas(allocator_state);
+        } else if let Some(tensors) = self.watched_tensors(allocator_state.tgid) {
+            tensors.learn_arenas(allocator_state);
         }
     }
 
@@ -287,12 +294,12 @@ impl Pipeline {
     /// should be read.
     pub fn wanted_arenas(&self, tgid: Tgid, framework: Framework) -> Vec<u64> {
         let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
-        tensors.map_or_else(Vec::new, |tensors| tensors.arenas().wanted_books(framework))
+        tensors.map_or_else(Vec::new, |tensors| tensors.arenas().wanted_allocator_state(framework))
     }
 
-    pub(crate) fn refuse_books(&mut self, tgid: Tgid, reason: Name) {
+    pub(crate) fn refuse_allocator_state(&mut self, tgid: Tgid, reason: Name) {
         if let Some(tensors) = self.watched_tensors(tgid) {
-            tensors.refuse_books(reason);
+            tensors.refuse_allocator_state(reason);
         }
     }
 
@@ -311,9 +318,9 @@ impl Pipeline {
 
     /// Returns whether reading the allocators' state would add information. After one reading,
     /// nothing later than the attach is missing.
-    pub fn wants_books(&self, tgid: Tgid) -> bool {
+    pub fn wants_allocator_state(&self, tgid: Tgid) -> bool {
         let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
-        tensors.is_some_and(|tensors| tensors.wants_books())
+        tensors.is_some_and(|tensors| tensors.wants_allocator_state())
     }
 
     /// Begins or ends a window in which all events of a process are traced.

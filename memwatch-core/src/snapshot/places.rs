@@ -40,7 +40,7 @@ pub struct TensorsView {
     pub stacks_left_out: u64,
     /// Reason why memory held before the attach could not be read; `None` if it was read, or was
     /// not requested.
-    pub books_refused: Option<Name>,
+    pub allocator_state_refused: Option<Name>,
     /// Trace windows; `None` if tracing is permanent, or off.
     pub windows: Option<WindowsView>,
     /// Attribution of the memory.
@@ -424,6 +424,7 @@ pub struct WhoseView {
     /// Number of steps finished at that time.
     pub step: u64,
     /// Call site, as in [`SiteView`].
+    #[serde(rename = "call_site")]
     pub site: PlaceNameView,
     /// Line of a package or of torch that the call site called, such as
     /// `/…/site-packages/torch/_utils.py:12 f`; `None` if it called none.
@@ -438,6 +439,6 @@ pub struct WhoseView {
 pub struct PlaceNameView {
     /// Kind, as in [`SiteView`] or [`ModuleView`].
     pub kind: Name,
-    /// `train.py:12 main`, or `Net modules.0.fc1 Linear`; `None` if the kind says everything.
+    /// `train.py:12 main`, or `Net layers.0.fc1 Linear`; `None` if the kind says everything.
     pub name: Option<String>,
 }

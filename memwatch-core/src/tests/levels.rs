@@ -8,7 +8,9 @@ use crate::allocators::names::SiteKey;
 use crate::allocators::pytorch::{Doubt, StatFamily, StatScope};
 use crate::attribution::price::TracingRequest;
 use crate::input::TensorLevel;
-use crate::input::books::{AllocatorNumbers, StateBlock, StateBlockUse, DeviceNumbers, MovingAllocatorState, MovingDevice};
+use crate::input::allocator_state::{
+    AllocatorNumbers, DeviceNumbers, MovingAllocatorState, MovingDevice, StateBlock, StateBlockUse,
+};
 use crate::recording::{Encoder, Front, RecordingPart, RecordingReader};
 use crate::words::Ordinal;
 
@@ -167,7 +169,7 @@ fn raised_tensor_level_follows_events_and_marks_the_gap_as_lost() {
     let number =
         tensors.allocators()[&Ordinal(0)].number(StatFamily::Allocation, StatScope::All, "peak").expect("a side");
     assert_eq!(number.doubt, Some(Doubt::EventsLost));
-    assert!(tensors.wants_books(), "they say what came meanwhile");
+    assert!(tensors.wants_allocator_state(), "they say what came meanwhile");
 }
 
 #[test]
@@ -236,8 +238,8 @@ fn stand(watch: &mut TestPipeline, addresses: &[u64]) {
     let blocks = addresses.iter().map(block).collect();
     let device = MovingDevice { ordinal: Ordinal(0), allocated_bytes: 0, reserved_bytes: 0, blocks };
     let time_ns = watch.later();
-    let books = MovingAllocatorState { tgid: Tgid(7), began_ns: time_ns, time_ns, devices: vec![device] };
-    watch.pipeline.step(Input::MovingBooks(Box::new(books)));
+    let allocator_state = MovingAllocatorState { tgid: Tgid(7), began_ns: time_ns, time_ns, devices: vec![device] };
+    watch.pipeline.step(Input::MovingAllocatorState(Box::new(allocator_state)));
 }
 
 /// Returns the live bytes of each call site in mebibytes by its kind, and whether all rows add up

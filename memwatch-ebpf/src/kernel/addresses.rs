@@ -5,7 +5,7 @@ use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::HashMap;
 use memwatch_common::allocation_map::{AllocationKey, AllocationMap};
-use memwatch_common::capture::{MappedAllocation, CaptureKernel as _, NOT_MAPPED_YET};
+use memwatch_common::capture::{CaptureKernel as _, MappedAllocation, NOT_MAPPED_YET};
 use memwatch_common::shares::{NOBODY, SharedTable};
 
 use super::Bpf;

@@ -21,7 +21,7 @@ mod workspaces;
 
 use std::ops::Range;
 
-use memwatch_core::input::books::{AllocatorState, StateBlock, StateBlockUse, MovingAllocatorState};
+use memwatch_core::input::allocator_state::{AllocatorState, MovingAllocatorState, StateBlock, StateBlockUse};
 use memwatch_core::input::holdings::{Cut, Holding, HoldingClass, Holdings};
 use memwatch_core::words::Ordinal;
 
@@ -56,14 +56,16 @@ impl Blocks {
     }
 
     /// Returns the allocated blocks of a reading of the allocator state.
-    pub fn of_books(books: &AllocatorState) -> Self {
-        let blocks = books.devices.iter().flat_map(|device| device.blocks().map(|block| (device.ordinal, block)));
+    pub fn of_allocator_state(allocator_state: &AllocatorState) -> Self {
+        let blocks =
+            allocator_state.devices.iter().flat_map(|device| device.blocks().map(|block| (device.ordinal, block)));
         Self::allocated(blocks)
     }
 
     /// Returns the allocated blocks of a reading made while the allocators were running.
-    pub fn of_moving(books: &MovingAllocatorState) -> Self {
-        let blocks = books.devices.iter().flat_map(|device| device.blocks.iter().map(|block| (device.ordinal, block)));
+    pub fn of_moving(allocator_state: &MovingAllocatorState) -> Self {
+        let blocks =
+            allocator_state.devices.iter().flat_map(|device| device.blocks.iter().map(|block| (device.ordinal, block)));
         Self::allocated(blocks)
     }
 

@@ -15,7 +15,7 @@ mod standing;
 #[cfg(test)]
 mod tests;
 
-use memwatch_core::input::books::{DeviceAllocatorState, DeviceNumbers, MovingDevice};
+use memwatch_core::input::allocator_state::{DeviceAllocatorState, DeviceNumbers, MovingDevice};
 use memwatch_core::words::Ordinal;
 
 use crate::memory::MemoryAccess;

@@ -5,7 +5,7 @@
 //! by a majority of the words, since some have changed meanwhile.
 
 use memwatch_core::allocators::pytorch::totals;
-use memwatch_core::input::books::{StateBlock, StateBlockUse, MovingDevice};
+use memwatch_core::input::allocator_state::{MovingDevice, StateBlock, StateBlockUse};
 use memwatch_core::words::Ordinal;
 
 use super::calibration::{BELIEVABLE, BlockLayout, Calibration, ROUNDING};

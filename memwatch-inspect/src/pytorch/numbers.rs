@@ -5,7 +5,7 @@
 
 use memwatch_common::tensor::{STATISTICS_OFFSET_BYTES, STATISTICS_WORDS};
 use memwatch_core::allocators::pytorch::statistics_of;
-use memwatch_core::input::books::DeviceNumbers;
+use memwatch_core::input::allocator_state::DeviceNumbers;
 use memwatch_core::words::Ordinal;
 
 use super::refusal::ReadRefusal;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_core::allocators::pytorch::{AllocatorStatistics, StatFamily, StatScope};
-use memwatch_core::input::books::{StateBlock, StateSegment, StateBlockUse, DeviceAllocatorState};
+use memwatch_core::input::allocator_state::{DeviceAllocatorState, StateBlock, StateBlockUse, StateSegment};
 use memwatch_core::words::Ordinal;
 
 use super::calibration::{BlockLayout, Calibration, CalibrationInput, heap_words};
@@ -213,7 +213,8 @@ impl<'p, 'm, M: MemoryAccess> DeviceContainers<'p, 'm, M> {
 
     /// Checks the segments and blocks against the allocator's totals.
     fn check(&self, rows: &[DecodedBlock], segments: &[StateSegment]) -> Result<(), ReadRefusal> {
-        let overlaps = |[before, after]: &[StateSegment; 2]| before.address.saturating_add(before.bytes) > after.address;
+        let overlaps =
+            |[before, after]: &[StateSegment; 2]| before.address.saturating_add(before.bytes) > after.address;
         if segments.array_windows::<2>().any(overlaps) {
             return Err(ReadRefusal::Contradiction(ReadContradiction::Overlap));
         }

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
-use memwatch_core::input::books::{StateBlock, MovingAllocatorState, MovingDevice};
+use memwatch_core::input::allocator_state::{MovingAllocatorState, MovingDevice, StateBlock};
 use memwatch_core::words::Ordinal;
 
 /// Number of readings that may miss a persistent block.
@@ -16,8 +16,10 @@ const MISSED: usize = 1;
 /// last two. The totals are those of the last reading; `None` if there are no readings.
 pub fn standing(readings: &[MovingAllocatorState]) -> Option<MovingAllocatorState> {
     let (first, last) = (readings.first()?, readings.last()?);
-    let mut ordinals: Vec<Ordinal> =
-        readings.iter().flat_map(|books| books.devices.iter().map(|device| device.ordinal)).collect();
+    let mut ordinals: Vec<Ordinal> = readings
+        .iter()
+        .flat_map(|allocator_state| allocator_state.devices.iter().map(|device| device.ordinal))
+        .collect();
     ordinals.sort_unstable();
     ordinals.dedup();
     let devices = ordinals.into_iter().filter_map(|ordinal| device(readings, ordinal)).collect();
@@ -35,8 +37,10 @@ struct SeenBlock<'b> {
 
 /// Returns the persistent blocks of a device. Readings without the device's allocator are ignored.
 fn device(readings: &[MovingAllocatorState], ordinal: Ordinal) -> Option<MovingDevice> {
-    let found: Vec<&MovingDevice> =
-        readings.iter().filter_map(|books| books.devices.iter().find(|device| device.ordinal == ordinal)).collect();
+    let found: Vec<&MovingDevice> = readings
+        .iter()
+        .filter_map(|allocator_state| allocator_state.devices.iter().find(|device| device.ordinal == ordinal))
+        .collect();
     let newest = found.last()?;
     let mut seen = HashMap::<u64, SeenBlock<'_>, FixedState>::default();
     for (reading, device) in found.iter().enumerate() {
@@ -58,7 +62,7 @@ fn device(readings: &[MovingAllocatorState], ordinal: Ordinal) -> Option<MovingD
 
 #[cfg(test)]
 mod tests {
-    use memwatch_core::input::books::StateBlockUse;
+    use memwatch_core::input::allocator_state::StateBlockUse;
 
     use super::*;
 
@@ -78,8 +82,8 @@ mod tests {
     }
 
     fn addresses(readings: &[MovingAllocatorState]) -> Vec<u64> {
-        let books = standing(readings).expect("there are readings");
-        books.devices.iter().flat_map(|device| device.blocks.iter().map(|block| block.address)).collect()
+        let allocator_state = standing(readings).expect("there are readings");
+        allocator_state.devices.iter().flat_map(|device| device.blocks.iter().map(|block| block.address)).collect()
     }
 
     #[test]
@@ -118,7 +122,8 @@ mod tests {
 
     #[test]
     fn totals_are_those_of_the_last_reading() {
-        let books = standing(&[reading(&[block(512, 512)]), reading(&[block(512, 512), block(1024, 512)])]).unwrap();
-        assert_eq!(books.devices[0].allocated_bytes, 1024);
+        let allocator_state =
+            standing(&[reading(&[block(512, 512)]), reading(&[block(512, 512), block(1024, 512)])]).unwrap();
+        assert_eq!(allocator_state.devices[0].allocated_bytes, 1024);
     }
 }

@@ -122,13 +122,13 @@ impl AgentHistory {
 
     /// Checks whether the history is still being written, and retries if not.
     pub(crate) fn tend(&mut self, session: &mut Session) {
-        if let Some(tape) = session.take_ended_recording() {
+        if let Some(recorder) = session.take_ended_recording() {
             self.state.is_written = false;
-            self.failed = Some(tape);
+            self.failed = Some(recorder);
             self.fail(String::new());
         }
         if self.failed.as_ref().is_some_and(Recorder::has_let_go)
-            && let Some(Err(why)) = self.failed.take().map(|tape| tape.end(Stopped::Limit, 0).end)
+            && let Some(Err(why)) = self.failed.take().map(|recorder| recorder.end(Stopped::Limit, 0).end)
         {
             self.report(why);
         }

@@ -6,7 +6,7 @@ use crate::cli::table::commands;
 use crate::cli::{advanced, completions, man};
 use crate::commands::{
     diff, doctor, explain, export, fleet, fragment, holdings, leak, monitor, oom, places, profile, ps, record, report,
-    reset_peaks, run, simulate, snapshot, stats, timeline, web,
+    run, simulate, snapshot, stats, timeline, web,
 };
 
 commands! {
@@ -67,7 +67,7 @@ commands! {
         Doctor(doctor::Doctor) => direct doctor::command;
     }
     Hidden {
-        /// Options that few need, other names of commands, and exit codes
+        /// Options that few need, and exit codes
         #[command(hide = true)]
         Advanced(advanced::Advanced) => direct advanced::run;
         /// Print a completion script: bash, zsh or fish
@@ -76,17 +76,5 @@ commands! {
         /// Write the man pages into a directory, or the first of them to standard output
         #[command(hide = true)]
         Man(man::Man) => direct man::run;
-        /// The former name of `where --by line`
-        #[command(hide = true)]
-        Sites(places::args::Sites) => awaited places::lines;
-        /// The former name of `where --by phase`
-        #[command(hide = true)]
-        Phases(places::args::AttributionArgs) => awaited places::ranges;
-        /// The former name of `where --by module`
-        #[command(hide = true)]
-        Modules(places::args::Modules) => awaited places::modules;
-        /// The former name of `stats --reset-peaks`
-        #[command(hide = true)]
-        ResetPeaks(reset_peaks::args::ResetPeaks) => awaited reset_peaks::run;
     }
 }

@@ -42,7 +42,6 @@ fn the_short_help_fits_a_screen_and_lists_every_command_by_group() {
             |line: &str| line.strip_prefix("  ").is_some_and(|line| line.split(' ').next() == Some(command.get_name()));
         assert!(help.lines().any(is_listed), "{}: {help}", command.get_name());
     }
-    assert!(!help.contains("sites") && !help.contains("reset-peaks"), "{help}");
     assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
 }
 
@@ -105,13 +104,6 @@ fn a_bare_number_is_a_pid_and_any_other_bare_word_a_name() {
     assert_eq!(found.places.subject.selected.tgids, [Tgid(7)]);
     args("memwatch record 7 -o f.mwr");
     args("memwatch flamegraph train.py -o f.html");
-}
-
-#[test]
-fn former_names_of_commands_still_work() {
-    for line in ["sites -p 1 --native", "stages -p 1 -n 3", "layers --in f --fragmentation", "reset-peaks -p 1"] {
-        args(&format!("memwatch {line}"));
-    }
 }
 
 #[test]
@@ -185,7 +177,7 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch run", "<CMD>..."),
         ("memwatch doctor -i 5", "unexpected argument '-i'"),
         ("memwatch ps -i 1", "unexpected argument '-i'"),
-        ("memwatch reset-peaks", "--pid <PID>"),
+        ("memwatch stats --reset-peaks", "--pid <PID>"),
         ("memwatch record", "--output <FILE>"),
         ("memwatch record -o f --max-size 5T", "a size is a number of bytes"),
         ("memwatch record -o f --keep newest", "--max-size"),
@@ -194,8 +186,8 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch ps --since sometimes", "a time is 14:05"),
         ("memwatch agent --history /h --history-size 100K", "the minimum is 1M"),
         ("memwatch ps --in f --until soon", "a time is 14:05"),
-        ("memwatch sites", "--pid <PID>"),
-        ("memwatch sites --in f -d 5s", "cannot be used with"),
+        ("memwatch where", "--pid <PID>"),
+        ("memwatch where --in f -d 5s", "cannot be used with"),
         ("memwatch stats --in f -i 1s", "cannot be used with"),
         ("memwatch report", "<FILE>"),
         ("memwatch leak -p 1 --fail-on all", "possible values"),
@@ -227,6 +219,7 @@ fn budget_arguments_are_validated_and_doctor_budget_needs_a_pid() {
         ("memwatch doctor -p 5 --budget abc", "a budget is a part of one processor"),
         ("memwatch --budget -1", "a budget is a part of one processor"),
         ("memwatch --budget abc", "a budget is a part of one processor"),
+        ("memwatch -p 5 --log a.log --budget 5%", "leave out --budget"),
         ("memwatch where -p 5 --budget abc", "a budget is a part of one processor"),
         ("memwatch where -p 5 --budget 0", "`memwatch holdings`"),
         ("memwatch leak -p 5 --budget 0", "`memwatch leak --read-only`"),
@@ -247,7 +240,7 @@ fn an_option_of_the_live_view_is_not_silently_ignored_before_a_command() {
         ("memwatch -d 1s ps", "--duration"),
         ("memwatch -1 ps", "--once"),
         ("memwatch 1234 ps", "PID|NAME"),
-        ("memwatch --tensors sites", "--tensors"),
+        ("memwatch --tensors where", "--tensors"),
         ("memwatch --log a.log doctor", "--log"),
     ] {
         let text = refusal(line);
@@ -275,7 +268,7 @@ fn the_hidden_options_serve_tests() {
     assert!(!help.contains("--docker-socket"));
     let advanced = refused("memwatch help advanced");
     assert!(advanced.contains("--docker-socket") && advanced.contains("Exit codes:"), "{advanced}");
-    assert!(advanced.contains("where --by line") && advanced.contains("completions"), "{advanced}");
+    assert!(advanced.contains("completions"), "{advanced}");
     assert!(!advanced.contains("ring-bytes"), "{advanced}");
 }
 
@@ -314,7 +307,7 @@ fn analysis_commands_accept_recordings_and_time_windows() {
     let Some(Command::Leak(leak)) = args("memwatch leak --since 10m").command else { panic!() };
     assert!(!leak.subject.past.window.is_whole() && leak.subject.past.recording.is_none());
     let Some(Command::Record(record)) = args("memwatch record -p 7 -o job.mwr --max-size 2G").command else { panic!() };
-    assert_eq!((record.tape.max_size, record.duration, record.tape.force), (Some(2 << 30), None, false));
+    assert_eq!((record.recorder.max_size, record.duration, record.recorder.force), (Some(2 << 30), None, false));
 }
 
 #[test]
@@ -343,6 +336,6 @@ fn tensors_that_are_asked_for_need_an_own_watch_and_the_default_does_not() {
     }
     assert_eq!(args("memwatch -p 1").tensors.request(true).level, crate::frameworks::pytorch::TensorLevel::Modules);
     assert_eq!(args("memwatch").tensors.request(false).level, crate::frameworks::pytorch::TensorLevel::Off);
-    assert!(refusal("memwatch stages -p 1 --fragmentation").contains("unexpected argument"));
-    assert!(refusal("memwatch --tensors=all").contains("off, blocks, sites or layers"));
+    assert!(refusal("memwatch where -p 1 --by phase --fragmentation").contains("goes with --by module"));
+    assert!(refusal("memwatch --tensors=all").contains("off, blocks, lines or modules"));
 }

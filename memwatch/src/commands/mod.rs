@@ -16,7 +16,6 @@ pub(crate) mod profile;
 pub(crate) mod ps;
 pub(crate) mod record;
 pub(crate) mod report;
-pub(crate) mod reset_peaks;
 pub(crate) mod run;
 pub(crate) mod simulate;
 pub(crate) mod snapshot;

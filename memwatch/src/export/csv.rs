@@ -16,7 +16,7 @@ const COLUMNS: [&str; 17] = [
     "gpu",
     "gpu_uuid",
     "kind",
-    "site",
+    "call_site",
     "file",
     "line",
     "function",

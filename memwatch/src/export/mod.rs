@@ -16,7 +16,7 @@ pub(crate) mod tensorboard;
 
 use memwatch_core::features::leak::view::{LeakView, LeaksView};
 use memwatch_core::snapshot::{
-    CallPathView, DeviceCallPaths, DeviceAttributionView, FrameView, ProcessView, SiteView, Snapshot, SumView,
+    CallPathView, DeviceAttributionView, DeviceCallPaths, FrameView, ProcessView, SiteView, Snapshot, SumView,
 };
 
 use super::render::format::{bytes, count, printable};

@@ -28,7 +28,7 @@ pub(crate) fn write(profile: &CallPathProfile) -> io::Result<Vec<u8>> {
         ("gpu", text(&|part, _| Some(part.gpu.clone()))),
         ("gpu_uuid", text(&|part, _| part.uuid.clone())),
         ("kind", text(&|_, site| Some(site.kind.clone().into_owned()))),
-        ("site", text(&|_, site| Some(places::site(site)))),
+        ("call_site", text(&|_, site| Some(places::site(site)))),
         ("file", text(&|_, site| site.file.clone())),
         ("line", ColumnValues::Number(rows().map(|(_, site)| site.line.map(i64::from)).collect())),
         ("function", text(&|_, site| site.function.clone())),

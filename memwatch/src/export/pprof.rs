@@ -210,7 +210,7 @@ impl Tables {
         let innermost_first = sample.frames.iter().rev();
         let location_id = innermost_first.map(|frame| self.location(mapping_id, frame)).collect();
         let tgid = part.tgid.to_string();
-        let mut label = vec![("gpu", part.gpu.as_str()), ("pid", &tgid), ("stage", &sample.phase)];
+        let mut label = vec![("gpu", part.gpu.as_str()), ("pid", &tgid), ("phase", &sample.phase)];
         label.extend(part.uuid.as_deref().map(|uuid| ("gpu_uuid", uuid)));
         let label =
             label.into_iter().map(|(key, text)| PprofLabel { key: self.text(key), text: self.text(text) }).collect();

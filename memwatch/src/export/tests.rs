@@ -198,7 +198,7 @@ fn pprof_has_the_types_of_a_heap_and_names_everything_once() {
     assert_eq!(names(&proto.sample[1]), [("Net.forward", 17), ("<module>", 3)], "innermost first");
     assert_eq!(proto.sample[1].value, [90, 900 << 20, 30, 30 << 20]);
     let labels: Vec<_> = proto.sample[1].label.iter().map(|label| (text(label.key), text(label.text))).collect();
-    assert_eq!(labels, [("gpu", "0"), ("pid", "1234"), ("stage", "forward"), ("gpu_uuid", fixture::UUID_0)]);
+    assert_eq!(labels, [("gpu", "0"), ("pid", "1234"), ("phase", "forward"), ("gpu_uuid", fixture::UUID_0)]);
     assert_eq!(proto.sample[0].value[2], 0, "the number of blocks older than the watch is not known");
     assert!(proto.comment.iter().any(|number| text(*number).contains("-512 B in no sample")));
     assert_eq!(proto.time_nanos / 1_000_000_000, 1_795_266_000 + 3_801);

@@ -29,7 +29,7 @@ pub(crate) enum Keeps {
 
 impl Keeps {
     /// Whether allocations made before the attach cannot be read because no list of them exists.
-    pub(crate) const fn has_no_books(self) -> bool {
+    pub(crate) const fn has_no_allocator_state(self) -> bool {
         matches!(self, Self::Buffers | Self::Pools)
     }
 }

@@ -11,16 +11,16 @@ use crate::options::moment::PAST;
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "PyTorch")]
 pub(crate) struct TensorArgs {
-    /// How much of PyTorch is traced in named processes: off, blocks (its allocator), sites (and the lines), layers (and
+    /// How much of PyTorch is traced in named processes: off, blocks (its allocator), lines (also the lines), modules (also
     /// phases and modules: the default, as far as the budget reaches)
     #[arg(long = "tensors", value_name = "LEVEL", num_args = 0..=1, require_equals = true)]
-    #[arg(default_missing_value = "layers", value_parser = level)]
+    #[arg(default_missing_value = "modules", value_parser = level)]
     pub(crate) level: Option<TensorLevel>,
     /// What tracing may cost a process: percent of one processor, such as 2%; 0 to place no probe and only read its
-    /// memory, none for no limit. Less is traced where more does not fit
-    #[arg(long, value_name = "PERCENT", default_value = "2%", value_parser = budget, allow_negative_numbers = true)]
-    pub(crate) budget: Budget,
-    /// At level sites, which blocks get a line: bytes (all of 1 MiB and above; smaller ones are sampled, one per MiB on
+    /// memory, none for no limit. Less is traced where more does not fit (default: 2%; none with --tensors=LEVEL or --log)
+    #[arg(long, value_name = "PERCENT", value_parser = budget, allow_negative_numbers = true)]
+    pub(crate) budget: Option<Budget>,
+    /// At level lines, which blocks get a line: bytes (all of 1 MiB and above; smaller ones are sampled, one per MiB on
     /// average, and sums marked ≈ have an error) or all, which slows the program more
     #[arg(long, value_name = "WHICH", default_value = "bytes", value_parser = stacks)]
     pub(crate) stacks: StackSelection,
@@ -62,10 +62,14 @@ impl TensorArgs {
     }
 
     /// # Errors
-    /// If the budget is 0 although a level or a log is requested. The error is a sentence.
+    /// If the budget is 0 although a level or a log is requested, or if it may leave out events that
+    /// a log requires. The error is a sentence.
     pub(crate) fn check(&self) -> Result<(), String> {
-        if self.budget.is_nothing() && self.is_asked_for() {
-            return Err("--budget 0 places no probe: leave out --tensors and --log, or give a budget".to_owned());
+        if self.log.is_some() && !matches!(self.budget, None | Some(Budget::None)) {
+            return Err("--log needs every event, and --budget may leave some out: leave out --budget".to_owned());
+        }
+        if self.budget.is_some_and(Budget::is_nothing) && self.is_asked_for() {
+            return Err("--budget 0 places no probe: leave out --tensors, or give a budget".to_owned());
         }
         Ok(())
     }
@@ -79,9 +83,8 @@ impl TensorArgs {
     /// and all others not at all.
     pub(crate) fn request(&self, named: bool) -> TensorRequest {
         let level = self.level.unwrap_or(if named { TensorLevel::Modules } else { TensorLevel::Off });
-        // With an explicit level or a log, only a budget of 0 or `none` applies.
-        let is_meant = self.is_default() || self.budget.is_nothing() || self.budget == Budget::None;
-        let budget = is_meant.then_some(self.budget);
+        // With an explicit level or a log, only an explicit budget applies.
+        let budget = self.budget.or_else(|| self.is_default().then(Budget::default));
         TensorRequest { stacks: self.stacks, budget, ..TensorRequest::of(level) }
     }
 }
@@ -90,9 +93,9 @@ pub(crate) fn level(text: &str) -> Result<TensorLevel, String> {
     match text {
         "off" => Ok(TensorLevel::Off),
         "blocks" => Ok(TensorLevel::Blocks),
-        "sites" => Ok(TensorLevel::Sites),
-        "layers" => Ok(TensorLevel::Modules),
-        _ => Err("off, blocks, sites or layers".to_owned()),
+        "lines" => Ok(TensorLevel::Sites),
+        "modules" => Ok(TensorLevel::Modules),
+        _ => Err("off, blocks, lines or modules".to_owned()),
     }
 }
 
@@ -132,12 +135,12 @@ mod tests {
 
     #[test]
     fn tensor_level_with_a_budget_of_zero_is_refused() {
-        let none = TensorArgs { budget: Budget::Part(0), ..TensorArgs::default() };
+        let none = TensorArgs { budget: Some(Budget::Part(0)), ..TensorArgs::default() };
         assert_eq!(none.check(), Ok(()));
         let traced = TensorArgs { level: Some(TensorLevel::Sites), ..none.clone() };
         assert!(traced.check().is_err_and(|error| error.contains("leave out --tensors")));
         let off = TensorArgs { level: Some(TensorLevel::Off), ..none };
-        assert_eq!((off.check(), TensorArgs { budget: Budget::None, ..traced }.check()), (Ok(()), Ok(())));
+        assert_eq!((off.check(), TensorArgs { budget: Some(Budget::None), ..traced }.check()), (Ok(()), Ok(())));
     }
 
     #[test]
@@ -145,8 +148,17 @@ mod tests {
         let of = |budget| {
             TensorArgs { level: Some(TensorLevel::Blocks), budget, ..TensorArgs::default() }.request(true).budget
         };
-        assert_eq!((of(Budget::default()), of(Budget::None)), (None, Some(Budget::None)));
-        assert_eq!(of(Budget::Part(0)), Some(Budget::Part(0)));
+        for given in [None, Some(Budget::None), Some(Budget::Part(0)), Some(Budget::default())] {
+            assert_eq!(of(given), given);
+        }
+        assert_eq!(TensorArgs::default().request(true).budget, Some(Budget::default()));
+    }
+
+    #[test]
+    fn log_with_a_budget_that_may_leave_events_out_is_refused() {
+        let with = |budget| TensorArgs { log: Some("job.log".into()), budget, ..TensorArgs::default() }.check();
+        assert_eq!((with(None), with(Some(Budget::None))), (Ok(()), Ok(())));
+        assert!(with(Some(Budget::default())).is_err_and(|error| error.contains("leave out --budget")));
     }
 
     #[test]

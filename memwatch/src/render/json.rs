@@ -55,10 +55,10 @@ pub(crate) enum JsonReport {
 impl JsonReport {
     const fn schema(self) -> &'static str {
         match self {
-            Self::Ps(_) => "memwatch.ps/2",
-            Self::Watch => "memwatch.watch/2",
+            Self::Ps(_) => "memwatch.ps/3",
+            Self::Watch => "memwatch.watch/3",
             Self::ResetPeaks => "memwatch.reset-peaks/2",
-            Self::Run => "memwatch.run/2",
+            Self::Run => "memwatch.run/3",
         }
     }
 }

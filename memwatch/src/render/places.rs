@@ -174,7 +174,7 @@ pub(crate) fn native_end(end: &str) -> &str {
 /// Returns the name of a range.
 pub(crate) fn range(view: &RangeView) -> String {
     match (&*view.kind, &view.name) {
-        ("phase", Some(name)) => printable(name).into_owned(),
+        ("range", Some(name)) => printable(name).into_owned(),
         ("none", _) => "(in no range)".to_owned(),
         (kind, _) => row_without_name(kind),
     }
@@ -230,7 +230,7 @@ pub(crate) fn leak(leak: &LeakView) -> Option<String> {
     }))
 }
 
-/// `forward, step 12, Net modules.0.fc1 Linear, train.py:12 main`.
+/// `forward, step 12, Net layers.0.fc1 Linear, train.py:12 main`.
 pub(crate) fn whose(view: &WhoseView) -> String {
     let phase = Some(phase_name(&view.phase)).filter(|phase| *phase != "outside").map(ToOwned::to_owned);
     let step = (view.step > 0).then(|| format!("step {}", view.step));

@@ -14,7 +14,7 @@ use tokio::time::{Instant, interval};
 
 use crate::client::protocol::HistoryFiles;
 use crate::exit::{Exit, ExitFailure};
-use crate::options::{Selected, RecorderArgs};
+use crate::options::{RecorderArgs, Selected};
 use crate::output_file;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
@@ -36,7 +36,7 @@ pub(crate) const RHYTHM: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// The size limit is too small to keep the newest data, or the output cannot hold a recording.
-pub(crate) fn tape(path: &Path, args: &RecorderArgs, everybody: bool) -> Result<RecorderOptions, ExitFailure> {
+pub(crate) fn recorder(path: &Path, args: &RecorderArgs, everybody: bool) -> Result<RecorderOptions, ExitFailure> {
     let keeps_newest = args.keeps_newest().map_err(|sentence| ExitFailure::new(Exit::Error, sentence))?;
     if output_file::is_terminal(path) {
         return Err(ExitFailure::binary_on_terminal());

@@ -307,13 +307,13 @@ mod tests {
         let (limit, force) = (Some(limit_bytes), false);
         let options =
             RecorderOptions { path, force, limit_bytes: limit, keeps_newest: false, mode: None, waits: true, front };
-        let mut tape = Recorder::create(&options).expect("the directory is ours");
+        let mut recorder = Recorder::create(&options).expect("the directory is ours");
         let mut noted = 0_u64;
-        while tape.is_going() {
+        while recorder.is_going() {
             noted += 1;
-            tape.note(&Input::Tick { time_ns: noted.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20 }, || 0);
+            recorder.note(&Input::Tick { time_ns: noted.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20 }, || 0);
         }
-        let recorded = tape.end(Stopped::NobodyLeft, 0);
+        let recorded = recorder.end(Stopped::NobodyLeft, 0);
         assert_eq!(recorded.end, Ok(Stopped::Limit));
         let file = std::fs::read(&options.path).expect("it is there");
         assert_eq!(file.len() as u64, recorded.bytes);

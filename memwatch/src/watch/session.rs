@@ -1,9 +1,9 @@
 //! One monitoring session from attach to detach: the kernel half, the other sources and the
 //! pipeline.
 
+mod allocator_state;
 pub(crate) mod analysis;
 mod arenas;
-mod books;
 mod calm;
 mod changes;
 mod copies;
@@ -126,7 +126,7 @@ impl Session {
         }
         read_before_others();
         let everybody = options.targets.is_empty() && !options.expects_command;
-        let tape = options.tape.as_ref().map(Recorder::create).transpose()?;
+        let recorder = options.recorder.as_ref().map(Recorder::create).transpose()?;
         let version = kernel_version()?;
         let SessionStart { pins, mut kept, survival } = survival::start(options)?;
         let handles = survival::handles(pins.as_ref());
@@ -147,7 +147,7 @@ impl Session {
             rest: IdleBackoff::new(Instant::now()),
             losses,
             allocation_map,
-            pipeline: InputSink::new(survival::pipeline(&mut kept, !everybody), tape),
+            pipeline: InputSink::new(survival::pipeline(&mut kept, !everybody), recorder),
             processes: ProcReader::new("/proc"),
             presence: Presence::default(),
             groups: ControlGroups::open(),

@@ -45,7 +45,7 @@ pub(crate) fn session_options(targets: &TargetArgs, tensors: TensorRequest, comm
         holdings_every: None,
         counters_every: None,
         logs_tensors: false,
-        tape: None,
+        recorder: None,
         survival: None,
     }
 }

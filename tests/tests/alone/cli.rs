@@ -265,12 +265,12 @@ fn json_keeps_its_contract() {
     once.assert_ended_with(0, &[]);
     assert_eq!(once.stdout.matches('\n').count(), 1, "{}", once.stdout);
     let report = ReportLine::parse(&once.stdout);
-    assert_eq!(report.json()["schema"], "memwatch.ps/2");
+    assert_eq!(report.json()["schema"], "memwatch.ps/3");
     contract::assert_kept(&report);
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
     workload.run(&["alloc b 2M", "async c 2M"]);
     let report = watch.settled();
-    assert_eq!(report.json()["schema"], "memwatch.watch/2");
+    assert_eq!(report.json()["schema"], "memwatch.watch/3");
     contract::assert_kept_with_kinds(&report);
 }
 

@@ -40,9 +40,9 @@ fn from_the_first_buffer_on_live_and_recorded_numbers_are_ggmls_own() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(command) = gpu.ggml_command(FrameworkRelease::Newest, &["ggml_job.py", "--early"]) else { return };
     let recording = gpu.directory().join("ggml.mwr").display().to_string();
-    let recorder = RunningProgram::start(gpu.memwatch(&["record", "--tensors=layers", "--json", "-o", &recording]));
+    let recorder = RunningProgram::start(gpu.memwatch(&["record", "--tensors=modules", "--json", "-o", &recording]));
     gpu.until_recorded(&recording, |_| true);
-    let mut watch = gpu.watch(&["--no-agent", "--tensors=layers"]);
+    let mut watch = gpu.watch(&["--no-agent", "--tensors=modules"]);
     let mut job = TorchJob::start(command);
     let tgid = job.tgid();
     assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");

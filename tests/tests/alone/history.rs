@@ -50,8 +50,22 @@ fn failures(outcome: &CommandOutcome) -> usize {
     ReportLine::parse(&outcome.stdout).json()["data"]["failures"].as_array().expect("a list").len()
 }
 
+/// Asserts that the agent and the file give the same report for the same window, to the byte.
+fn assert_agent_and_file_agree(gpu: &SimulatedGpu, agent: &RunningAgent, file: &Path, [since, end]: [&str; 2]) {
+    for command in ["ps", "leak", "oom", "profile", "timeline", "monitor", "fragment", "report"] {
+        for json in [&[][..], &["--json"]] {
+            let words = [&[command, "--since", since, "--until", end], json].concat();
+            let (asked, read) = (agent.ask(gpu, ROOT, &words), in_file(gpu, &words, file));
+            asked.assert_ended_with(0, &[]);
+            read.assert_ended_with(0, &[]);
+            assert_eq!(asked.stdout, read.stdout, "{words:?}");
+            assert!(!asked.stdout.is_empty() && asked.stderr.is_empty(), "{asked:?}");
+        }
+    }
+}
+
 #[test]
-fn commands_say_of_the_history_what_they_say_of_a_recording() {
+fn history_reports_equal_those_of_a_recording() {
     let Some(gpu) = machine() else { return };
     let (agent, file) = keeping(&gpu, &gpu.directory().join("history"), "64M");
     let mut job = workload_of(&gpu, ANN);
@@ -68,17 +82,7 @@ fn commands_say_of_the_history_what_they_say_of_a_recording() {
     job.run(&["free more"]);
     until_live(&gpu, &agent, &job, 4 * MIB);
 
-    // The agent and the file give the same report for the same window, to the byte.
-    for command in ["ps", "leak", "oom", "profile", "timeline", "monitor", "fragment", "report"] {
-        for json in [&[][..], &["--json"]] {
-            let words = [&[command, "--since", &since, "--until", &end], json].concat();
-            let (asked, read) = (agent.ask(&gpu, ROOT, &words), in_file(&gpu, &words, &file));
-            asked.assert_ended_with(0, &[]);
-            read.assert_ended_with(0, &[]);
-            assert_eq!(asked.stdout, read.stdout, "{words:?}");
-            assert!(!asked.stdout.is_empty() && asked.stderr.is_empty(), "{asked:?}");
-        }
-    }
+    assert_agent_and_file_agree(&gpu, &agent, &file, [&since, &end]);
     // Events before or after the window are excluded.
     let asked = |words: &[&str]| agent.ask(&gpu, ROOT, &[words, &["--json"]].concat());
     assert_eq!(failures(&asked(&["oom", "--since", &since])), 1);
@@ -105,7 +109,7 @@ fn commands_say_of_the_history_what_they_say_of_a_recording() {
             .ask(&gpu, ANN, words)
             .assert_ended_with(4, &["contains the processes of all users", "usermod -aG memwatch"]);
     }
-    for command in ["sites", "simulate"] {
+    for command in ["where", "simulate"] {
         asked(&[command, "--since", "10s"])
             .assert_ended_with(1, &["the agent does not trace tensors", "memwatch record"]);
     }

@@ -10,7 +10,8 @@ fn process_selected_by_script_name_has_its_pytorch_traced() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let words = ["keeps_tensors.py", "--seconds", "2"];
     let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };
-    let watch = AttributionWatch::of(gpu.memwatch(&["--no-agent", "profile", "--json", "-i", "100ms", "keeps_tensors.py"]));
+    let watch =
+        AttributionWatch::of(gpu.memwatch(&["--no-agent", "profile", "--json", "-i", "100ms", "keeps_tensors.py"]));
     job.go_on();
     let trained = job.next_checkpoint().expect("it trains to its end");
     let report = watch.interrupt();
@@ -34,7 +35,7 @@ fn program_started_after_selection_by_name_misses_no_allocation() {
         for (field, key) in [("allocations", "allocated"), ("frees", "freed")] {
             assert_eq!(own[field], statistics[format!("allocation.all.{key}")], "{field} at {checkpoint}: {own:#}");
         }
-        let placed = &process.0["tensor"]["places"][0];
+        let placed = &process.0["tensor"]["attribution"][0];
         assert_eq!(placed["attributed_bytes"], statistics["allocated_bytes.all.current"], "{placed:#}");
         job.go_on();
     }

@@ -9,7 +9,8 @@ use serde_json::Value;
 
 /// Returns the live bytes over all call sites of a process.
 fn live_bytes(report: &ReportLine, tgid: u32) -> u64 {
-    let sites = report.process(tgid).map_or(Value::Null, |process| process.0["tensor"]["places"][0]["sites"].clone());
+    let sites =
+        report.process(tgid).map_or(Value::Null, |process| process.0["tensor"]["attribution"][0]["lines"].clone());
     sites.as_array().into_iter().flatten().filter_map(|site| site["allocated_bytes"].as_u64()).sum()
 }
 
@@ -17,9 +18,9 @@ fn live_bytes(report: &ReportLine, tgid: u32) -> u64 {
 fn from_the_start((source, what): (PoolLibrary, &str), checkpoints: usize, functions: &[&str]) {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let recording = gpu.directory().join("pools.mwr").display().to_string();
-    let recorder = RunningProgram::start(gpu.memwatch(&["record", "--tensors=layers", "--json", "-o", &recording]));
+    let recorder = RunningProgram::start(gpu.memwatch(&["record", "--tensors=modules", "--json", "-o", &recording]));
     gpu.until_recorded(&recording, |_| true);
-    let mut watch = gpu.watch(&["--no-agent", "--tensors=layers"]);
+    let mut watch = gpu.watch(&["--no-agent", "--tensors=modules"]);
     let Some(mut job) = job(&gpu, source, what) else { return };
     let tgid = job.tgid();
     assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");
@@ -59,7 +60,7 @@ fn cupy_pool_matches_live_and_recorded_from_the_first_chunk() {
 #[test]
 fn pytorch_inside_an_rmm_pool_is_counted_once_on_both_levels() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
-    let mut watch = gpu.watch(&["--no-agent", "--tensors=layers"]);
+    let mut watch = gpu.watch(&["--no-agent", "--tensors=modules"]);
     let Some(mut job) = job(&gpu, RMM, "torch") else { return };
     let tgid = job.tgid();
     job.next_checkpoint().expect("the libraries");

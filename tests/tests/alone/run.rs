@@ -39,7 +39,7 @@ fn run_sees_the_first_allocation_and_reports_the_peak_and_the_refusal() {
     let outcome = run_script(&gpu, &["--json"], script);
     outcome.assert_ended_with(3, &[]);
     let report = ReportLine::parse(outcome.stderr.lines().last().expect("a report"));
-    assert_eq!(report.json()["schema"], "memwatch.run/2");
+    assert_eq!(report.json()["schema"], "memwatch.run/3");
     contract::assert_kept(&report);
     let process = report.json()["data"]["processes"][0].clone();
     assert_eq!((&process["from_start"], &process["exact"]), (&true.into(), &true.into()));

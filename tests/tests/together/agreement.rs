@@ -16,9 +16,9 @@ use serde_json::Value;
 type ComparedCommand = (&'static [&'static str], &'static [&'static str]);
 
 const ASKED: [ComparedCommand; 13] = [
-    (&["sites", "--stacks=all"], &["/data/processes/*/devices/*/stacks"]),
-    (&["stages"], &["/data/processes/*/steps", "/data/processes/*/devices/*/stages"]),
-    (&["layers"], &["/data/processes/*/devices/*/layers"]),
+    (&["where", "--stacks=all"], &["/data/processes/*/devices/*/stacks"]),
+    (&["where", "--by", "phase"], &["/data/processes/*/steps", "/data/processes/*/devices/*/phases"]),
+    (&["where", "--by", "module"], &["/data/processes/*/devices/*/modules"]),
     (&["leak"], &["/data/processes/*/findings/0", "/data/processes/*/too_short"]),
     (&["oom"], &["/data/failures", "/data/forecast/processes/*/growing"]),
     (&["simulate"], &["/data/devices/*/measured", "/data/devices/*/policies", "/data/devices/*/advice"]),
@@ -52,7 +52,6 @@ const ITS_OWN: [&str; 29] = [
     "held_bytes",
     "host_duration_seconds",
     "is_survived",
-    "keepers",
     "last_bytes",
     "late_bytes_per_minute",
     "late_p",
@@ -64,6 +63,7 @@ const ITS_OWN: [&str; 29] = [
     "points",
     "reason",
     "replaced_seconds",
+    "retainers",
     "rounding_bytes",
     "sampled_time",
     "seconds",
@@ -174,7 +174,7 @@ fn live_watch_recording_and_killed_recording_give_the_same_answers() {
     let place = |name: &str| gpu.directory().join(name).display().to_string();
     let recordings = [place("whole.mwr"), place("killed.mwr")];
     let [whole, killed] = recordings.each_ref().map(|file| {
-        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", file]))
+        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=modules", "--json", "--pid", &tgid, "-o", file]))
     });
     let watched: Vec<_> = ASKED
         .iter()

@@ -129,7 +129,8 @@ fn jax_arena_exhaustion_is_an_oom_failure_with_its_line_and_arena_size() {
     let mut job = TorchJob::start(command);
     let before = job.next_checkpoint().expect("it has its arena");
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("jax.mwr").display().to_string());
-    let recorder = AttributionWatch::of(gpu.memwatch(&["record", "--tensors=sites", "--json", "--pid", &tgid, "-o", &file]));
+    let recorder =
+        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=lines", "--json", "--pid", &tgid, "-o", &file]));
     let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid];
     let watch = AttributionWatch::of(gpu.memwatch(&oom));
     job.go_on();
@@ -144,7 +145,7 @@ fn jax_arena_exhaustion_is_an_oom_failure_with_its_line_and_arena_size() {
         let failure = &report["data"]["failures"][0];
         assert_eq!((&failure["level"], &failure["framework"]), (&"tensor".into(), &"jax".into()), "{report:#}");
         assert_eq!(failure["wanted_bytes"], 600 * MIB, "{failure:#}");
-        let site = failure["whose"]["site"]["name"].as_str().unwrap_or_else(|| panic!("{failure:#}"));
+        let site = failure["attributed_to"]["call_site"]["name"].as_str().unwrap_or_else(|| panic!("{failure:#}"));
         assert!(site.contains("jax_oom.py:") && site.contains("put"), "{site}");
     }
     let text = gpu.run_memwatch(&["oom", "--in", &file]).stdout;

@@ -59,7 +59,7 @@ fn has_tensors(report: &ReportLine, job: &TorchJob) -> bool {
 /// Returns whether the line that makes the tensors is among the call sites.
 fn has_lines(report: &ReportLine, job: &TorchJob) -> bool {
     let Some(process) = report.process(job.tgid()) else { return false };
-    let sites = process.0["tensor"]["places"][0]["sites"].as_array().map_or(&[][..], Vec::as_slice);
+    let sites = process.0["tensor"]["attribution"][0]["lines"].as_array().map_or(&[][..], Vec::as_slice);
     let is_counted = |site: &&Value| site["function"] == "run" && site["allocations"].as_u64() > Some(0);
     sites.iter().any(|site| is_counted(&site))
 }
@@ -99,7 +99,7 @@ fn a_calm_program_is_traced_with_modules_and_lines() {
     let mut watch = gpu.watch(&["--no-agent", "--pid", &job.tgid().to_string()]);
     let report = watch.until(|report| has_lines(report, &job));
     let chosen = level(&report, &job);
-    assert_eq!((&chosen["asked"], &chosen["chosen"]), (&"layers".into(), &"layers".into()), "{chosen}");
+    assert_eq!((&chosen["asked"], &chosen["chosen"]), (&"modules".into(), &"modules".into()), "{chosen}");
     let (price, budget) = (&chosen["predicted_seconds_per_second"], &chosen["budget_seconds_per_second"]);
     assert!(price.as_f64() < Some(0.02) && price.as_f64() > Some(0.0) && budget == 0.02, "{chosen}");
 }
@@ -110,14 +110,14 @@ fn budget_level_falls_to_read_while_busy_and_rises_with_exact_totals() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = job(&gpu, &[CALM, FAST, CALM, "--rest"]) else { return };
     let mut watch = gpu.watch(&["--no-agent", "--pid", &job.tgid().to_string()]);
-    watch.until(|report| is_at(report, &job, "layers") && has_lines(report, &job));
+    watch.until(|report| is_at(report, &job, "modules") && has_lines(report, &job));
     let calm = next(&mut job, &format!("rest after {CALM}"));
     until_equal(&mut watch, &job, &calm);
     next(&mut job, &format!("rate {FAST}"));
     let lowered = level(&watch.until(|report| is_at(report, &job, "read")), &job);
     assert!(lowered["tensor_events_per_second"].as_u64() > Some(HOT), "{lowered}");
     let (price, asked) = (&lowered["predicted_seconds_per_second"], &lowered["predicted_seconds_per_second_asked"]);
-    assert!(price == 0.0 && asked.as_f64() > Some(0.02) && lowered["asked"] == "layers", "{lowered}");
+    assert!(price == 0.0 && asked.as_f64() > Some(0.02) && lowered["asked"] == "modules", "{lowered}");
     // While the program is hot, the level stays low and the totals keep counting.
     let mut counts = Vec::new();
     for _ in 0..20 {
@@ -130,11 +130,11 @@ fn budget_level_falls_to_read_while_busy_and_rises_with_exact_totals() {
     let equal = until_equal(&mut watch, &job, &hot);
     assert_eq!(sums(&equal, &job)["observed_by"], "numbers");
     next(&mut job, &format!("rate {CALM}"));
-    let raised = watch.until(|report| is_at(report, &job, "layers"));
-    assert_eq!(level(&raised, &job)["asked"], "layers");
+    let raised = watch.until(|report| is_at(report, &job, "modules"));
+    assert_eq!(level(&raised, &job)["asked"], "modules");
     let before = allocations(&raised, &job);
     let again = watch.until(|report| has_lines(report, &job) && allocations(report, &job) > before);
-    assert!(is_at(&again, &job, "layers"), "{again:#?}");
+    assert!(is_at(&again, &job, "modules"), "{again:#?}");
     let end = next(&mut job, &format!("rest after {CALM}"));
     until_equal(&mut watch, &job, &end);
 }
@@ -146,7 +146,7 @@ fn budget_level_changes_are_one_line_each_and_recorded() {
     let (tgid, path) = (job.tgid(), gpu.directory().join("job.mwr").display().to_string());
     let words = ["record", "--json", "--pid", &tgid.to_string(), "-o", &path];
     let mut recorder = RunningProgram::start_with_errors(gpu.memwatch(&words));
-    until_recorded(&gpu, &path, |report| is_at(report, &job, "layers") && has_tensors(report, &job));
+    until_recorded(&gpu, &path, |report| is_at(report, &job, "modules") && has_tensors(report, &job));
     next(&mut job, &format!("rate {FAST}"));
     // The level is lowered by the predicted or by the measured overhead.
     let line = recorder.until_line_with("To trace anyway: --budget none");
@@ -165,7 +165,7 @@ fn budget_level_changes_are_one_line_each_and_recorded() {
             break;
         }
     }
-    until_recorded(&gpu, &path, |report| is_at(report, &job, "layers"));
+    until_recorded(&gpu, &path, |report| is_at(report, &job, "modules"));
     recorder.signal(libc::SIGINT);
     assert_eq!(recorder.end(), 0);
 }
@@ -176,7 +176,7 @@ fn budget_recording_of_a_busy_program_replays_its_final_report() {
     let Some(mut job) = job(&gpu, &[CALM, FAST]) else { return };
     let (tgid, path) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let mut recorder = RunningProgram::start(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &path]));
-    until_recorded(&gpu, &path, |report| is_at(report, &job, "layers") && has_tensors(report, &job));
+    until_recorded(&gpu, &path, |report| is_at(report, &job, "modules") && has_tensors(report, &job));
     next(&mut job, &format!("rate {FAST}"));
     until_recorded(&gpu, &path, |report| is_at(report, &job, "read"));
     recorder.signal(libc::SIGINT);
@@ -186,7 +186,7 @@ fn budget_recording_of_a_busy_program_replays_its_final_report() {
     assert_eq!(as_recorded(&replayed.stdout), reported);
     let report = ReportLine::parse(&reported);
     assert!(has_tensors(&report, &job), "what was traced by then is there");
-    assert_eq!(level(&report, &job)["asked"], "layers");
+    assert_eq!(level(&report, &job)["asked"], "modules");
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn without_a_limit_a_hot_program_is_traced_and_its_price_is_known() {
     let Some(job) = job(&gpu, &[FAST]) else { return };
     let mut watch = gpu.watch(&["--no-agent", "--budget=none", "--pid", &job.tgid().to_string()]);
     let chosen = level(&watch.until(|report| has_lines(report, &job)), &job);
-    assert_eq!((&chosen["asked"], &chosen["chosen"]), (&"layers".into(), &"layers".into()), "{chosen}");
+    assert_eq!((&chosen["asked"], &chosen["chosen"]), (&"modules".into(), &"modules".into()), "{chosen}");
     assert!(chosen["budget_seconds_per_second"].is_null(), "{chosen}");
     assert!(chosen["predicted_seconds_per_second"].as_f64() > Some(0.02), "{chosen}");
 }
@@ -205,12 +205,12 @@ fn a_level_that_is_asked_for_is_obeyed_and_its_price_is_printed_first() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(job) = job(&gpu, &[FAST]) else { return };
     let tgid = job.tgid().to_string();
-    let mut watch = gpu.watch(&["--no-agent", "--tensors=sites", "--pid", &tgid]);
+    let mut watch = gpu.watch(&["--no-agent", "--tensors=lines", "--pid", &tgid]);
     let chosen = level(&watch.until(|report| has_lines(report, &job)), &job);
-    assert_eq!((&chosen["asked"], &chosen["chosen"]), (&"sites".into(), &"sites".into()), "{chosen}");
+    assert_eq!((&chosen["asked"], &chosen["chosen"]), (&"lines".into(), &"lines".into()), "{chosen}");
     assert!(chosen["predicted_seconds_per_second"].as_f64() > Some(0.02), "{chosen}");
     drop(watch);
-    for words in [&["--json", "--tensors=sites"][..], &["sites", "--duration", "10m"]] {
+    for words in [&["--json", "--tensors=lines"][..], &["where", "--duration", "10m"]] {
         let mut program =
             RunningProgram::start_with_errors(gpu.memwatch(&[words, &["--no-agent", "--pid", &tgid]].concat()));
         let price = program.until_line_with("tensor events/s");
@@ -273,12 +273,12 @@ fn the_doctor_predicts_the_price_of_each_level_and_says_which_is_chosen() {
     assert_eq!((&report["budget_seconds_per_second"], &report["probe_measured"]), (&0.02.into(), &true.into()));
     assert!(report["probe_ns"].as_u64() > Some(0), "{report:#}");
     let [first, second, third] = [0, 1, 2].map(|index| &report["processes"][index]);
-    assert_eq!((fitting(first), &first["chosen"]), (vec!["read", "blocks", "sites", "layers"], &"layers".into()));
+    assert_eq!((fitting(first), &first["chosen"]), (vec!["read", "blocks", "lines", "modules"], &"modules".into()));
     assert_eq!((fitting(second), &second["chosen"]), (vec!["read"], &"read".into()), "{second:#}");
     assert!(second["tensor_events_per_second"].as_u64() > Some(HOT), "{second:#}");
     assert!(third["reason"].as_str().is_some_and(|why| why.contains("PyTorch with CUDA is not loaded")), "{third:#}");
     let unlimited = prices(&gpu, &["--budget=none", "--pid", &named[1]]);
-    assert_eq!(unlimited["processes"][0]["chosen"], "layers");
+    assert_eq!(unlimited["processes"][0]["chosen"], "modules");
     let text = gpu.run_memwatch(&["doctor", "--pid", &named[1]]);
     text.assert_ended_with(0, &[]);
     assert!(text.stdout.contains("without --tensors it is traced at level read"), "{text:#?}");

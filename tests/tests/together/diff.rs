@@ -37,7 +37,7 @@ fn diff_of_an_added_module_equals_the_pytorch_peak_difference() {
     assert_eq!(tensors["after"]["peak_bytes"], peak_of_three);
     let grown = i64::try_from(peak_of_three).expect("it fits") - i64::try_from(peak_of_two).expect("it fits");
     assert_eq!(tensors["change"]["peak_bytes"], grown);
-    let phases = report["data"]["stages"].as_array().expect("stages");
+    let phases = report["data"]["phases"].as_array().expect("stages");
     let total: i64 = phases.iter().filter_map(|phase| phase["change"]["total_bytes"].as_i64()).sum();
     assert_eq!(tensors["change"]["total_bytes"], total, "stages add up: {phases:#?}");
     diff(&["--fail-on", "10%"], [&two, &three]).assert_ended_with(3, &[]);

@@ -45,7 +45,8 @@ impl ExportRecording {
         let gpu = SimulatedGpu::new(PrologueShape::Cmp)?.with("GPUSIM_DEVICES", &2);
         let mut job = held_job(&gpu, "2.15", TorchAllocator::Native, &["strange_names.py"])?;
         let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr"));
-        let recorder = gpu.memwatch(&["record", "--tensors=layers", "--pid", &tgid, "-o", &file.display().to_string()]);
+        let recorder =
+            gpu.memwatch(&["record", "--tensors=modules", "--pid", &tgid, "-o", &file.display().to_string()]);
         let mut recorder = RunningProgram::start(recorder);
         let mut made = Self { gpu, file, devices: Value::Null };
         made.until(|table| table.code == 0);
@@ -150,7 +151,7 @@ fn exported_speedscope_and_pprof_match_pytorch_statistics() {
     assert_eq!(pprof["sums"], serde_json::json!([sums[0], sums[1], 0, 0]));
     assert_eq!((&pprof["dangling"], &pprof["default_type"]), (&0.into(), &"alloc_space".into()));
     assert_eq!(pprof["labels"]["gpu"], serde_json::json!(["0"]));
-    let phases = pprof["labels"]["stage"].as_array().expect("labels");
+    let phases = pprof["labels"]["phase"].as_array().expect("labels");
     assert!(["forward", "backward", "optimizer"].iter().all(|phase| phases.contains(&(*phase).into())), "{phases:?}");
 }
 

@@ -24,13 +24,13 @@ fn take_failures(all: &mut Vec<Value>) -> Vec<Value> {
 fn parted(text: &str) -> (Vec<Value>, Value) {
     let mut all = lines(text);
     let report = all.pop().expect("it ends with a report");
-    assert_eq!(report["schema"], "memwatch.oom/2", "{report:#}");
+    assert_eq!(report["schema"], "memwatch.oom/3", "{report:#}");
     for failure in take_failures(&mut all) {
         let is_same = |one: &Value| one["time"] == failure["data"]["time"] && one["pid"] == failure["data"]["pid"];
         let reported = report["data"]["failures"].as_array().expect("a list");
         assert!(reported.iter().any(is_same), "{failure:#}\n{report:#}");
     }
-    assert!(all.iter().all(|line| line["schema"] == "memwatch.forecast/2"), "{all:#?}");
+    assert!(all.iter().all(|line| line["schema"] == "memwatch.forecast/3"), "{all:#?}");
     (all, report)
 }
 
@@ -77,7 +77,7 @@ fn forecast_reports_each_level_once_before_exhaustion_and_runs_a_command() {
     let path = |name: &str| gpu.directory().join(name).display().to_string();
     let (tgid, file, heard) = (job.tgid().to_string(), path("job.mwr"), path("heard"));
     let recorder =
-        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
+        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=modules", "--json", "--pid", &tgid, "-o", &file]));
     let command = format!("cat >> {heard}");
     let oom = ["--no-agent", "oom", "--json", "--follow", "--threshold", "75,90", "--exec", &command, "--pid", &tgid];
     let watch = AttributionWatch::of(gpu.memwatch(&oom));

@@ -31,7 +31,7 @@ fn assert_lies(report: &Value, checkpoint: &Value) {
         "{device:#}"
     );
     // All free memory is next to blocks of one line, which keeps every other piece.
-    let sites = device["sites"].as_array().expect("sites");
+    let sites = device["lines"].as_array().expect("sites");
     assert_eq!(sites.len(), 1, "{sites:#?}");
     let name = sites[0]["name"].as_str().expect("a line");
     assert!(name.contains("fragments.py:") && sites[0]["kind"] == "line", "{sites:#?}");
@@ -57,7 +57,7 @@ fn fragment_map_matches_pytorch_live_and_at_the_worst_recorded_moment() {
     let place = |name: &str| gpu.directory().join(name).display().to_string();
     let (tgid, file, svg, html) = (job.tgid().to_string(), place("job.mwr"), place("map.svg"), place("map.html"));
     let recorder =
-        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
+        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=modules", "--json", "--pid", &tgid, "-o", &file]));
     let words = ["--no-agent", "fragment", "--json", "-d", "10m", "-r", "512M", "-o", &svg, "--pid", &tgid];
     let watch = AttributionWatch::of(gpu.memwatch(&words));
     job.go_on();

@@ -8,7 +8,7 @@ use std::process::Command;
 use memwatch_tests::{PrologueShape, SimulatedGpu, TorchAllocator, TorchJob};
 use serde_json::Value;
 
-use super::late_books::{compared, run_until};
+use super::late_state::{compared, run_until};
 
 /// Environment variable with a folder of Hugging Face's transformers, for tests that are not run by
 /// default.
@@ -29,7 +29,7 @@ impl KindJob {
     }
 
     /// Compares the segments and blocks of `memwatch snapshot` with the checkpoint.
-    fn assert_books(&self, gpu: &SimulatedGpu) {
+    fn assert_allocator_state(&self, gpu: &SimulatedGpu) {
         let tgid = self.job.tgid().to_string();
         let [snapshot, truth] =
             ["kind.pickle", "kind.json"].map(|name| gpu.directory().join(name).display().to_string());
@@ -85,7 +85,7 @@ fn are_read_as_they_are(version: &str, kind: &str, settings: &[(&str, PathBuf)])
     let Some(mut command) = gpu.torch_command(version, TorchAllocator::Native, &["kinds.py", kind]) else { return };
     command.envs(settings.iter().map(|(name, value)| (name, value)));
     let mut held = KindJob::of(format!("{kind} on {version}"), command);
-    held.assert_books(&gpu);
+    held.assert_allocator_state(&gpu);
     held.assert_names(&gpu);
 }
 
@@ -108,7 +108,7 @@ fn two_ranks_are_read_as_they_are(version: &str, kind: &str) {
     });
     let mut held: Vec<_> = held.collect();
     for one in &held {
-        one.assert_books(&gpu);
+        one.assert_allocator_state(&gpu);
     }
     for one in &mut held {
         one.assert_names(&gpu);

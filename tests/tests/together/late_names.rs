@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use memwatch_tests::{CommandOutcome, PrologueShape, RunningProgram, SimulatedGpu, TorchAllocator, TorchJob, until};
 use serde_json::Value;
 
-use crate::late_books::{at_state, run_until};
+use crate::late_state::{at_state, run_until};
 
 /// Bytes by name.
 type NamedBytes = BTreeMap<String, u64>;
@@ -69,14 +69,14 @@ fn lines_and_modules_of_preexisting_memory_match_the_holdings() {
     let Some(job) = held(&gpu) else { return };
     let report = places(&gpu, &job, "line");
     let mut sums = NamedBytes::new();
-    for site in rows(device(&report), "sites") {
+    for site in rows(device(&report), "lines") {
         assert_eq!(site["kind"], "preexisting", "the process rests: {site:#}");
         let held = &site["held"];
         sums.insert(format!("{} {}", text(held, "class"), text(held, "name")), bytes(site, "allocated_bytes"));
     }
     assert_eq!(sums, by_holdings(&gpu, &job, "name"));
     let report = places(&gpu, &job, "module");
-    let modules: NamedBytes = rows(device(&report), "layers")
+    let modules: NamedBytes = rows(device(&report), "modules")
         .filter(|module| module["kind"] == "module")
         .inspect(|module| assert_eq!(module["model"], "Net"))
         .map(|module| (text(module, "name"), bytes(module, "allocated_bytes")))
@@ -97,7 +97,7 @@ fn a_recording_that_began_late_has_what_was_there_before() {
     let tgid = job.tgid().to_string();
     let [file, pickle] = ["late.mwr", "late.pickle"].map(|name| gpu.directory().join(name).display().to_string());
     let mut recorder =
-        RunningProgram::start(gpu.memwatch(&["record", "--tensors=layers", "--pid", &tgid, "-o", &file]));
+        RunningProgram::start(gpu.memwatch(&["record", "--tensors=modules", "--pid", &tgid, "-o", &file]));
     let holdings = ["--json", "holdings", "--in", &file];
     until("the recording has names", || (gpu.run_memwatch(&holdings).code == 0).then_some(()));
     job.go_on();

@@ -37,13 +37,16 @@ fn assert_reported(report: &Value) {
     assert!(leak["p"].as_f64() < Some(0.01), "{leak}");
     assert!(leak["reason"].as_str().is_some_and(|reason| reason.contains("and still grows")), "{leak}");
     // The job is idle by then, so its memory shows the retainer of every tensor.
-    let retainers = leak["keepers"].as_array().expect("a list");
+    let retainers = leak["retainers"].as_array().expect("a list");
     assert_eq!(retainers.len(), 1, "{leak}");
     assert_eq!(
         (&retainers[0]["name"], &retainers[0]["class"]),
         (&"keeps_tensors.py:main: trainer.kept[*]".into(), &"tensor".into())
     );
-    assert!(retainers[0]["bytes"].as_u64() >= leak["last_bytes"].as_u64() && retainers[0]["newest"].is_string(), "{leak}");
+    assert!(
+        retainers[0]["bytes"].as_u64() >= leak["last_bytes"].as_u64() && retainers[0]["newest"].is_string(),
+        "{leak}"
+    );
     // After twenty seconds, the retained tensors have all ages.
     assert!(leak["replaced_seconds"].is_null(), "{leak}");
     let ages = leak["ages"].as_array().unwrap_or_else(|| panic!("it runs still: {leak}"));
@@ -59,7 +62,7 @@ fn leak_finds_the_line_keeping_tensors_and_not_a_cache() {
     let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let recorder =
-        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
+        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=modules", "--json", "--pid", &tgid, "-o", &file]));
     let leak = ["--no-agent", "leak", "--json", "--duration", "10m", "--fail-on", "leak", "--pid", &tgid];
     let watch = AttributionWatch::of(gpu.memwatch(&leak));
     job.go_on();
@@ -87,7 +90,7 @@ fn memory_of_the_driver_that_grows_is_found_without_pytorch() {
     job.run(&["device 0", "alloc held 268435456"]);
     let (tgid, file) = (job.tgid_word(), gpu.directory().join("job.mwr").display().to_string());
     let mut recorder =
-        RunningProgram::start(gpu.memwatch(&["record", "--tensors=layers", "--pid", &tgid, "-o", &file]));
+        RunningProgram::start(gpu.memwatch(&["record", "--tensors=modules", "--pid", &tgid, "-o", &file]));
     for number in 0..28 {
         job.run(&[&format!("alloc grown{number} 8388608"), "alloc passing 67108864", "free passing"]);
         std::thread::sleep(std::time::Duration::from_millis(500));

@@ -37,7 +37,7 @@ fn lines(report: &Value) -> Vec<(String, Option<String>)> {
         let file = Path::new(row["file"].as_str()?).file_name()?.to_str()?.to_owned();
         Some(format!("{file}:{} {}", row["line"], row["function"].as_str()?))
     };
-    let sites = report["processes"][0]["devices"][0]["sites"].as_array().expect("lines");
+    let sites = report["processes"][0]["devices"][0]["lines"].as_array().expect("lines");
     let held = sites.iter().filter(|row| row["at_peak_bytes"].as_u64() >= Some(PIECE_BYTES));
     let line = |row: &Value| (place(row).expect("a line"), place(&row["library_lines"][0]));
     let mut lines: Vec<_> = held.map(line).collect();

@@ -60,14 +60,14 @@ fn a_thread_without_python_has_a_site() {
     let truth = gpu.directory().join("truth.pickle").display().to_string();
     let words = ["native_truth.py", &truth];
     let Some(mut job) = held_job(&gpu, "2.8", TorchAllocator::Native, &words) else { return };
-    let watch = AttributionWatch::start(&gpu, "sites", &[&job]);
+    let watch = AttributionWatch::start(&gpu, "line", &[&job]);
     job.go_on();
     while job.next_checkpoint().is_some_and(|checkpoint| checkpoint["label"] != "held") {
         job.go_on();
     }
     let report = watch.interrupt();
     let process = &report["data"]["processes"][0];
-    let sites = process["devices"][0]["sites"].as_array().expect("a list");
+    let sites = process["devices"][0]["lines"].as_array().expect("a list");
     let native: Vec<_> = sites.iter().filter(|site| site["kind"] == "native").collect();
     let node = native.iter().find(|site| site["function"] == "torch::autograd::generated::AddmmBackward0::apply");
     let node = node.unwrap_or_else(|| panic!("{native:?}"));

@@ -25,7 +25,7 @@ fn oom_by_fragmentation_is_the_cause_and_recommends_simulate() {
     let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &["fragments.py"]) else { return };
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let recorder =
-        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
+        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=modules", "--json", "--pid", &tgid, "-o", &file]));
     let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid];
     let watch = AttributionWatch::of(gpu.memwatch(&oom));
     job.go_on();
@@ -51,7 +51,7 @@ fn oom_by_fragmentation_is_the_cause_and_recommends_simulate() {
         assert_eq!(failure["holders"][0]["pid"].to_string(), tgid, "{failure:#}");
         let refused = &failure["refused"][0];
         assert_eq!((&refused["function"], &refused["asked_bytes"]), (&"cuMemAlloc_v2".into(), &(512 * MIB).into()));
-        let site = failure["whose"]["site"]["name"].as_str().expect("the line is known");
+        let site = failure["attributed_to"]["call_site"]["name"].as_str().expect("the line is known");
         assert!(site.contains("fragments.py:"), "{site}");
         let advice = failure["advice"][0].as_str().expect("a sentence");
         assert!(advice.contains("memwatch simulate"), "{advice}");

@@ -30,7 +30,7 @@ fn a_watch_and_its_recording_agree_and_peaks_are_all_that_pytorch_reports() {
     let Some(mut job) = held_job(&gpu, "2.15", TorchAllocator::Native, &words) else { return };
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let recorder =
-        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
+        AttributionWatch::of(gpu.memwatch(&["record", "--tensors=modules", "--json", "--pid", &tgid, "-o", &file]));
     let profile = ["--no-agent", "profile", "--json", "-i", "100ms", "--pid", &tgid];
     let watch = AttributionWatch::of(gpu.memwatch(&profile));
     job.go_on();

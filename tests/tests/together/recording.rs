@@ -23,7 +23,7 @@ struct Recorder {
 impl Recorder {
     fn start(gpu: &SimulatedGpu, tgid: u32, file: PathBuf, more: &[&str]) -> Self {
         let (tgid, path) = (tgid.to_string(), file.display().to_string());
-        let mut command = gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &path]);
+        let mut command = gpu.memwatch(&["record", "--tensors=modules", "--json", "--pid", &tgid, "-o", &path]);
         command.args(more);
         Self { program: RunningProgram::start(command), file }
     }
@@ -88,7 +88,7 @@ fn a_recording_says_to_the_byte_what_its_recorder_stated() {
     assert_eq!(as_recorded(&replayed.stdout), stated);
     assert!(replayed.stderr.is_empty(), "{}", replayed.stderr);
     let report = ReportLine::parse(&stated);
-    assert_eq!(report.json()["schema"], "memwatch.report/2");
+    assert_eq!(report.json()["schema"], "memwatch.report/3");
     assert_eq!(report.json()["data"]["recording"]["ending"], "whole");
     assert_eq!(report.process(job.tgid()).expect("it is in it").0["failures"][0]["error"], "out of memory");
     // The other commands give the same result.
@@ -224,7 +224,7 @@ fn recording_that_is_invalid_or_lacks_the_target_is_reported_with_a_fix() {
     recorder.interrupt();
     let stranger = reading(&gpu, &["ps", "--pid", "1", "--in"], &file);
     stranger.assert_ended_with(6, &["process 1 is not in", &format!("The recording contains PID {}.", job.tgid())]);
-    reading(&gpu, &["sites", "--in"], &file).assert_ended_with(6, &["no PyTorch allocator found"]);
+    reading(&gpu, &["where", "--in"], &file).assert_ended_with(6, &["no PyTorch allocator found"]);
     reading(&gpu, &["snapshot", "--in"], &file).assert_ended_with(6, &["there is no PyTorch process"]);
 }
 
@@ -258,8 +258,8 @@ fn recording_of_a_training_matches_the_reports_of_the_program() {
     statistics.assert_ended_with(0, &[]);
     let exact = compare_statistics(&ReportLine::parse(&statistics.stdout), &last, job.tgid());
     assert!(exact > 50, "{exact} fields are exact");
-    for list in ["sites", "stages", "layers"] {
-        let report = reading(&gpu, &[list, "--json", "--in"], &file);
+    for (by, list) in [("line", "lines"), ("phase", "phases"), ("module", "modules")] {
+        let report = reading(&gpu, &["where", "--by", by, "--json", "--in"], &file);
         let report: Value = serde_json::from_str(&report.stdout).expect("it is JSON");
         let device = &report["data"]["processes"][0]["devices"][0];
         let rows = device[list].as_array().unwrap_or_else(|| panic!("no {list} in {device}"));

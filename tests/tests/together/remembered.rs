@@ -24,10 +24,11 @@ fn second_watch_of_a_build_uses_or_rebuilds_the_symbol_cache() {
     let tgid = job.tgid();
     let has_lines = |report: &ReportLine| {
         let process = report.process(tgid);
-        process.is_some_and(|process| process.0["tensor"]["places"][0]["sites"].as_array().map_or(0, Vec::len) >= 2)
+        process
+            .is_some_and(|process| process.0["tensor"]["attribution"][0]["lines"].as_array().map_or(0, Vec::len) >= 2)
     };
     let watch = || {
-        let words = ["--no-agent", "--tensors=layers", "--pid", &tgid.to_string()];
+        let words = ["--no-agent", "--tensors=modules", "--pid", &tgid.to_string()];
         RunningWatch::start(gpu.memwatch(&words)).until(has_lines);
         kept(&gpu)
     };

@@ -15,7 +15,7 @@ const NEWEST: [&str; 4] = ["--max-size", "1M", "--keep", "newest"];
 
 fn record(gpu: &SimulatedGpu, job: &RunningProgram, file: &Path, more: &[&str]) -> RunningProgram {
     let (tgid, path) = (job.tgid().to_string(), file.display().to_string());
-    let mut command = gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &path]);
+    let mut command = gpu.memwatch(&["record", "--tensors=modules", "--json", "--pid", &tgid, "-o", &path]);
     command.args(more);
     RunningProgram::start(command)
 }
@@ -71,12 +71,12 @@ fn sums(value: &Value, path: &str, found: &mut Vec<String>) {
     }
 }
 
-fn sums_of(gpu: &SimulatedGpu, command: &str, file: &Path) -> Vec<String> {
-    let outcome = asked(gpu, &[command, "--json", "--in"], file);
+fn sums_of(gpu: &SimulatedGpu, command: &[&str], file: &Path) -> Vec<String> {
+    let outcome = asked(gpu, &[command, &["--json", "--in"]].concat(), file);
     outcome.assert_ended_with(0, &[]);
     let report: Value = serde_json::from_str(&outcome.stdout).expect("it is JSON");
     let process = &report["data"]["processes"][0];
-    let parts = ["gpus", "devices", "sites", "stages"].map(|part| (part, &process[part]));
+    let parts = ["gpus", "devices", "lines", "phases"].map(|part| (part, &process[part]));
     let mut found = Vec::new();
     for (part, value) in parts {
         sums(value, part, &mut found);
@@ -118,10 +118,10 @@ fn ring_recording_of_a_training_has_all_sums_within_its_size_limit() {
     let report = ReportLine::parse(&words[1]);
     assert!(report.is_complete(), "{report:#?}");
     assert!(report.json()["data"]["recording"]["events_since"].is_string(), "{report:#?}");
-    for command in ["ps", "stats", "sites", "stages"] {
+    for command in [&["ps"][..], &["stats"], &["where"], &["where", "--by", "phase"]] {
         let (all, newest) = (sums_of(&gpu, command, &all), sums_of(&gpu, command, &newest));
-        assert!(all.len() > 5, "{command}: {all:?}");
-        assert_eq!(all, newest, "{command}");
+        assert!(all.len() > 5, "{command:?}: {all:?}");
+        assert_eq!(all, newest, "{command:?}");
     }
     let text = asked(&gpu, &["report"], &newest);
     assert!(text.stdout.contains("keeps the newest: events from"), "{}", text.stdout);
@@ -129,11 +129,11 @@ fn ring_recording_of_a_training_has_all_sums_within_its_size_limit() {
     asked(&gpu, &["ps", "--until", "1ms", "--in"], &newest).assert_ended_with(0, &[]);
     asked(&gpu, &["ps", "--until", "300d", "--in"], &newest)
         .assert_ended_with(1, &["it starts at", "after the requested time"]);
-    let earlier = asked(&gpu, &["sites", "--json", "--until", "1500ms", "--in"], &all);
+    let earlier = asked(&gpu, &["where", "--json", "--until", "1500ms", "--in"], &all);
     earlier.assert_ended_with(0, &[]);
     let steps =
         |text: &str| ReportLine::parse(text).json()["data"]["processes"][0]["devices"][0]["total"]["frees"].as_u64();
-    let whole = asked(&gpu, &["sites", "--json", "--in"], &all);
+    let whole = asked(&gpu, &["where", "--json", "--in"], &all);
     assert!(steps(&earlier.stdout) <= steps(&whole.stdout), "{} {}", earlier.stdout, whole.stdout);
 }
 

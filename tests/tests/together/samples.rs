@@ -12,7 +12,7 @@ fn row<'a>(device: &'a Value, name: &str) -> &'a Value {
     let text = include_str!("../../workloads/small_blocks.py");
     let mut lines = (1..).zip(text.lines()).filter(|(_, line)| line.ends_with(&format!("# {name}")));
     let line: u64 = lines.next().expect("it is marked").0;
-    let mut rows = device["sites"].as_array().expect("there are lines").iter();
+    let mut rows = device["lines"].as_array().expect("there are lines").iter();
     rows.find(|row| row["line"] == line).unwrap_or_else(|| panic!("{name}: {device:#}"))
 }
 
@@ -38,7 +38,7 @@ fn sampled_small_blocks_give_line_estimates_with_an_error() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(job) = gpu.torch("2.15", TorchAllocator::Native, &["small_blocks.py"]) else { return };
     let (device, allocated) = watched(&gpu, job, &[]);
-    let rows = device["sites"].as_array().expect("there are lines").iter();
+    let rows = device["lines"].as_array().expect("there are lines").iter();
     let sum: u64 = rows.map(|row| number(row, "allocated_bytes")).sum();
     assert_eq!((&device["allocated_bytes"], sum), (&allocated, number(&device, "allocated_bytes")), "{device:#}");
     for (name, live, all) in [("small", 40_000 * 4, 40_000 * 4), ("medium", 400 * 256, 800 * 256)] {
@@ -54,7 +54,7 @@ fn sampled_small_blocks_give_line_estimates_with_an_error() {
     let large = row(&device, "large");
     assert_eq!((number(large, "allocated_bytes"), &large["sampled_live"]), (20 * KIB * KIB, &Value::Null));
     let not_drawn = |row: &&Value| row["kind"] == "not_sampled";
-    let rest = device["sites"].as_array().and_then(|rows| rows.iter().find(not_drawn)).expect("some were not drawn");
+    let rest = device["lines"].as_array().and_then(|rows| rows.iter().find(not_drawn)).expect("some were not drawn");
     assert!(number(rest, "allocated_bytes") > 100 * KIB * KIB && rest["sampled"].is_null(), "{rest:#}");
 }
 
@@ -65,7 +65,7 @@ fn every_block_has_its_line_where_that_is_asked_for() {
     let (device, _) = watched(&gpu, job, &["--stacks=all"]);
     let kib = |name| number(row(&device, name), "allocated_bytes") / KIB;
     assert_eq!([kib("small"), kib("medium"), kib("large")], [40_000 * 4, 400 * 256, 10 * 2048]);
-    assert!(device["sites"].as_array().expect("lines").iter().all(|row| row["sampled_live"].is_null()), "{device:#}");
+    assert!(device["lines"].as_array().expect("lines").iter().all(|row| row["sampled_live"].is_null()), "{device:#}");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn a_recording_has_the_samples_and_its_table_says_what_is_estimated() {
     let Some(mut job) = gpu.torch("2.15", TorchAllocator::Native, &["small_blocks.py"]) else { return };
     job.next_checkpoint().expect("it has begun");
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
-    let words = ["--no-agent", "record", "--tensors=sites", "--json", "--pid", &tgid, "-o", &file];
+    let words = ["--no-agent", "record", "--tensors=lines", "--json", "--pid", &tgid, "-o", &file];
     let recorder = AttributionWatch::of(gpu.memwatch(&words));
     job.go_on();
     job.next_checkpoint().expect("it has allocated all");

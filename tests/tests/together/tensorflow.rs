@@ -85,7 +85,7 @@ fn tensorflow_arena_exhaustion_is_an_oom_failure_with_its_line() {
     let failure = &report["data"]["failures"][0];
     assert_eq!((&failure["level"], &failure["framework"]), (&"tensor".into(), &"tensorflow".into()), "{report:#}");
     assert_eq!(failure["wanted_bytes"], 600 * MIB, "{failure:#}");
-    let site = failure["whose"]["site"]["name"].as_str().unwrap_or_else(|| panic!("{failure:#}"));
+    let site = failure["attributed_to"]["call_site"]["name"].as_str().unwrap_or_else(|| panic!("{failure:#}"));
     assert!(site.contains("tensorflow_oom.py:") && site.contains("put"), "{site}");
 }
 
@@ -97,14 +97,14 @@ const BEFORE: [&str; 4] = ["Fill", "AddV2", "Transpose", "ConcatV2"];
 fn places(report: &Value) -> impl Iterator<Item = &Value> {
     let processes = report["data"]["processes"].as_array().into_iter().flatten();
     processes.flat_map(|process| {
-        let places = if process["tensor"].is_null() { &process["devices"] } else { &process["tensor"]["places"] };
+        let places = if process["tensor"].is_null() { &process["devices"] } else { &process["tensor"]["attribution"] };
         places.as_array().into_iter().flatten()
     })
 }
 
 /// Returns the row of an operator.
 fn operator<'a>(report: &'a Value, name: &str) -> Option<&'a Value> {
-    let mut rows = places(report).flat_map(|device| device["layers"].as_array().into_iter().flatten());
+    let mut rows = places(report).flat_map(|device| device["modules"].as_array().into_iter().flatten());
     rows.find(|row| row["kind"] == "operator" && row["name"] == name)
 }
 
@@ -141,7 +141,7 @@ fn tensorflow_operators_probed_early_have_the_expected_bytes() {
     if !names_operators(&library) {
         return;
     }
-    let mut watch = gpu.watch(&["--no-agent", "--tensors=layers", "--pid", &job.tgid().to_string()]);
+    let mut watch = gpu.watch(&["--no-agent", "--tensors=modules", "--pid", &job.tgid().to_string()]);
     watch.until(|report| !report.json()["data"]["processes"].as_array().is_none_or(Vec::is_empty));
     job.go_on();
     let mut checkpoints = 0;
@@ -165,7 +165,7 @@ fn attached_late_operators_have_what_they_ask_for_from_then_on() {
     if !names_operators(&first) {
         return;
     }
-    let mut watch = gpu.watch(&["--no-agent", "--tensors=layers", "--pid", &job.tgid().to_string()]);
+    let mut watch = gpu.watch(&["--no-agent", "--tensors=modules", "--pid", &job.tgid().to_string()]);
     watch.until(|report| report.json()["data"]["processes"][0]["tensor"].is_object());
     job.go_on();
     assert_eq!(job.next_checkpoint().expect("its arena is met")["label"], "eager");

@@ -120,10 +120,10 @@ fn truth(gpu: &SimulatedGpu, version: &str, training: &str) -> Option<Attributed
 fn places_agree_with_hooks(version: &str, training: &str) {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(truth) = truth(&gpu, version, training) else { return };
-    let Some((last, report)) = watched_training(&gpu, version, "layers", training) else { return };
+    let Some((last, report)) = watched_training(&gpu, version, "module", training) else { return };
     let seen = seen(&report, last["pid"].as_u64().and_then(|tgid| u32::try_from(tgid).ok()).expect("a process id"), 0);
-    assert_agreement("stages", &by_phase(&truth), &by_phase(&seen));
-    assert_agreement("layers", &truth, &seen);
+    assert_agreement("phases", &by_phase(&truth), &by_phase(&seen));
+    assert_agreement("modules", &truth, &seen);
 }
 
 macro_rules! phases_and_modules_are_those_of_hooks {
@@ -152,8 +152,8 @@ phases_and_modules_are_those_of_hooks! {
 #[test]
 fn sites_phases_and_modules_each_add_up_to_what_was_granted() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
-    for list in ["sites", "stages", "layers"] {
-        let Some((last, report)) = watched_training(&gpu, "2.15", list, "transformer") else { return };
+    for (by, list) in [("line", "lines"), ("phase", "phases"), ("module", "modules")] {
+        let Some((last, report)) = watched_training(&gpu, "2.15", by, "transformer") else { return };
         let device = &report["data"]["processes"][0]["devices"][0];
         let stats = &last["devices"][0]["memory_stats"];
         let rows = device[list].as_array().expect("a list");
@@ -171,8 +171,8 @@ fn modules_have_rounding_durations_and_overhead() {
         return;
     };
     let tgid = job.tgid().to_string();
-    let words = ["--no-agent", "layers", "--fragmentation", "--json", "--duration", "10m", "--top", "100000", "--pid"];
-    let watch = AttributionWatch::of(gpu.memwatch(&[&words[..], &[&tgid]].concat()));
+    let words = ["--no-agent", "where", "--by", "module", "--fragmentation", "--json", "--duration", "10m"];
+    let watch = AttributionWatch::of(gpu.memwatch(&[&words[..], &["--top", "100000", "--pid", &tgid]].concat()));
     job.go_on();
     let mut last = job.next_checkpoint().expect("a training has checkpoints");
     while last["label"] != "trained" {
@@ -181,7 +181,7 @@ fn modules_have_rounding_durations_and_overhead() {
     }
     let report = watch.interrupt();
     let process = &report["data"]["processes"][0];
-    let modules = process["devices"][0]["layers"].as_array().expect("a list");
+    let modules = process["devices"][0]["modules"].as_array().expect("a list");
     let stated = |key: &str| last["devices"][0]["memory_stats"][key].as_u64().expect("a statistic");
     let rounding: u64 =
         modules.iter().map(|module| module["total_rounding_bytes"].as_u64().expect("all is seen")).sum();

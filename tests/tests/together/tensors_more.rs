@@ -71,7 +71,7 @@ fn two_ranks_are_seen_each_by_itself(version: &str, kind: &str) {
     let Some(mut control) = Ranks::start(&gpu, version, kind, "--control") else { return };
     let Some(mut ranks) = Ranks::held(&gpu, version, kind) else { return };
     let mut stats = stats_of(&gpu, &ranks.all());
-    let modules = AttributionWatch::start(&gpu, "layers", &ranks.all());
+    let modules = AttributionWatch::start(&gpu, "module", &ranks.all());
     ranks.go_on();
     ranks.trained(|ranks, checkpoints| {
         let report = stats.next_fresh();
@@ -197,7 +197,7 @@ fn two_devices_of_one_process_distinguished() {
     let Some(gpu) = two_gpus() else { return };
     let how = ("2.15", TorchAllocator::Native);
     let Some(truth) = control(&gpu, how, &["two_devices.py"]) else { return };
-    let Some(script) = WatchedScript::start(&gpu, how, "layers", &["two_devices.py"]) else { return };
+    let Some(script) = WatchedScript::start(&gpu, how, "module", &["two_devices.py"]) else { return };
     let (_, last, report) = script.run("trained");
     for (device, truth) in truth["truths"].as_array().expect("one of each device").iter().enumerate() {
         let (truth, seen) = (measured(truth), seen(&report, tgid(&last), device));
@@ -210,10 +210,10 @@ fn two_devices_of_one_process_distinguished() {
 fn threads_on_two_devices_have_statistics_and_lines_of_their_own() {
     let Some(gpu) = two_gpus() else { return };
     let how = ("2.8", TorchAllocator::Native);
-    let Some(script) = WatchedScript::start(&gpu, how, "sites", &["two_gpus.py"]) else { return };
+    let Some(script) = WatchedScript::start(&gpu, how, "line", &["two_gpus.py"]) else { return };
     let (threads, last, report) = script.run("end");
     for device in 0..2 {
-        let sites = on_device(&report, tgid(&last), device)["sites"].as_array().expect("a list of sites");
+        let sites = on_device(&report, tgid(&last), device)["lines"].as_array().expect("a list of sites");
         let sum = |sites: &mut dyn Iterator<Item = &Value>| sites.filter_map(|site| site["total_bytes"].as_u64()).sum();
         let stated = |checkpoint: &Value| {
             checkpoint["devices"][device]["memory_stats"]["allocated_bytes.all.allocated"].as_u64()
@@ -232,27 +232,27 @@ fn a_transformer_in_bf16_with_expandable_segments() {
     let how = ("2.15", TorchAllocator::Expandable);
     let words = ["stages_truth.py", "transformer"];
     let Some(truth) = control(&gpu, how, &words) else { return };
-    let Some(script) = WatchedScript::start(&gpu, how, "layers", &words) else { return };
+    let Some(script) = WatchedScript::start(&gpu, how, "module", &words) else { return };
     let (_, last, report) = script.run("trained");
     let (truth, seen) = (measured(&truth["truth"]), seen(&report, tgid(&last), 0));
-    assert_agreement("stages", &by_phase(&truth), &by_phase(&seen));
-    assert_agreement("layers", &truth, &seen);
+    assert_agreement("phases", &by_phase(&truth), &by_phase(&seen));
+    assert_agreement("modules", &truth, &seen);
 }
 
 /// Asserts that allocations during a graph capture are marked, and that the statistics of the
 /// graph's private pool are exact.
 fn graphs_are_seen(version: &str) {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
-    let Some(script) = WatchedScript::start(&gpu, (version, TorchAllocator::Native), "stages", &["graphs.py"]) else {
+    let Some(script) = WatchedScript::start(&gpu, (version, TorchAllocator::Native), "phase", &["graphs.py"]) else {
         return;
     };
     let (_, last, report) = script.run("trained");
-    let phases = &on_device(&report, tgid(&last), 0)["stages"];
+    let phases = &on_device(&report, tgid(&last), 0)["phases"];
     let captured: Vec<&Value> = phases.as_array().into_iter().flatten().filter(|row| row["captured"] == true).collect();
     let total: u64 = captured.iter().filter_map(|row| row["total_bytes"].as_u64()).sum();
     assert_eq!(Some(total), last["captured_bytes"].as_u64(), "{captured:#?}");
     for phase in ["forward", "backward"] {
-        assert!(captured.iter().any(|row| row["stage"] == phase), "no captured {phase} in {captured:#?}");
+        assert!(captured.iter().any(|row| row["phase"] == phase), "no captured {phase} in {captured:#?}");
     }
 }
 
@@ -271,9 +271,9 @@ fn cuda_graphs_on_2_8() {
 fn named_ranges_are_seen(version: &str) {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let how = (version, TorchAllocator::Native);
-    let Some(script) = WatchedScript::start(&gpu, how, "stages", &["named_ranges.py"]) else { return };
+    let Some(script) = WatchedScript::start(&gpu, how, "phase", &["named_ranges.py"]) else { return };
     let (_, last, report) = script.run("trained");
-    let ranges = &on_device(&report, tgid(&last), 0)["phases"];
+    let ranges = &on_device(&report, tgid(&last), 0)["ranges"];
     let seen: BTreeMap<&str, &Value> = ranges
         .as_array()
         .into_iter()

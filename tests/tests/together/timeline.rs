@@ -133,11 +133,14 @@ fn large_allocations_have_their_line_and_pictures_their_lines() {
     let outcome = CommandOutcome::of(job.command(&["timeline", "--json", "-z", "1M", "--points", "50"]));
     outcome.assert_ended_with(0, &[]);
     let report: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
-    assert_eq!(report["schema"], "memwatch.timeline/2");
+    assert_eq!(report["schema"], "memwatch.timeline/3");
     let events = report["data"]["events"].as_array().expect("events");
-    let large = events.iter().find(|event| event["kind"] == "large" && event["whose"]["stage"] == "forward");
+    let large = events.iter().find(|event| event["kind"] == "large" && event["attributed_to"]["phase"] == "forward");
     let large = large.unwrap_or_else(|| panic!("{events:#?}"));
-    assert!(large["whose"]["site"]["name"].as_str().is_some_and(|name| name.contains("transformer.py:")), "{large}");
+    assert!(
+        large["attributed_to"]["call_site"]["name"].as_str().is_some_and(|name| name.contains("transformer.py:")),
+        "{large}"
+    );
     let kinds: Vec<&str> = events.iter().filter_map(|event| event["kind"].as_str()).collect();
     assert!(["start", "peak", "exit"].iter().all(|kind| kinds.contains(kind)), "{kinds:?}");
     let tracks = report["data"]["tracks"].as_array().expect("tracks");

@@ -27,7 +27,7 @@ fn training_is_what_it_says(version: &str) {
     let Some(mut job) = held_job(&gpu, version, TorchAllocator::Native, &["stages_truth.py", "transformer"]) else {
         return;
     };
-    let (tgid, places) = (job.tgid(), AttributionWatch::start(&gpu, "layers", &[&job]));
+    let (tgid, places) = (job.tgid(), AttributionWatch::start(&gpu, "module", &[&job]));
     let mut statistics = stats_of(&gpu, &[&job]);
     job.go_on();
     let mut checkpoint = job.next_checkpoint().expect("a training has checkpoints");
@@ -43,9 +43,9 @@ fn training_is_what_it_says(version: &str) {
     }
     // The job still holds its model, from which module names are read.
     let report = places.interrupt();
-    assert_agreement("layers", &truth, &seen(&report, tgid, 0));
+    assert_agreement("modules", &truth, &seen(&report, tgid, 0));
     let device = &report["data"]["processes"][0]["devices"][0];
-    let modules = device["layers"].as_array().expect("a list");
+    let modules = device["modules"].as_array().expect("a list");
     assert!(modules.iter().all(|module| module["kind"] != "not_known"), "{modules:#?}");
 }
 

@@ -19,7 +19,7 @@ fn line_of(name: &str) -> u64 {
 
 /// Returns the estimated bytes that a line has allocated, and the standard error.
 fn estimate(report: &ReportLine, tgid: u32, name: &str) -> (u64, u64) {
-    let rows = tensor(report, tgid)["places"][0]["sites"].as_array().expect("there are lines");
+    let rows = tensor(report, tgid)["attribution"][0]["lines"].as_array().expect("there are lines");
     let row = rows.iter().find(|row| row["line"] == line_of(name)).unwrap_or_else(|| panic!("{rows:#?}"));
     let number = |key: &str| row["sampled"][key].as_u64().unwrap_or_else(|| panic!("{row:#}"));
     (number("total_bytes"), number("standard_error_bytes"))

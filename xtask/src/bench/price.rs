@@ -46,9 +46,9 @@ const MODES: [(TracingMode, Goal); 9] = [
     (TracingMode::Memwatch(&[]), Goal::Percent(2.0)),
     (TracingMode::Memwatch(&["--budget=0"]), Goal::Percent(0.2)),
     (TracingMode::Memwatch(&["--tensors=blocks"]), Goal::Times(1.3)),
-    (TracingMode::Memwatch(&["--tensors=sites"]), Goal::Times(1.6)),
-    (TracingMode::Memwatch(&["--tensors=sites", "--stacks=all"]), Goal::None),
-    (TracingMode::Memwatch(&["--tensors=layers"]), Goal::Times(3.0)),
+    (TracingMode::Memwatch(&["--tensors=lines"]), Goal::Times(1.6)),
+    (TracingMode::Memwatch(&["--tensors=lines", "--stacks=all"]), Goal::None),
+    (TracingMode::Memwatch(&["--tensors=modules"]), Goal::Times(3.0)),
     (TracingMode::History, Goal::None),
     (TracingMode::Count, Goal::None),
 ];
@@ -61,7 +61,7 @@ const ARENA_MODES: [(TracingMode, Goal); 5] = [
     (TracingMode::Nobody, Goal::None),
     (DRIVER_ALONE, Goal::None),
     (TracingMode::Memwatch(&["--tensors=blocks"]), Goal::Times(1.3)),
-    (TracingMode::Memwatch(&["--tensors=sites"]), Goal::None),
+    (TracingMode::Memwatch(&["--tensors=lines"]), Goal::None),
     (TracingMode::Count, Goal::None),
 ];
 
@@ -107,7 +107,7 @@ pub(super) fn arenas(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let tools = Tools::build(repo, "arenas")?;
     let bpftrace = crate::run::first_line(Command::new("bpftrace").arg("--version"))?;
     let mut text = format!("{}, {bpftrace}.\n", document::machine()?);
-    let operators = format!("operators of TensorFlow {TENSORFLOW}, with their names in `sites`");
+    let operators = format!("operators of TensorFlow {TENSORFLOW}, with their names in `lines`");
     for (title, start) in
         [("arrays of JAX", Training::start_arrays as StartTraining), (&operators, Training::start_operators)]
     {

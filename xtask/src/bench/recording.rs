@@ -64,7 +64,7 @@ pub(super) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let mut training = Training::start(repo, &driver, &[])?;
     let file = driver.join(format!("bench-{}.mwr", std::process::id()));
     let unrecorded = training.ask(&format!("run {UNRECORDED_STEPS}"))?;
-    let requests = [("blocks", NONE), ("sites", NONE), ("layers", NONE), ("layers", NEWEST)];
+    let requests = [("blocks", NONE), ("lines", NONE), ("modules", NONE), ("modules", NEWEST)];
     let measured = requests.map(|request| record(&mut training, (&memwatch, &driver), (request, steps), &file));
     // Remaining files are below target/.
     drop(std::fs::remove_file(&file));

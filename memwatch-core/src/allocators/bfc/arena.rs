@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::decode::{ArenaChunkReport, ChunkGoes};
-use crate::input::arenas::{ArenaReading, ArenaChunk, ArenaCounters};
+use crate::input::arenas::{ArenaChunk, ArenaCounters, ArenaReading};
 use crate::words::{Framework, Name, Ordinal};
 
 /// Location of an arena's memory, from the driver allocation that contains its first chunk.
@@ -70,7 +70,7 @@ pub struct BfcArena {
     /// Time of the latest event or reading.
     pub(super) time_ns: u64,
     /// Time of the last reading of the arena's state, which covers all events before it.
-    books_ns: u64,
+    allocator_state_ns: u64,
 }
 
 impl BfcArena {
@@ -148,8 +148,8 @@ impl BfcArena {
 
     /// Returns whether the last reading covers an event of this time. A grant it covers is still
     /// used if the chunk exists, for its stack.
-    pub(super) fn has_in_books(&self, time_ns: u64) -> bool {
-        time_ns <= self.books_ns
+    pub(super) fn has_in_allocator_state(&self, time_ns: u64) -> bool {
+        time_ns <= self.allocator_state_ns
     }
 
     /// Returns whether the program holds this chunk.
@@ -227,7 +227,7 @@ impl BfcArena {
         self.counters = Some(book.counters);
         self.largest_bytes = book.largest_alloc_bytes;
         self.is_largest_known = true;
-        (self.time_ns, self.books_ns) = (time_ns, time_ns);
+        (self.time_ns, self.allocator_state_ns) = (time_ns, time_ns);
         if !book.is_whole() {
             return Vec::new();
         }

@@ -18,7 +18,7 @@ pub use self::arena::{BfcArena, Home};
 use super::pytorch::DriverChange;
 use super::{BlockChange, FrameworkAllocator, ReportedTotals, TensorBlock};
 use crate::decode::{ArenaChunkReport, ChunkGoes, TensorChange, TensorEvent};
-use crate::input::arenas::{ArenaReading, ArenaReadings, ArenaChunk};
+use crate::input::arenas::{ArenaChunk, ArenaReading, ArenaReadings};
 use crate::ledger::{DriverSegment, SegmentLocation};
 use crate::words::{Framework, Ordinal};
 
@@ -99,7 +99,7 @@ impl Arenas {
     /// unknown or the last reading covers the event.
     fn apply_going(&mut self, event: &TensorEvent, goes: &ChunkGoes) -> Option<BlockChange> {
         let arena = self.arenas.get_mut(&goes.allocator)?;
-        if arena.has_in_books(event.time_ns) {
+        if arena.has_in_allocator_state(event.time_ns) {
             return None;
         }
         let chunk = arena.going(goes)?;
@@ -114,7 +114,7 @@ impl Arenas {
         let home = self.home_of(chunk.address, before);
         let arena = self.arenas.entry(chunk.allocator).or_insert_with(|| BfcArena::met_with(chunk));
         arena.home = home;
-        let is_past = arena.has_in_books(event.time_ns);
+        let is_past = arena.has_in_allocator_state(event.time_ns);
         if is_past && !(chunk.is_grant && arena.holds(chunk)) {
             return None;
         }
@@ -143,13 +143,13 @@ impl Arenas {
 
     /// Learns the state of arenas as read from memory, except those with an event since the reading
     /// began. Returns the chunks from before the attach.
-    pub(super) fn learn_arenas(&mut self, books: &ArenaReadings) -> Vec<OlderChunks> {
-        books.arenas.iter().filter_map(|book| self.learn_arena(book, books)).collect()
+    pub(super) fn learn_arenas(&mut self, allocator_state: &ArenaReadings) -> Vec<OlderChunks> {
+        allocator_state.arenas.iter().filter_map(|book| self.learn_arena(book, allocator_state)).collect()
     }
 
-    fn learn_arena(&mut self, book: &ArenaReading, books: &ArenaReadings) -> Option<OlderChunks> {
+    fn learn_arena(&mut self, book: &ArenaReading, allocator_state: &ArenaReadings) -> Option<OlderChunks> {
         let known = self.arenas.get(&book.allocator);
-        let is_late = known.is_some_and(|arena| arena.time_ns >= books.began_ns);
+        let is_late = known.is_some_and(|arena| arena.time_ns >= allocator_state.began_ns);
         if is_late || (known.is_none() && self.arenas.len() >= MOST_ARENAS) {
             return None;
         }
@@ -164,7 +164,7 @@ impl Arenas {
         }
         let arena = self.arenas.entry(book.allocator).or_default();
         arena.home = home;
-        let chunks = arena.learn(book, books.time_ns);
+        let chunks = arena.learn(book, allocator_state.time_ns);
         if home == Home::Host {
             arena.drop_chunks();
         }
@@ -184,7 +184,7 @@ impl Arenas {
 
     /// Returns the addresses of a framework's arenas that have chunks not known individually, or no
     /// name; all of them if events are not traced.
-    pub fn wanted_books(&self, framework: Framework) -> Vec<u64> {
+    pub fn wanted_allocator_state(&self, framework: Framework) -> Vec<u64> {
         let is_known = |arena: &BfcArena| !self.is_stopped && arena.is_exact() && arena.name.is_some();
         let is_its = |arena: &BfcArena| arena.framework.is_none_or(|own| own == framework);
         let lacks = |arena: &BfcArena| arena.home != Home::Host && is_its(arena) && !is_known(arena);

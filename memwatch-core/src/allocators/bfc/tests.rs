@@ -113,13 +113,13 @@ fn bfc_segment_granted_before_attach_gets_its_device_from_arena_state() {
     let mut arenas = Arenas::default();
     let granted = arenas.apply(&event(50, chunk(true, 0x10_0100, 1024, counters(7, 5120, 5120))));
     assert_eq!(granted, None, "nobody knows on which device");
-    assert_eq!(arenas.wanted_books(Framework::Jax), [ARENA]);
+    assert_eq!(arenas.wanted_allocator_state(Framework::Jax), [ARENA]);
     let older = arenas.learn_arenas(&book(&[(0x10_0100, 1024), (0x10_1000, 4096)], counters(7, 5120, 5120)));
     let [older] = older.as_slice() else { panic!("{older:?}") };
     assert_eq!((older.ordinal, older.chunks.len()), (GPU, 1), "one of the two had come with an event");
     let arena = &arenas.arenas()[&ARENA];
     assert_eq!((arena.home(), arena.is_exact(), arena.largest_bytes()), (Home::Named(GPU), true, Some(4096)));
-    assert_eq!(arenas.wanted_books(Framework::Jax), [0_u64; 0]);
+    assert_eq!(arenas.wanted_allocator_state(Framework::Jax), [0_u64; 0]);
     assert_eq!(arenas.reported()[&GPU].reserved_bytes, SEGMENT.bytes);
 }
 
@@ -179,14 +179,17 @@ fn bfc_unmapped_memory_is_not_counted_as_a_segment() {
 fn bfc_arenas_without_events_keep_the_last_reading_and_are_not_exact() {
     let mut ledger = TensorLedger::default();
     ledger.learn_arenas(&book(&[(0x10_0100, 1024)], counters(7, 1024, 6144)));
-    assert!(ledger.arenas().arenas()[&ARENA].is_exact() && ledger.arenas().wanted_books(Framework::Jax).is_empty());
+    assert!(
+        ledger.arenas().arenas()[&ARENA].is_exact()
+            && ledger.arenas().wanted_allocator_state(Framework::Jax).is_empty()
+    );
     ledger.stop();
     assert!(!ledger.arenas().arenas()[&ARENA].is_exact() && ledger.arenas().is_stopped());
     let later = ArenaReadings { began_ns: 300, time_ns: 400, ..book(&[(0x10_2000, 512)], counters(9, 512, 6144)) };
     ledger.read_arenas(&later);
     assert_eq!(ledger.reported()[&GPU].allocated_bytes, 512);
     assert_eq!(ledger.attribution().devices()[&GPU].allocated_bytes(), 512);
-    assert_eq!(ledger.arenas().wanted_books(Framework::Jax), [ARENA], "it goes on, and nobody sees it");
+    assert_eq!(ledger.arenas().wanted_allocator_state(Framework::Jax), [ARENA], "it goes on, and nobody sees it");
     ledger.resume(0);
     assert!(!ledger.arenas().is_stopped() && !ledger.arenas().arenas()[&ARENA].is_exact());
     let again = ArenaReadings { began_ns: 500, time_ns: 600, ..later };
@@ -200,7 +203,7 @@ fn after_a_loss_an_arena_is_not_exact_until_more_of_it_is_known() {
     arenas.apply(&event(1, chunk(true, 0x10_0100, 1024, counters(1, 1024, 1024))));
     arenas.lose();
     assert!(!arenas.arenas()[&ARENA].is_exact(), "what it counts now is not known");
-    assert_eq!(arenas.wanted_books(Framework::Jax), [ARENA]);
+    assert_eq!(arenas.wanted_allocator_state(Framework::Jax), [ARENA]);
 }
 
 /// Returns an event of ONNX Runtime's arena, which identifies a freed chunk by its address.
@@ -237,8 +240,8 @@ fn bfc_free_of_an_unseen_chunk_makes_the_arena_inexact_until_read() {
     arenas.apply(&onnx(1, 0x10_0100, true, counters(5, 4096, 6144)));
     assert_eq!(arenas.apply(&goes(2, 0x10_4000, counters(5, 4096, 6144))), None);
     assert!(!arenas.arenas()[&ARENA].is_exact());
-    assert_eq!(arenas.wanted_books(Framework::OnnxRuntime), [ARENA]);
-    assert!(arenas.wanted_books(Framework::Jax).is_empty(), "another framework's reader does not know it");
+    assert_eq!(arenas.wanted_allocator_state(Framework::OnnxRuntime), [ARENA]);
+    assert!(arenas.wanted_allocator_state(Framework::Jax).is_empty(), "another framework's reader does not know it");
     arenas.apply(&onnx(3, 0x10_0800, true, counters(6, 2048, 6144)));
     assert_eq!(arenas.arenas()[&ARENA].out_of_step(), 0, "what was missing is no contradiction");
     assert_eq!(arenas.arenas()[&ARENA].early_bytes(), None);
@@ -247,11 +250,11 @@ fn bfc_free_of_an_unseen_chunk_makes_the_arena_inexact_until_read() {
 #[test]
 fn onnx_runtimes_arenas_say_beside_their_name_on_which_device_they_are() {
     let named = |name: &'static str, device| {
-        let mut books = book(&[(0x10_0100, 1024)], counters(7, 1024, 6144));
-        let own = &mut books.arenas[0];
+        let mut allocator_state = book(&[(0x10_0100, 1024)], counters(7, 1024, 6144));
+        let own = &mut allocator_state.arenas[0];
         (own.framework, own.name, own.device) = (Some(Framework::OnnxRuntime), name.into(), device);
         let mut arenas = Arenas::default();
-        arenas.learn_arenas(&books);
+        arenas.learn_arenas(&allocator_state);
         arenas.arenas()[&ARENA].home()
     };
     assert_eq!(named("Cuda", Some(1)), Home::Named(Ordinal(1)));

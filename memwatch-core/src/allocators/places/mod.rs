@@ -4,7 +4,7 @@
 //! An event costs one map entry and six additions. The bytes of each call site at the device's peak
 //! are kept exactly, without copying: see [`BlockSum`].
 
-mod books;
+mod allocator_state;
 mod drawn;
 mod floor;
 mod live;

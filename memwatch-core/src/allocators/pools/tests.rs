@@ -3,7 +3,7 @@ use memwatch_common::tensor::STATISTICS_WORDS;
 use super::*;
 use crate::allocators::TensorLedger;
 use crate::decode::{PoolCounter, TraceAction, Traced};
-use crate::input::books::{AllocatorState, DeviceAllocatorState};
+use crate::input::allocator_state::{AllocatorState, DeviceAllocatorState};
 use crate::words::Tgid;
 
 const GPU: Ordinal = Ordinal(0);
@@ -280,7 +280,11 @@ fn pytorch_within_a_block_of_rapids_adds_nothing_twice() {
     let (reported, lines) = take(pool(PoolTurn::Granted(sized(POOL, BASE + (512 << 10), BYTES))));
     assert_eq!((reported.allocated_bytes, lines), (1024 + BYTES, 1024 + BYTES), "one beside it counts");
     take(tensor(512, 1536));
-    assert_eq!(ledger.attribution().devices()[&GPU].unplaced_bytes(), 0, "what RAPIDS has is no doubt of PyTorch's report");
+    assert_eq!(
+        ledger.attribution().devices()[&GPU].unplaced_bytes(),
+        0,
+        "what RAPIDS has is no doubt of PyTorch's report"
+    );
     let view = &ledger.pools().pools()[&POOL];
     assert_eq!((view.known_bytes(), view.divided_bytes()), ((512 << 10) + BYTES, 512 << 10));
 }
@@ -296,8 +300,9 @@ fn rmm_sums_are_kept_when_pytorch_allocator_state_is_read() {
     ledger.apply(&event);
     let lines = |ledger: &TensorLedger| ledger.attribution().devices()[&GPU].total().live_bytes;
     assert_eq!(lines(&ledger), BYTES);
-    let books = DeviceAllocatorState { ordinal: GPU, allocator: 1, words: vec![0; STATISTICS_WORDS], segments: Vec::new() };
+    let allocator_state =
+        DeviceAllocatorState { ordinal: GPU, allocator: 1, words: vec![0; STATISTICS_WORDS], segments: Vec::new() };
     let (began_ns, time_ns) = (10, 20);
-    ledger.learn_books(&AllocatorState { tgid: Tgid(1), began_ns, time_ns, devices: vec![books] });
+    ledger.learn_allocator_state(&AllocatorState { tgid: Tgid(1), began_ns, time_ns, devices: vec![allocator_state] });
     assert_eq!((lines(&ledger), ledger.attribution().devices()[&GPU].allocated_bytes()), (BYTES, BYTES));
 }

@@ -5,7 +5,7 @@
 //! allocator traces what it does and then reports it. If it does not trace, its reports and the
 //! entry of `malloc` have to suffice.
 
-mod books;
+mod allocator_state;
 mod device;
 mod driver;
 mod history;
@@ -36,7 +36,7 @@ pub use trust::{Certainty, Doubt, NamedNumber, RatedNumber};
 use super::threads::Phase;
 use super::{BlockChange, FrameworkAllocator, ReportedTotals};
 use crate::decode::{PendingBlocks, TensorChange, TensorEvent, TraceAction, Traced};
-use crate::input::books::{StateBlock, DeviceAllocatorState, DeviceNumbers};
+use crate::input::allocator_state::{DeviceAllocatorState, DeviceNumbers, StateBlock};
 use crate::words::{Ordinal, Tid};
 
 /// Maximum number of events kept of allocators on a still unknown device.
@@ -348,11 +348,11 @@ impl FrameworkAllocator for Allocators {
         device.is_some_and(|device| device.learn_statistics(time_ns, words))
     }
 
-    fn learn_books(&mut self, books: &DeviceAllocatorState, time_ns: u64) -> bool {
-        self.places.insert(books.allocator, books.ordinal);
-        let kept = self.unplaced.remove(&books.allocator).unwrap_or_default();
+    fn learn_allocator_state(&mut self, allocator_state: &DeviceAllocatorState, time_ns: u64) -> bool {
+        self.places.insert(allocator_state.allocator, allocator_state.ordinal);
+        let kept = self.unplaced.remove(&allocator_state.allocator).unwrap_or_default();
         self.unplaced_events = self.unplaced_events.saturating_sub(kept.len());
-        self.device(books.ordinal).learn_books(books, time_ns)
+        self.device(allocator_state.ordinal).learn_allocator_state(allocator_state, time_ns)
     }
 
     fn learn_numbers(&mut self, numbers: &DeviceNumbers, time_ns: u64) -> bool {
@@ -387,9 +387,9 @@ impl FrameworkAllocator for Allocators {
         is_unknown || self.devices.values().any(|device| !device.knows_blocks())
     }
 
-    fn wants_books(&self) -> bool {
+    fn wants_allocator_state(&self) -> bool {
         let is_unknown = self.devices.is_empty() && !self.from_start;
-        is_unknown || self.devices.values().any(DeviceAllocator::wants_books)
+        is_unknown || self.devices.values().any(DeviceAllocator::wants_allocator_state)
     }
 
     fn begin_own_peaks(&mut self, now_ns: u64) {

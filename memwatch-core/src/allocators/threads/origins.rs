@@ -212,7 +212,7 @@ fn joined(above: &str, name: &str) -> String {
     parts.collect::<Vec<_>>().join(".")
 }
 
-/// Returns whether a name is a suffix of a longer one, or equal: `fc1` of `modules.0.fc1`.
+/// Returns whether a name is a suffix of a longer one, or equal: `fc1` of `layers.0.fc1`.
 fn is_end_of(name: &str, whole: &str) -> bool {
     name.is_empty() || whole.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }

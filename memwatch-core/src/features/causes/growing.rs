@@ -2,7 +2,7 @@
 
 use super::paths::{self, PathKind};
 use super::{Cause, CauseEvidence, CauseKind, Confidence};
-use crate::features::leak::view::{RetainerView, LeakView};
+use crate::features::leak::view::{LeakView, RetainerView};
 use crate::input::holdings::HoldingClass;
 
 /// Minimum fraction of free memory outside of the default stream, or in private pools, that

@@ -4,7 +4,7 @@
 use super::CauseKind::{self, *};
 use super::{Cause, CauseEvidence, Confidence, causes};
 use crate::features::leak::model::Verdict;
-use crate::features::leak::view::{CachedView, RetainerView, LeakView};
+use crate::features::leak::view::{CachedView, LeakView, RetainerView};
 use crate::features::trend::Trend;
 use crate::input::holdings::{AdviceKind, Holding, HoldingClass, MemoryAdvice, OwnerModule};
 use crate::words::Ordinal;

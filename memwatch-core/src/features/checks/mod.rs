@@ -278,7 +278,8 @@ mod tests {
             let mut failed = failure(GIB).in_phases(0, &[]);
             let process = failed.snapshot.processes.iter_mut().find(|process| process.tgid == Tgid(7));
             let device =
-                &mut process.and_then(|process| process.tensors.as_mut()).expect("it has PyTorch").attribution.devices[0];
+                &mut process.and_then(|process| process.tensors.as_mut()).expect("it has PyTorch").attribution.devices
+                    [0];
             (device.allocated_bytes, device.unplaced_bytes) = (total, unplaced);
             device.sites.extend((line > 0).then(|| site(line)));
             of_snapshot(&failed.snapshot)
@@ -329,7 +330,12 @@ mod tests {
         let process = failed.snapshot.processes.iter_mut().find(|process| process.tgid == Tgid(7));
         let refusal =
             RefusalView { device: 0, wanted_bytes: 9 * GIB, time_ns: 1, whose: fixture::whose("forward", "a.py:1") };
-        process.and_then(|process| process.tensors.as_mut()).expect("it has PyTorch").attribution.refusals.push(refusal);
+        process
+            .and_then(|process| process.tensors.as_mut())
+            .expect("it has PyTorch")
+            .attribution
+            .refusals
+            .push(refusal);
         let of = |failures: &[OomView]| kinds(&of_failures(failures, &[], &failed.snapshot));
         assert_eq!(of(&[]), [ContradictionKind::FailureInOne]);
         assert_eq!(of(&[OomView { uuid, ..failure(9 * GIB) }]), []);

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::input::books::{AllocatorState, DeviceAllocatorState};
+use crate::input::allocator_state::{AllocatorState, DeviceAllocatorState};
 use crate::input::holdings::{Holding, HoldingClass, Holdings};
 use crate::words::Ordinal;
 
@@ -31,14 +31,14 @@ pub struct AllocatorTotals {
 
 impl AllocatorTotals {
     /// Returns the totals of an allocator state that was read completely.
-    pub fn of_books(books: &AllocatorState) -> Vec<Self> {
+    pub fn of_allocator_state(allocator_state: &AllocatorState) -> Vec<Self> {
         let totals = |device: &DeviceAllocatorState| Self {
             ordinal: device.ordinal,
             reserved_bytes: device.segments.iter().map(|segment| segment.bytes).fold(0, u64::saturating_add),
             changing_bytes: None,
             later_bytes: None,
         };
-        books.devices.iter().map(totals).collect()
+        allocator_state.devices.iter().map(totals).collect()
     }
 }
 

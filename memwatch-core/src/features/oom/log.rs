@@ -9,7 +9,7 @@ use super::requests::RefusedRequests;
 use super::view::OomView;
 use super::{DEATH_NS, ONE_NS, OUT_OF_MEMORY};
 use crate::attribution::workload::WorkloadKey;
-use crate::kernel_driver::books::REFUSED_KEPT;
+use crate::kernel_driver::process_ledger::REFUSED_KEPT;
 use crate::snapshot::{RefusedView, Snapshot};
 use crate::words::{Tgid, Tid};
 

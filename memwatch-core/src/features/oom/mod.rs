@@ -56,7 +56,7 @@ impl Pipeline {
     /// Records that the kernel driver refused memory. The result is known when the call returns.
     pub(crate) fn note_refused_request(&mut self, tgid: Tgid) {
         let Some(log) = &mut self.detectors.ooms else { return };
-        if let Some(refused) = self.kernel_driver.ledger_of(tgid).and_then(|books| books.refused().last()) {
+        if let Some(refused) = self.kernel_driver.ledger_of(tgid).and_then(|ledger| ledger.refused().last()) {
             log.requests.open(tgid, explained::refused(refused, tgid, &self.reading.devices));
         }
     }

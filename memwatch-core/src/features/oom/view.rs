@@ -30,6 +30,7 @@ pub struct OomView {
     /// Requested bytes.
     pub wanted_bytes: u64,
     /// Attribution of the request; `None` if PyTorch is not traced.
+    #[serde(rename = "attributed_to")]
     pub whose: Option<WhoseView>,
     /// State of PyTorch's allocator; `None` if it is unknown.
     pub cache: Option<CacheView>,

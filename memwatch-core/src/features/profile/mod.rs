@@ -14,7 +14,7 @@ use crate::features::profile::view::{
 use crate::features::samples::course::{ByteSeries, Peak, SeriesSample, SeriesSummary, percentiles};
 use crate::features::samples::{MemorySamples, ProcessLifetime, SeriesKey};
 use crate::features::timeline::events::Events;
-use crate::input::books::AllocatorNumbers;
+use crate::input::allocator_state::AllocatorNumbers;
 use crate::ledger::totals::DeviceRef;
 use crate::words::{GpuUuid, Tgid};
 

@@ -19,7 +19,7 @@ use crate::features::simulate::model::{
 };
 use crate::features::simulate::view::{MeasuredView, PolicyView, PredictedFailureView, SimulationView};
 use crate::input::DeviceFacts;
-use crate::input::books::AllocatorState;
+use crate::input::allocator_state::AllocatorState;
 use crate::ledger::totals::DeviceRef;
 use crate::words::{GpuUuid, Ordinal};
 
@@ -61,14 +61,14 @@ impl Pipeline {
     }
 
     /// Begins the replays with the allocator state that was read from the process.
-    pub(crate) fn begin_simulations(&mut self, books: &AllocatorState) {
+    pub(crate) fn begin_simulations(&mut self, allocator_state: &AllocatorState) {
         let Self { detectors, processes, reading, reconciliation, .. } = self;
         let Some(simulations) = &mut detectors.simulations else { return };
-        let Some(process) = processes.get(&books.tgid) else { return };
+        let Some(process) = processes.get(&allocator_state.tgid) else { return };
         let capacity_bytes = simulations.capacity_bytes();
-        for device in &books.devices {
-            let whose = (books.tgid, process.observed_since_ns, device.ordinal);
-            simulations.begin_with(whose, device, books.time_ns, |ordinal| {
+        for device in &allocator_state.devices {
+            let whose = (allocator_state.tgid, process.observed_since_ns, device.ordinal);
+            simulations.begin_with(whose, device, allocator_state.time_ns, |ordinal| {
                 capacity(process, ordinal, &reading.devices, reconciliation, capacity_bytes)
             });
         }

@@ -144,7 +144,7 @@ impl Pipeline {
             .map(|(life, what, begun_ns, last_ns)| {
                 let (kind, name) = match what {
                     TrainingPosition::Step(number) => ("step", Name::from(number.to_string())),
-                    TrainingPosition::Phase(phase) => ("stage", phase_name(phase)),
+                    TrainingPosition::Phase(phase) => ("phase", phase_name(phase)),
                 };
                 SpanView { tgid: life.tgid, kind: kind.into(), name, begun_ns, last_ns: last_ns.max(begun_ns) }
             })

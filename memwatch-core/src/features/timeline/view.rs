@@ -95,6 +95,7 @@ pub struct EventView {
     /// Driver function, if the event is a driver call.
     pub symbol: Option<Name>,
     /// Attribution of the allocation, if PyTorch's call sites are traced.
+    #[serde(rename = "attributed_to")]
     pub whose: Option<WhoseView>,
 }
 

@@ -156,8 +156,8 @@ impl Play {
     }
 
     fn seen_bytes(&self, tgid: u32) -> u64 {
-        let books = self.pipeline.kernel_driver.ledger_of(Tgid(tgid));
-        books.map_or(0, |books| books.live().map(|(_, bytes)| bytes).sum())
+        let ledger = self.pipeline.kernel_driver.ledger_of(Tgid(tgid));
+        ledger.map_or(0, |ledger| ledger.live().map(|(_, bytes)| bytes).sum())
     }
 
     fn mark(&mut self, row: &GoldenRow<'_>) {

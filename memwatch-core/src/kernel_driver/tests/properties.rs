@@ -168,24 +168,24 @@ fn steps() -> impl Strategy<Value = Vec<RequestStep>> {
     vec((0_u8..26, 1_u32..4, 0_u32..4, 1_u32..7, (1_u32..7, 0_u32..4)), 0..120)
 }
 
-fn apply(books: &mut KernelDriver, layout: AllocLayout, place: u64, step: RequestStep) {
+fn apply(ledger: &mut KernelDriver, layout: AllocLayout, place: u64, step: RequestStep) {
     match request(layout, step) {
-        Some(rm) => books.apply(&RmCall { ..rm.process(step.1).at(10 * place, 10 * place + 5).0 }, None),
-        None => books.end(Tgid(step.1), 10 * place),
+        Some(rm) => ledger.apply(&RmCall { ..rm.process(step.1).at(10 * place, 10 * place + 5).0 }, None),
+        None => ledger.end(Tgid(step.1), 10 * place),
     }
 }
 
 fn begun(layout: AllocLayout) -> KernelDriver {
-    let mut books = KernelDriver::default();
-    books.learn_version(Some(layout.version.to_owned()));
-    books
+    let mut ledger = KernelDriver::default();
+    ledger.learn_version(Some(layout.version.to_owned()));
+    ledger
 }
 
 /// Returns the video memory summed over objects, and according to the running totals.
-fn sums(books: &KernelDriver, tgid: u32) -> (u64, u64) {
-    let video = books.memory(Tgid(tgid)).filter(|(.., memory)| memory.lies == Lies::Video);
+fn sums(ledger: &KernelDriver, tgid: u32) -> (u64, u64) {
+    let video = ledger.memory(Tgid(tgid)).filter(|(.., memory)| memory.lies == Lies::Video);
     let by_object = video.map(|(.., memory)| memory.granted_bytes).sum();
-    (by_object, books.ledger_of(Tgid(tgid)).map_or(0, |books| books.live().map(|(_, bytes)| bytes).sum()))
+    (by_object, ledger.ledger_of(Tgid(tgid)).map_or(0, |ledger| ledger.live().map(|(_, bytes)| bytes).sum()))
 }
 
 proptest! {
@@ -194,13 +194,13 @@ proptest! {
     #[test]
     fn any_order_of_requests_gives_what_a_naive_tree_gives_in_every_layout(steps in steps()) {
         for layout in LAYOUTS {
-            let (mut books, mut naive) = (begun(layout), NaiveKernelDriver::default());
+            let (mut ledger, mut naive) = (begun(layout), NaiveKernelDriver::default());
             for (place, step) in (1..).zip(&steps) {
-                apply(&mut books, layout, place, *step);
+                apply(&mut ledger, layout, place, *step);
                 naively(&mut naive, *step);
                 for tgid in 1..4 {
                     let expected = naive.bytes(tgid);
-                    prop_assert_eq!(sums(&books, tgid), (expected, expected), "{:?} after {:?}", layout, step);
+                    prop_assert_eq!(sums(&ledger, tgid), (expected, expected), "{:?} after {:?}", layout, step);
                 }
             }
         }
@@ -224,20 +224,20 @@ proptest! {
     }
 
     #[test]
-    fn requests_of_any_bytes_never_break_the_books(
+    fn requests_of_any_bytes_never_break_the_ledger(
         records in vec((any::<prop::sample::Index>(), 1_u32..3, vec(any::<u8>(), 0..176), any::<u64>()), 0..60)
     ) {
-        let mut books = begun(NEWEST);
+        let mut ledger = begun(NEWEST);
         for (row, tgid, mut payload, asked_bytes) in records {
             let plan = row.get(memwatch_common::rm::PLANS);
             // The payload starts with a client's handle more often than it would at random.
             payload.splice(0..0, [row.index(3).to_le_bytes()[0], 0, 0xd0, 0xc1]);
             payload.truncate(176);
             let (nr, size) = (plan.nr, plan.size);
-            books.apply(&RmCall { tgid: Tgid(tgid), nr, size, payload, asked_bytes, ..RmCall::default() }, Some(1 << 40));
+            ledger.apply(&RmCall { tgid: Tgid(tgid), nr, size, payload, asked_bytes, ..RmCall::default() }, Some(1 << 40));
         }
         for tgid in 1..3 {
-            let (by_object, live) = sums(&books, tgid);
+            let (by_object, live) = sums(&ledger, tgid);
             prop_assert_eq!(by_object, live);
         }
     }

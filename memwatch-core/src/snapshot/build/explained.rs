@@ -6,12 +6,12 @@ use super::{Surroundings, difference, used_bytes};
 use crate::attribution::device::resolve_place;
 use crate::attribution::process::Process;
 use crate::input::{Cores, DeviceFacts};
-use crate::kernel_driver::books::{DriverLedger, RefusedMemory};
 use crate::kernel_driver::columns::{Columns, LiveRequests};
 use crate::kernel_driver::decode::Lies;
 use crate::kernel_driver::labels::{AttributedPurpose, MemoryPurpose};
 use crate::kernel_driver::local_memory::bytes_per_thread;
 use crate::kernel_driver::objects::DriverMemory;
+use crate::kernel_driver::process_ledger::{DriverLedger, RefusedMemory};
 use crate::kernel_driver::trust::{LedgerTrust, NvmlAgreement};
 use crate::ledger::totals::AllocationKind;
 use crate::snapshot::{
@@ -26,7 +26,7 @@ pub(crate) fn process(around: &Surroundings<'_>, process: &Process) -> Option<Ex
     if process.ended.is_some() {
         return process.last_explained.as_deref().cloned();
     }
-    let books = around.kernel_driver.ledger_of(process.tgid)?;
+    let ledger = around.kernel_driver.ledger_of(process.tgid)?;
     let requests = LiveRequests::new(process.ledger.requests());
     let mut by_gpu: BTreeMap<Option<GpuUuid>, Vec<&DriverMemory>> = BTreeMap::new();
     let mut host = ExplainedHost::default();
@@ -50,7 +50,7 @@ pub(crate) fn process(around: &Surroundings<'_>, process: &Process) -> Option<Ex
         .map(|(uuid, memory)| ExplainedUse {
             columns: columns(memory, &requests),
             pieces: pieces(memory, &requests),
-            ..on_gpu(around, process, books, (uuid.as_ref(), memory))
+            ..on_gpu(around, process, ledger, (uuid.as_ref(), memory))
         })
         .collect();
     gpus.sort_by_key(|gpu| gpu.uuid.is_none());
@@ -58,9 +58,9 @@ pub(crate) fn process(around: &Surroundings<'_>, process: &Process) -> Option<Ex
         gpus,
         host,
         imported: around.kernel_driver.imported(process.tgid),
-        refused: books.refused().map(|one| refused(one, process.tgid, &around.reading.devices)).collect(),
-        refused_count: books.refused_count(),
-        reused: books.reused(),
+        refused: ledger.refused().map(|one| refused(one, process.tgid, &around.reading.devices)).collect(),
+        refused_count: ledger.refused_count(),
+        reused: ledger.reused(),
         version: around.kernel_driver.version().map(str::to_owned),
     })
 }
@@ -68,10 +68,10 @@ pub(crate) fn process(around: &Surroundings<'_>, process: &Process) -> Option<Ex
 fn on_gpu(
     around: &Surroundings<'_>,
     process: &Process,
-    books: &DriverLedger,
+    ledger: &DriverLedger,
     (gpu, memory): (Option<&GpuUuid>, &[&DriverMemory]),
 ) -> ExplainedUse {
-    let standing = gpu.and_then(|gpu| books.standing(gpu));
+    let standing = gpu.and_then(|gpu| ledger.standing(gpu));
     // Readings with requests in flight are not among these.
     let last = standing.and_then(NvmlAgreement::last);
     ExplainedUse {

@@ -27,9 +27,9 @@ use crate::attribution::process::Process;
 use crate::decode::StackRef;
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::{
-    CallPathView, DeviceCallPaths, DeviceAttributionView, LargeView, ModuleView, PhaseBytesView, PhaseView, PlaceNameView,
-    AttributionView, ProcessView, RangeView, RefusalView, SiteView, StackView, SumView, TensorsView, WhoseView, WindowsView,
-    add, largest,
+    AttributionView, CallPathView, DeviceAttributionView, DeviceCallPaths, LargeView, ModuleView, PhaseBytesView,
+    PhaseView, PlaceNameView, ProcessView, RangeView, RefusalView, SiteView, StackView, SumView, TensorsView,
+    WhoseView, WindowsView, add, largest,
 };
 use crate::stack::PythonCode;
 use crate::words::{GpuUuid, Name, Ordinal};
@@ -86,7 +86,7 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
         losses: named(ledger.losses()),
         native_stacks: ends(ledger.stacks()),
         stacks_left_out: ledger.stacks().unkept(),
-        books_refused: ledger.books_refused().cloned(),
+        allocator_state_refused: ledger.allocator_state_refused().cloned(),
         windows: ledger.sampling().map(|sampling| WindowsView {
             windows: sampling.windows(),
             discarded: sampling.discarded(),
@@ -263,7 +263,7 @@ impl AttributionLists<'_> {
             let kind = match (key, name) {
                 (None, _) => "none",
                 (Some(_), None) => "rest",
-                (Some(_), Some(_)) => "phase",
+                (Some(_), Some(_)) => "range",
             };
             // A window shows only parts of ranges.
             let is_range = key.is_some() && self.ledger.sampling().is_none();
@@ -367,7 +367,7 @@ pub(crate) fn whose(names: &NameTable, whose: &Attribution) -> WhoseView {
     }
 }
 
-/// Returns `Net modules.0.fc1 Linear`; only `Net` for the model itself.
+/// Returns `Net layers.0.fc1 Linear`; only `Net` for the model itself.
 fn torch_module_name(module: &TorchModule) -> String {
     match module.name.as_deref() {
         Some("") => module.model.to_string(),

@@ -21,7 +21,7 @@ pub(crate) fn write(
 ) -> io::Result<()> {
     let modules = difference.modules.iter().map(module).collect();
     let data = DiffData { before: watched(before), after: watched(after), difference, modules };
-    write_report(out, "memwatch.diff/2", data, &after.snapshot, origin)
+    write_report(out, "memwatch.diff/3", data, &after.snapshot, origin)
 }
 
 fn watched<'a>(run: &'a DiffRun<'_>) -> DiffSide<'a> {

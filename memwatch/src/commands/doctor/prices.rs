@@ -102,7 +102,12 @@ pub(super) fn report(
         let prediction = rate.map(|rate| predicted(asked, tgid, rate));
         ProcessOverheads { tgid, name, prediction }
     };
-    PredictedOverheadReport { budget, prices, not_measured: measured.err(), processes: counted.map(of_process).collect() }
+    PredictedOverheadReport {
+        budget,
+        prices,
+        not_measured: measured.err(),
+        processes: counted.map(of_process).collect(),
+    }
 }
 
 fn predicted(asked: TracingRequest, tgid: Tgid, events_per_second: u64) -> Prediction {

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use super::check::{Check, CheckState, Topic};
-use super::prices::{Prediction, PredictedOverheadReport};
+use super::prices::{PredictedOverheadReport, Prediction};
 use super::{Barrier, Diagnosis};
 use crate::printable::printable;
 use crate::render::format::count;
@@ -116,7 +116,7 @@ fn write_prices(text: &mut String, report: &PredictedOverheadReport, paint: Pain
 /// Writes the levels: the chosen level has a mark, and a level above the budget is dim.
 fn write_levels(text: &mut String, prediction: &Prediction, paint: Paint) {
     let row = |[mark, level, ns_per_event, part, fits]: [&str; 5], shows: &str| {
-        format!("  {mark:2}  {level:<6}  {ns_per_event:>12}  {part:>14}  {fits:<6}  {shows}")
+        format!("  {mark:2}  {level:<7}  {ns_per_event:>12}  {part:>14}  {fits:<6}  {shows}")
     };
     let header = row(["", "LEVEL", "NS PER EVENT", "OF A PROCESSOR", "FITS"], "SHOWS");
     let _ = writeln!(text, "{}", paint.with("2", &header));
@@ -226,16 +226,16 @@ mod tests {
 Predicted overhead of tracing PyTorch
   budget: 2 % of one processor; a probe takes 1,000 ns here
   PID 7 (python3): 120,000 tensor events/s
-      LEVEL   NS PER EVENT  OF A PROCESSOR  FITS    SHOWS
-  ->  read               0             0 %  yes     totals, peaks and counts, read from its memory
-      blocks         2,650          31.8 %  no      every tensor allocation and free
-      sites          3,100          37.2 %  no      the lines of Python; blocks below 1 MiB are sampled
-      layers         5,000            60 %  no      phases and modules
+      LEVEL    NS PER EVENT  OF A PROCESSOR  FITS    SHOWS
+  ->  read                0             0 %  yes     totals, peaks and counts, read from its memory
+      blocks          2,650          31.8 %  no      every tensor allocation and free
+      lines           3,100          37.2 %  no      the lines of Python; blocks below 1 MiB are sampled
+      modules        5,000            60 %  no      phases and modules
       without --tensors it is traced at level read
   PID 9 (python3): 0 tensor events/s
 ";
         assert!(text.contains(table), "{text}");
-        assert!(text.contains("\n  ->  layers         5,000             0 %  yes     phases and modules\n"), "{text}");
+        assert!(text.contains("\n  ->  modules         5,000             0 %  yes     phases and modules\n"), "{text}");
         assert!(text.contains("  PID 11 (python3): PyTorch with CUDA is not loaded: there are no tensors"), "{text}");
         assert!(!render(&healthy(), false).contains("Predicted overhead"));
         let text = render(&priced(Err("the trial run did not work".to_owned())), false);

@@ -18,7 +18,7 @@ pub(crate) struct Fragment {
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
     /// How much of PyTorch is traced: off (driver only), blocks (segments), sites (and lines) or layers (and modules)
-    #[arg(long = "tensors", value_name = "LEVEL", default_value = "sites", conflicts_with = "recording")]
+    #[arg(long = "tensors", value_name = "LEVEL", default_value = "lines", conflicts_with = "recording")]
     #[arg(value_parser = level)]
     pub(crate) level: TensorLevel,
     /// Would a request of this size fit: 512M

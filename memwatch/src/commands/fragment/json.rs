@@ -19,7 +19,7 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: ReportOrigin,
 ) -> io::Result<()> {
-    write_report(out, "memwatch.fragment/2", data(found, snapshot), snapshot, origin)
+    write_report(out, "memwatch.fragment/3", data(found, snapshot), snapshot, origin)
 }
 
 /// Returns the report as a part of another report.

@@ -16,7 +16,7 @@ use memwatch_core::features::holdings::view::HoldingsView;
 use memwatch_core::input::holdings::Holding;
 
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::pytorch::{StateReadError, HoldingsReader, NAMES_TIME};
+use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME, StateReadError};
 use crate::options::CommonArgs;
 use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};

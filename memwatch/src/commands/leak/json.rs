@@ -21,7 +21,7 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: ReportOrigin,
 ) -> io::Result<()> {
-    write_report(out, "memwatch.leak/2", data(leaks), snapshot, origin)
+    write_report(out, "memwatch.leak/3", data(leaks), snapshot, origin)
 }
 
 /// Returns the report as a part of another report.

@@ -16,7 +16,7 @@ use super::args::Leak;
 use super::print;
 use crate::commands::holdings;
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::pytorch::{StateReadError, HoldingsReader, NAMES_TIME};
+use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME, StateReadError};
 use crate::options::CommonArgs;
 use crate::sources::clock::{boottime_ns, thread_ns};
 use crate::sources::procfs::ProcReader;

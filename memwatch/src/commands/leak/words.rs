@@ -2,7 +2,7 @@
 
 use memwatch_core::features::causes::{self, Cause, CauseEvidence};
 use memwatch_core::features::leak::model::Verdict;
-use memwatch_core::features::leak::view::{RetainerView, LeakView, LeaksView, ReadingsView};
+use memwatch_core::features::leak::view::{LeakView, LeaksView, ReadingsView, RetainerView};
 use memwatch_core::input::holdings::HoldingClass;
 
 use crate::render::Tone;

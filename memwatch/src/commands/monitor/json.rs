@@ -24,7 +24,7 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: ReportOrigin,
 ) -> io::Result<()> {
-    write_report(out, "memwatch.monitor/2", MonitorData { findings, snapshot }, snapshot, origin)
+    write_report(out, "memwatch.monitor/3", MonitorData { findings, snapshot }, snapshot, origin)
 }
 
 struct MonitorData<'a> {

@@ -22,7 +22,7 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: ReportOrigin,
 ) -> io::Result<()> {
-    write_report(out, "memwatch.forecast/2", change(view), snapshot, origin)
+    write_report(out, "memwatch.forecast/3", change(view), snapshot, origin)
 }
 
 #[derive(Serialize)]

@@ -27,7 +27,7 @@ pub(crate) fn write(
         changes: report.changes.iter().map(change).collect(),
         failures: data(report.failed),
     };
-    write_report(out, "memwatch.oom/2", data, snapshot, origin)
+    write_report(out, "memwatch.oom/3", data, snapshot, origin)
 }
 
 /// Writes one failure as one line, as soon as it happens.

@@ -17,7 +17,7 @@ pub(crate) enum WhereRowKind {
     /// A module of the model
     Module,
     /// Forward, backward, optimizer and other phases
-    Range,
+    Phase,
 }
 
 /// Which frames of a stack `memwatch where` shows.
@@ -60,7 +60,7 @@ pub(crate) struct Where {
     pub(crate) fragmentation: bool,
 }
 
-/// What all of its forms take, and `memwatch phases` as it was.
+/// Options of every list.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct AttributionArgs {
     #[command(flatten)]
@@ -83,26 +83,6 @@ pub(crate) struct AttributionArgs {
     pub(crate) min_size: u64,
 }
 
-/// `memwatch sites`: the former name of `memwatch where --by line`.
-#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
-pub(crate) struct Sites {
-    #[command(flatten)]
-    pub(crate) places: AttributionArgs,
-    /// The stacks that hold most, with native frames
-    #[arg(long)]
-    pub(crate) native: bool,
-}
-
-/// `memwatch modules`: the former name of `memwatch where --by module`.
-#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
-pub(crate) struct Modules {
-    #[command(flatten)]
-    pub(crate) places: AttributionArgs,
-    /// What rounding and splitting waste in each module
-    #[arg(long)]
-    pub(crate) fragmentation: bool,
-}
-
 impl Checked for Where {
     fn check(&self) -> Result<(), String> {
         if self.native && self.by != WhereRowKind::Line {
@@ -122,17 +102,5 @@ impl Checked for AttributionArgs {
     fn check(&self) -> Result<(), String> {
         self.price.check("memwatch holdings")?;
         self.subject.check()
-    }
-}
-
-impl Checked for Sites {
-    fn check(&self) -> Result<(), String> {
-        self.places.check()
-    }
-}
-
-impl Checked for Modules {
-    fn check(&self) -> Result<(), String> {
-        self.places.check()
     }
 }

@@ -17,7 +17,7 @@ use crate::watch::one_shot::recorded_snapshot;
 use crate::watch::one_shot::watch_until;
 use crate::watch::past::{Needs, RecordedPeriod};
 use crate::watch::signals::TerminationSignals;
-use args::{Modules, AttributionArgs, Sites, Where, WhereRowKind};
+use args::{AttributionArgs, Where, WhereRowKind};
 use std::io;
 use tokio::time::Instant;
 
@@ -35,28 +35,8 @@ pub(crate) async fn run(args: &Where, common: &CommonArgs) -> Result<Exit, ExitF
         WhereRowKind::Module => {
             self::places(places, (Which::Modules, !fragmentation, FrameDetail::Lines), common).await
         }
-        WhereRowKind::Range => ranges(places, common).await,
+        WhereRowKind::Phase => self::places(places, (Which::Phases, true, FrameDetail::Lines), common).await,
     }
-}
-
-/// Runs `memwatch sites`, the former name of `memwatch where --by line`.
-pub(crate) async fn lines(args: &Sites, common: &CommonArgs) -> Result<Exit, ExitFailure> {
-    places(
-        &args.places,
-        (Which::Sites, true, if args.native { FrameDetail::Native } else { FrameDetail::Lines }),
-        common,
-    )
-    .await
-}
-
-/// Runs `memwatch modules`, the former name of `memwatch where --by module`.
-pub(crate) async fn modules(args: &Modules, common: &CommonArgs) -> Result<Exit, ExitFailure> {
-    places(&args.places, (Which::Modules, !args.fragmentation, FrameDetail::Lines), common).await
-}
-
-/// Runs `memwatch phases`, the former name of `memwatch where --by phase`.
-pub(crate) async fn ranges(args: &AttributionArgs, common: &CommonArgs) -> Result<Exit, ExitFailure> {
-    places(args, (Which::Phases, true, FrameDetail::Lines), common).await
 }
 
 /// Traces for a while and prints one list. With `reports_only`, traces allocations and frees only.

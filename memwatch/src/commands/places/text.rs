@@ -4,7 +4,8 @@ use std::io;
 
 use memwatch_core::allocators::sampling::Estimate;
 use memwatch_core::snapshot::{
-    DeviceAttributionView, ModuleView, AttributionView, ProcessView, Snapshot, SumView, TruncatableRow, largest, largest_at_peak,
+    AttributionView, DeviceAttributionView, ModuleView, ProcessView, Snapshot, SumView, TruncatableRow, largest,
+    largest_at_peak,
 };
 
 use crate::render::Tone;
@@ -70,7 +71,12 @@ pub(crate) fn write_all(
     out.flush()
 }
 
-fn heading(snapshot: &Snapshot, process: &ProcessView, places: &AttributionView, device: &DeviceAttributionView) -> String {
+fn heading(
+    snapshot: &Snapshot,
+    process: &ProcessView,
+    places: &AttributionView,
+    device: &DeviceAttributionView,
+) -> String {
     let steps = places.steps.map_or_else(String::new, |steps| format!("  {} steps", count(steps)));
     let ended = if process.ended_ns.is_some() { "  ended: ranked AT PEAK" } else { "" };
     format!(

@@ -19,7 +19,7 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: ReportOrigin,
 ) -> io::Result<()> {
-    write_report(out, "memwatch.profile/2", data(profile, snapshot), snapshot, origin)
+    write_report(out, "memwatch.profile/3", data(profile, snapshot), snapshot, origin)
 }
 
 /// Returns the report as a part of another report.

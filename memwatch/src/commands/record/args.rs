@@ -16,7 +16,7 @@ pub(crate) struct RecordArgs {
     #[arg(short, long, value_name = "FILE", help_heading = "Recording")]
     pub(crate) output: PathBuf,
     #[command(flatten)]
-    pub(crate) tape: RecorderArgs,
+    pub(crate) recorder: RecorderArgs,
     /// Stop after this time (default: at Ctrl-C, or when the named processes have ended)
     #[arg(short, long, value_name = "TIME", value_parser = values::duration, allow_negative_numbers = true)]
     #[arg(help_heading = "Time")]

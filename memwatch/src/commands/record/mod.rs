@@ -12,8 +12,8 @@ use crate::render::wall_clock::WallClock;
 use crate::watch::one_shot::tgids_of;
 use crate::watch::recorded::LARGE_BYTES;
 use crate::watch::recorded::follow;
+use crate::watch::recorded::recorder;
 use crate::watch::recorded::reported;
-use crate::watch::recorded::tape;
 use crate::watch::recording::{Recorded, RecordingFacts};
 use crate::watch::session::{Session, holdings};
 use crate::watch::signals::TerminationSignals;
@@ -34,10 +34,10 @@ pub(crate) async fn record(args: &RecordArgs, common: &CommonArgs) -> Result<Exi
         return Err(ExitFailure::new(Exit::Error, why).advise("Leave out --json, or name a file: -o FILE"));
     }
     let tgids = tgids_of(&args.selected, common).await?;
-    let options = tape(&args.output, &args.tape, tgids.is_empty())?;
+    let options = recorder(&args.output, &args.recorder, tgids.is_empty())?;
     let request = args.tensors.request(!tgids.is_empty());
     let mut session_options = session_options(&TargetArgs::of(&Selected::of(&tgids)), request, common);
-    session_options.tape = Some(options.clone());
+    session_options.recorder = Some(options.clone());
     session_options.holdings_every = Some(holdings::IN_RECORDING);
     let mut session = Session::open(&session_options)?;
     session.list_tensors_from(LARGE_BYTES);

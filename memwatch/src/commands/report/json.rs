@@ -45,7 +45,7 @@ pub(crate) fn write(
         damaged_byte,
     };
     let data = Whole { recording, data: data(JsonReport::Run, snapshot), churn: churn.map(churn::data) };
-    write_report(out, "memwatch.report/2", data, snapshot, origin)
+    write_report(out, "memwatch.report/3", data, snapshot, origin)
 }
 
 #[derive(Serialize)]

@@ -14,7 +14,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) tensors: TensorArgs,
     #[command(flatten)]
-    pub(crate) tape: RecorderArgs,
+    pub(crate) recorder: RecorderArgs,
     /// Record to this file, for --in
     #[arg(short, long, value_name = "FILE", help_heading = "Recording")]
     pub(crate) output: Option<PathBuf>,

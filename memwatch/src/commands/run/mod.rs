@@ -54,9 +54,9 @@ pub(crate) async fn run_command(run: &RunArgs, common: &CommonArgs) -> Result<Ex
         let why = "the recording cannot go to standard output, which is the program's";
         return Err(failed(ExitFailure::new(Exit::Error, why).advise("Name a file: -o FILE")));
     }
-    options.tape =
-        run.output.as_deref().map(|path| recorded::tape(path, &run.tape, false)).transpose().map_err(failed)?;
-    options.holdings_every = options.tape.as_ref().map(|_| holdings::IN_RECORDING);
+    options.recorder =
+        run.output.as_deref().map(|path| recorded::recorder(path, &run.recorder, false)).transpose().map_err(failed)?;
+    options.holdings_every = options.recorder.as_ref().map(|_| holdings::IN_RECORDING);
     let mut session = Session::open(&options).map_err(failed)?;
     session.pipeline_mut().watch_leaks();
     session.pipeline_mut().watch_ooms();

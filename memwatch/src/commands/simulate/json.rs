@@ -22,7 +22,7 @@ pub(crate) fn write(
     origin: ReportOrigin,
 ) -> io::Result<()> {
     let devices = simulations.iter().map(|one| device(one, snapshot)).collect();
-    write_report(out, "memwatch.simulate/2", SimulateData { capacity_bytes, devices }, snapshot, origin)
+    write_report(out, "memwatch.simulate/3", SimulateData { capacity_bytes, devices }, snapshot, origin)
 }
 
 #[derive(Serialize)]

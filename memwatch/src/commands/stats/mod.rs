@@ -1,9 +1,9 @@
 //! `memwatch stats`: shows the `memory_stats()` of PyTorch and JAX from outside the process.
 
 pub(crate) mod args;
+mod reset_peaks;
 pub(crate) mod text;
 
-use crate::commands::reset_peaks;
 use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::CommonArgs;
@@ -69,7 +69,8 @@ fn resting(snapshot: &Snapshot) -> Option<ExitFailure> {
     if tensors.peek().is_none() || tensors.any(|tensors| has_any(tensors)) {
         return None;
     }
-    let mut refused = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()?.books_refused.as_ref());
+    let mut refused =
+        snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()?.allocator_state_refused.as_ref());
     if let Some(why) = refused.next() {
         let failure = ExitFailure::new(Exit::Unsupported, format!("no counters of PyTorch: {why}"));
         return Some(failure.advise("What it has of the driver: memwatch ps"));
@@ -89,7 +90,7 @@ fn has_any(tensors: &TensorsView) -> bool {
 fn is_counted(snapshot: &Snapshot) -> bool {
     let mut tensors = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()).peekable();
     let is_counted = |tensors: &TensorsView| {
-        let is_any = has_any(tensors) || tensors.books_refused.is_some();
+        let is_any = has_any(tensors) || tensors.allocator_state_refused.is_some();
         let is_named = tensors.arenas.iter().all(|arena| arena.name.is_some());
         is_any && is_named && tensors.allocators.iter().all(|one| one.counted_from != "unknown")
     };

@@ -74,7 +74,7 @@ pub(crate) fn write(
             any = true;
             page.pools(snapshot, process, view);
         }
-        if let Some(why) = process.tensors.as_ref().and_then(|tensors| tensors.books_refused.as_ref()) {
+        if let Some(why) = process.tensors.as_ref().and_then(|tensors| tensors.allocator_state_refused.as_ref()) {
             let text = format!("PID {}: what it held before the attach is not known: {why}", process.tgid.0);
             page.line(&Sentence::new(Tone::Warning, text));
         }

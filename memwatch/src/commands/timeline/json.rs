@@ -27,7 +27,7 @@ pub(crate) fn write(
         events: timeline.events.iter().map(|view| TimelineEventData { view, seconds: since(view.time_ns) }).collect(),
         spans: timeline.spans.iter().map(|view| span(view, since)).collect(),
     };
-    write_report(out, "memwatch.timeline/2", data, snapshot, origin)
+    write_report(out, "memwatch.timeline/3", data, snapshot, origin)
 }
 
 #[derive(Serialize)]

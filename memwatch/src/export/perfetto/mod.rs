@@ -219,8 +219,8 @@ fn instant(reported: &EventView, track_uuid: u64, snapshot: &Snapshot) -> TraceE
         debug_annotations.push(DebugAnnotation { name, uint_value, string_value: None });
     }
     if let Some(whose) = &reported.whose {
-        debug_annotations.push(text("stage", whose.phase.clone().into_owned()));
-        let places = [("site", &whose.site.name), ("layer", &whose.module.name)];
+        debug_annotations.push(text("phase", whose.phase.clone().into_owned()));
+        let places = [("call_site", &whose.site.name), ("module", &whose.module.name)];
         let named = places.into_iter().filter_map(|(name, place)| Some((name, place.as_ref()?)));
         debug_annotations.extend(named.map(|(name, place)| text(name, printable(place).into_owned())));
     }

@@ -9,7 +9,7 @@ use std::io;
 
 use memchr::memmem::Finder;
 use memwatch_common::tensor::NODE_WORDS;
-use memwatch_core::input::arenas::{ArenaReading, ArenaReadings, ArenaChunk, ArenaCounters};
+use memwatch_core::input::arenas::{ArenaChunk, ArenaCounters, ArenaReading, ArenaReadings};
 use memwatch_core::words::{Framework, Name, Tgid};
 use memwatch_inspect::memory::MemoryAccess;
 

@@ -6,13 +6,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use memwatch_core::features::holdings::AllocatorTotals;
-use memwatch_core::input::books::{AllocatorState, MovingAllocatorState, MovingDevice};
+use memwatch_core::input::allocator_state::{AllocatorState, MovingAllocatorState, MovingDevice};
 use memwatch_core::input::holdings::{HoldingClass, Holdings};
 use memwatch_core::words::{Ordinal, Tgid};
 use memwatch_inspect::holdings::{Blocks, InspectOptions, read_again};
 use memwatch_inspect::python::layout::CpythonLayout;
 
-use super::books::{StateReadError, StateReader};
+use super::allocator_state::{StateReadError, StateReader};
 use super::remembered_names::RememberedNames;
 use crate::sources::address_space::{AddressSpace, MemoryMapping};
 use crate::sources::binary::Binary;
@@ -62,7 +62,7 @@ pub(crate) const NAMES_TIME: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct HoldingsReader {
     tgid: u32,
-    books: StateReader,
+    allocator_state: StateReader,
     space: AddressSpace,
     /// Layout of the process's Python, or the reason for missing names.
     layout: Result<CpythonLayout, String>,
@@ -80,7 +80,7 @@ impl HoldingsReader {
     /// # Errors
     /// The process is not readable, or its library is damaged.
     pub(crate) fn open(tgid: u32, most_time: Duration) -> Result<Option<Self>, StateReadError> {
-        let Some(books) = StateReader::open(tgid)? else { return Ok(None) };
+        let Some(allocator_state) = StateReader::open(tgid)? else { return Ok(None) };
         let space = AddressSpace::open(tgid).map_err(|error| StateReadError::Unreadable(error.kind()))?;
         let layout = match python::layout_of(tgid, &space) {
             Ok(Some(layout)) => Ok(layout),
@@ -92,17 +92,25 @@ impl HoldingsReader {
             workspaces: workspaces(&space),
             ..InspectOptions::default()
         };
-        Ok(Some(Self { tgid, books, space, layout, options, most_time, remembered: RememberedNames::default() }))
+        Ok(Some(Self {
+            tgid,
+            allocator_state,
+            space,
+            layout,
+            options,
+            most_time,
+            remembered: RememberedNames::default(),
+        }))
     }
 
     /// Returns how often the layout of PyTorch's build had to be searched, in all readings.
     pub(crate) fn searches(&self) -> u32 {
-        self.books.searches()
+        self.allocator_state.searches()
     }
 
     /// Returns the allocators' addresses in the last complete reading, by device.
     pub(crate) fn allocators(&self) -> &[u64] {
-        self.books.allocators()
+        self.allocator_state.allocators()
     }
 
     /// Reloads the process's mappings before another reading of a running process.
@@ -110,7 +118,7 @@ impl HoldingsReader {
     /// # Errors
     /// The process has exited or is no longer readable.
     pub(crate) fn refresh(&mut self) -> Result<(), StateReadError> {
-        self.books.refresh()?;
+        self.allocator_state.refresh()?;
         self.space.refresh().map_err(|error| StateReadError::Unreadable(error.kind()))
     }
 
@@ -140,8 +148,8 @@ impl HoldingsReader {
 
     /// Whether the process still has the same blocks.
     fn is_unchanged(&mut self, holdings: &Holdings) -> bool {
-        let Ok(books) = self.books.read() else { return false };
-        let blocks = Blocks::of_books(&books);
+        let Ok(allocator_state) = self.allocator_state.read() else { return false };
+        let blocks = Blocks::of_allocator_state(&allocator_state);
         blocks
             .iter()
             .map(|block| (block.address, block.bytes))
@@ -152,7 +160,10 @@ impl HoldingsReader {
     ///
     /// # Errors
     /// The same as [`Self::read_patiently`].
-    pub(crate) fn read_within(&mut self, patience: Duration) -> Result<(Holdings, Vec<AllocatorTotals>), StateReadError> {
+    pub(crate) fn read_within(
+        &mut self,
+        patience: Duration,
+    ) -> Result<(Holdings, Vec<AllocatorTotals>), StateReadError> {
         let until = Instant::now() + patience;
         loop {
             match self.read() {
@@ -172,7 +183,7 @@ impl HoldingsReader {
     /// # Errors
     /// The allocators were active, or their state cannot be parsed.
     pub(crate) fn read(&mut self) -> Result<(Holdings, Vec<AllocatorTotals>), StateReadError> {
-        let latest = Latest::of_books(&self.books.read()?);
+        let latest = Latest::of_allocator_state(&self.allocator_state.read()?);
         Ok(self.named(latest))
     }
 
@@ -181,17 +192,17 @@ impl HoldingsReader {
     /// # Errors
     /// The allocators' state cannot be parsed.
     pub(crate) fn read_standing(&mut self) -> Result<(Holdings, Vec<AllocatorTotals>), StateReadError> {
-        let latest = Latest::of_moving(&self.books.read_standing()?);
+        let latest = Latest::of_moving(&self.allocator_state.read_standing()?);
         Ok(self.named(latest))
     }
 
     /// Resolves the names of these blocks, and of the blocks that exist by then.
     fn named(&mut self, mut latest: Latest) -> (Holdings, Vec<AllocatorTotals>) {
-        let Self { books, space, layout, options, most_time, .. } = self;
+        let Self { allocator_state, space, layout, options, most_time, .. } = self;
         let layout = layout.as_ref();
         let first = latest.blocks.clone();
         let named = read_again(&space.within(*most_time), layout.ok(), (&first, options), &mut || {
-            latest.renew(books);
+            latest.renew(allocator_state);
             Some(latest.blocks.clone())
         });
         let without_names = layout.err().cloned().or(named.without_names);
@@ -219,25 +230,35 @@ struct Latest {
 }
 
 impl Latest {
-    fn of_books(books: &AllocatorState) -> Self {
-        let totals = AllocatorTotals::of_books(books);
-        Self { blocks: Blocks::of_books(books), began_ns: books.began_ns, totals, moving: Vec::new() }
+    fn of_allocator_state(allocator_state: &AllocatorState) -> Self {
+        let totals = AllocatorTotals::of_allocator_state(allocator_state);
+        Self {
+            blocks: Blocks::of_allocator_state(allocator_state),
+            began_ns: allocator_state.began_ns,
+            totals,
+            moving: Vec::new(),
+        }
     }
 
-    fn of_moving(books: &MovingAllocatorState) -> Self {
+    fn of_moving(allocator_state: &MovingAllocatorState) -> Self {
         let device = |device: &MovingDevice| (device.ordinal, device.allocated_bytes, device.reserved_bytes);
-        let moving = books.devices.iter().map(device).collect();
-        Self { blocks: Blocks::of_moving(books), began_ns: books.began_ns, totals: Vec::new(), moving }
+        let moving = allocator_state.devices.iter().map(device).collect();
+        Self {
+            blocks: Blocks::of_moving(allocator_state),
+            began_ns: allocator_state.began_ns,
+            totals: Vec::new(),
+            moving,
+        }
     }
 
     /// Reads the blocks again. If the allocators are active, keeps only the blocks that still
     /// exist.
-    fn renew(&mut self, books: &mut StateReader) {
-        if let Ok(read) = books.read() {
-            let now = Self::of_books(&read);
+    fn renew(&mut self, allocator_state: &mut StateReader) {
+        if let Ok(read) = allocator_state.read() {
+            let now = Self::of_allocator_state(&read);
             *self =
                 if self.moving.is_empty() { now } else { Self { blocks: self.blocks.standing_in(&now.blocks), ..now } };
-        } else if let Ok(read) = books.read_moving()
+        } else if let Ok(read) = allocator_state.read_moving()
             && !read.devices.is_empty()
         {
             let now = Self::of_moving(&read);

@@ -1,7 +1,7 @@
 //! PyTorch in a process: its libraries, their probed functions, and readers of its allocators'
 //! state.
 
-mod books;
+mod allocator_state;
 mod calls;
 mod counter;
 mod holdings;
@@ -15,7 +15,7 @@ mod request;
 mod symbols;
 mod watch;
 
-pub(crate) use books::{StateReadError, StateReader};
+pub(crate) use allocator_state::{StateReadError, StateReader};
 pub(crate) use holdings::{HoldingsReader, NAMES_TIME};
 pub(crate) use memwatch_core::input::{StackSelection, TensorLevel};
 pub(crate) use numbers::{RecordPosition, RestingNumbers};

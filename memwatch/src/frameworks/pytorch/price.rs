@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use memwatch_common::tensor::TensorMeaning;
 use memwatch_core::allocators::pytorch::{StatFamily, StatScope, statistics_of};
 use memwatch_core::attribution::price::per_second;
-use memwatch_core::input::books::AllocatorNumbers;
+use memwatch_core::input::allocator_state::AllocatorNumbers;
 use memwatch_inspect::pytorch::ReadRefusal;
 
-use super::books::{StateReadError, StateReader};
+use super::allocator_state::{StateReadError, StateReader};
 use super::look::FoundLibrary;
 use crate::frameworks::probes::{self as tensor_probes, TensorProbes};
 use crate::sources::kernel::load::KernelHalf;

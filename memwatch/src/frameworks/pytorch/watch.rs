@@ -167,10 +167,12 @@ impl TorchWatch {
     }
 
     /// Returns the probed frameworks of a process that keep no list of their allocations.
-    pub(crate) fn without_books(&self, tgid: u32) -> impl Iterator<Item = Framework> {
+    pub(crate) fn without_allocator_state(&self, tgid: u32) -> impl Iterator<Item = Framework> {
         let libraries = self.processes.get(&tgid).into_iter().flat_map(|watched| &watched.libraries);
         let probed = libraries.filter(|(_, library)| !library.probes.is_empty()).map(|(library, _)| *library);
-        probed.filter(|library| keeps(*library).is_some_and(Keeps::has_no_books)).filter_map(Framework::of_library)
+        probed
+            .filter(|library| keeps(*library).is_some_and(Keeps::has_no_allocator_state))
+            .filter_map(Framework::of_library)
     }
 
     /// Returns the frameworks with an allocator library in a process.
@@ -207,7 +209,7 @@ impl TorchWatch {
             let failed = |error: &std::io::Error| {
                 log::warn!(
                     "process {tgid}: cannot start the detach thread ({error}); load probes are detached in this one"
-                )
+                );
             };
             // Does not wait until the probes are detached.
             drop(tensor_probes::detach_beside(kernel, std::mem::take(&mut watched.load)).inspect_err(failed));
@@ -239,7 +241,7 @@ impl TorchWatch {
         (watched.level, watched.reports_only) = (Some(TensorLevel::Read), false);
         let probes = watched.libraries.values_mut().flat_map(ProbedLibrary::clear).collect();
         let failed = |error: &std::io::Error| {
-            log::warn!("process {tgid}: cannot start the detach thread ({error}); probes are detached in this one")
+            log::warn!("process {tgid}: cannot start the detach thread ({error}); probes are detached in this one");
         };
         tensor_probes::detach_beside(kernel, probes).inspect_err(failed).ok()
     }

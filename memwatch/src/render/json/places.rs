@@ -1,11 +1,11 @@
-//! JSON reports of `memwatch sites`, `phases` and `modules`.
+//! JSON reports of `memwatch where`.
 
 use std::collections::BTreeMap;
 use std::io;
 
 use memwatch_core::snapshot::{
-    DeviceAttributionView, LargeView, ModuleView, PhaseView, PlaceNameView, AttributionView, ProcessView, RangeView, RefusalView,
-    SiteView, Snapshot, StackView, SumView, WhoseView, largest,
+    AttributionView, DeviceAttributionView, LargeView, ModuleView, PhaseView, PlaceNameView, ProcessView, RangeView,
+    RefusalView, SiteView, Snapshot, StackView, SumView, WhoseView, largest,
 };
 use memwatch_core::words::{Name, Tgid, json};
 use serde::Serialize;
@@ -17,9 +17,9 @@ use crate::render::places::AttributionList;
 impl AttributionList {
     const fn schema(self) -> &'static str {
         match self {
-            Self::Sites => "memwatch.sites/2",
-            Self::Phases => "memwatch.stages/2",
-            Self::Modules => "memwatch.layers/2",
+            Self::Sites => "memwatch.lines/3",
+            Self::Phases => "memwatch.phases/3",
+            Self::Modules => "memwatch.modules/3",
         }
     }
 }
@@ -83,6 +83,7 @@ pub(crate) struct AttributedDevice<'a> {
 #[serde(untagged)]
 enum AttributionRows<'a> {
     Sites {
+        #[serde(rename = "lines")]
         sites: Vec<AttributionRow<SiteView>>,
         large: Vec<AttributedBlock<'a, LargeView>>,
         stacks: Vec<AttributionRow<&'a StackView>>,
@@ -97,6 +98,7 @@ enum AttributionRows<'a> {
     All {
         phases: Vec<AttributionRow<&'a PhaseView>>,
         modules: Vec<AttributionRow<ModuleView>>,
+        #[serde(rename = "lines")]
         sites: Vec<AttributionRow<SiteView>>,
     },
 }
@@ -147,6 +149,7 @@ struct AttributedBlock<'a, V> {
     phase: &'a str,
     phase_by: &'a str,
     step: u64,
+    #[serde(rename = "call_site")]
     site: &'a PlaceNameView,
     library: Option<&'a str>,
     module: &'a PlaceNameView,
@@ -172,7 +175,7 @@ fn process(process: &ProcessView, which: AttributionList, top: usize) -> Option<
     })
 }
 
-/// Returns the largest entries of each device, at most `top` rows per list. The list of stages is
+/// Returns the largest entries of each device, at most `top` rows per list. The list of phases is
 /// complete.
 pub(crate) fn largest_places(places: &AttributionView, top: usize) -> Vec<AttributedDevice<'_>> {
     let of = |device| {

@@ -24,7 +24,7 @@ const PLACES: usize = 10;
 /// If writing to `out` fails.
 pub(crate) fn write(out: &mut impl io::Write, snapshot: &Snapshot, origin: ReportOrigin) -> io::Result<()> {
     let processes = snapshot.processes.iter().filter_map(process).collect();
-    write_report(out, "memwatch.stats/2", StatsReport { processes }, snapshot, origin)
+    write_report(out, "memwatch.stats/3", StatsReport { processes }, snapshot, origin)
 }
 
 #[derive(Serialize)]
@@ -42,7 +42,7 @@ struct StatsProcess<'a> {
     observed_since_ns: u64,
     exact: bool,
     losses: &'a BTreeMap<Name, u64>,
-    books_refused: Option<&'a str>,
+    allocator_state_refused: Option<&'a str>,
     overhead: Option<OverheadJson<'a>>,
     devices: Vec<StatsDevice<'a>>,
     arenas: &'a [ArenaView],
@@ -79,7 +79,7 @@ pub(crate) struct TensorJson<'a> {
     pools: Option<&'a PoolsView>,
     /// Tracing windows; `null` if tracing is continuous or off.
     windows: Option<WindowsView>,
-    places: Vec<places::AttributedDevice<'a>>,
+    attribution: Vec<places::AttributedDevice<'a>>,
     losses: &'a BTreeMap<Name, u64>,
 }
 
@@ -111,7 +111,7 @@ pub(crate) fn tensor(tensors: &TensorsView) -> TensorJson<'_> {
         buffers: tensors.buffers.as_ref(),
         pools: tensors.pools.as_ref(),
         windows: tensors.windows,
-        places: places::largest_places(&tensors.attribution, PLACES),
+        attribution: places::largest_places(&tensors.attribution, PLACES),
         losses: &tensors.losses,
     }
 }
@@ -125,7 +125,7 @@ fn process(process: &ProcessView) -> Option<StatsProcess<'_>> {
         observed_since_ns: process.observed_since_ns,
         exact: tensors.losses.is_empty(),
         losses: &tensors.losses,
-        books_refused: tensors.books_refused.as_deref(),
+        allocator_state_refused: tensors.allocator_state_refused.as_deref(),
         overhead: overhead::of(process),
         devices: tensors.allocators.iter().map(device).collect(),
         arenas: &tensors.arenas,

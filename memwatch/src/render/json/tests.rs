@@ -44,7 +44,7 @@ fn json_mig_instance_names_its_parent_gpu() {
 
 #[test]
 fn the_stream_has_its_own_schema() {
-    assert!(line(JsonReport::Watch, &fixture::quiet_node()).starts_with(r#"{"schema":"memwatch.watch/2","#));
+    assert!(line(JsonReport::Watch, &fixture::quiet_node()).starts_with(r#"{"schema":"memwatch.watch/3","#));
 }
 
 #[test]

@@ -15,8 +15,8 @@ use memwatch_core::input::Sensors;
 use memwatch_core::input::holdings::{Holding, HoldingClass, Holdings};
 use memwatch_core::owner::{Rank, SlurmJob};
 use memwatch_core::snapshot::{
-    AllocatorView, DeviceAttributionView, FrameView, KindView, ModuleView, OverheadView, PhaseView, PlaceNameView,
-    AttributionView, ProcessView, RefusalView, SiteView, Snapshot, StackView, StatisticView, SumView, TensorsView,
+    AllocatorView, AttributionView, DeviceAttributionView, FrameView, KindView, ModuleView, OverheadView, PhaseView,
+    PlaceNameView, ProcessView, RefusalView, SiteView, Snapshot, StackView, StatisticView, SumView, TensorsView,
     WhoseView,
 };
 use memwatch_core::words::{GpuUuid, Ordinal, Tgid};

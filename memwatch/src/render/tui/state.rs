@@ -30,7 +30,7 @@ pub(crate) enum Tab {
     /// Memory by the name of its owner.
     Names,
     /// Memory by phase of a step.
-    Ranges,
+    Phases,
     /// Memory by kind of driver allocation.
     Driver,
     /// Events of the process.
@@ -40,7 +40,7 @@ pub(crate) enum Tab {
 impl Tab {
     /// All tabs from left to right.
     pub(crate) const ALL: [Self; 6] =
-        [Self::Lines, Self::Modules, Self::Names, Self::Ranges, Self::Driver, Self::Events];
+        [Self::Lines, Self::Modules, Self::Names, Self::Phases, Self::Driver, Self::Events];
 
     /// Returns the title of the tab.
     pub(crate) const fn title(self) -> &'static str {
@@ -48,7 +48,7 @@ impl Tab {
             Self::Lines => "Lines",
             Self::Modules => "Modules",
             Self::Names => "Names",
-            Self::Ranges => "Phases",
+            Self::Phases => "Phases",
             Self::Driver => "Driver",
             Self::Events => "Events",
         }

@@ -81,7 +81,7 @@ type Work = Box<dyn FnOnce() + Send>;
 ///
 /// Reading `stat`, `status`, `comm`, `cgroup`, `fd` and the links `exe` and `ns` needs no lock that
 /// a process can hold (Linux 6.18, fs/proc), so any thread reads them. Memory of processes traced
-/// for tensors is read between two fetches of records (`watch/session/books.rs`, `arenas.rs`,
+/// for tensors is read between two fetches of records (`watch/session/allocator_state.rs`, `arenas.rs`,
 /// `numbers.rs`, `python`): such a process was selected explicitly and can block only the session
 /// that traces it. Live objects are read on a thread per process.
 pub(crate) struct OwnerQueues {

@@ -126,7 +126,9 @@ fn owner_queue_withdraws_work_without_a_thread_and_runs_accepted_work() {
         let sender = sender.clone();
         queues.shared.lock().add(FileOwner::User(owner), Box::new(move || sender.send(number).unwrap_or_default()));
     };
-    [(1, 10), (1, 11), (1, 12), (2, 20)].into_iter().for_each(|(owner, number)| accept(owner, number));
+    for (owner, number) in [(1, 10), (1, 11), (1, 12), (2, 20)] {
+        accept(owner, number);
+    }
     for owner in [1, 2, 3] {
         queues.shared.lock().take_back(FileOwner::User(owner));
     }

@@ -65,12 +65,13 @@ impl ProcessArenas {
         wanted.extend(&self.found);
         wanted.sort_unstable();
         wanted.dedup();
-        let books = reader.read(&wanted);
+        let allocator_state = reader.read(&wanted);
         // A candidate still unreadable after the quick attempts (1 s) is no arena or is not set up
         // yet; in the second case its events will report it.
-        self.found.retain(|arena| !is_tried_enough && books.arenas.iter().all(|book| book.allocator != *arena));
-        if !books.arenas.is_empty() {
-            pipeline.step(Input::Arenas(Box::new(books)));
+        self.found
+            .retain(|arena| !is_tried_enough && allocator_state.arenas.iter().all(|book| book.allocator != *arena));
+        if !allocator_state.arenas.is_empty() {
+            pipeline.step(Input::Arenas(Box::new(allocator_state)));
         }
     }
 

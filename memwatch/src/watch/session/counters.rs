@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use memwatch_core::input::books::{AllocatorNumbers, DeviceNumbers};
+use memwatch_core::input::allocator_state::{AllocatorNumbers, DeviceNumbers};
 use memwatch_core::input::{Input, LevelChoice, MeasuredSlowdown};
 use memwatch_core::words::Tgid;
 

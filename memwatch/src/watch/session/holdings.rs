@@ -14,7 +14,7 @@ use memwatch_inspect::pytorch::ReadRefusal;
 
 use super::Session;
 use super::intake::InputSink;
-use crate::frameworks::pytorch::{StateReadError, HoldingsReader, NAMES_TIME};
+use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME, StateReadError};
 use crate::sources::clock::thread_ns;
 use crate::watch::signals::TerminationSignals;
 

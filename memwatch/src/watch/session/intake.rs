@@ -16,23 +16,23 @@ use crate::watch::recording::Recorder;
 /// A pipeline with its optional recording and journal.
 pub(crate) struct InputSink {
     pipeline: Pipeline,
-    pub(crate) tape: Option<Recorder>,
+    pub(crate) recorder: Option<Recorder>,
     pub(crate) journal: Option<Journal>,
     /// Whether an input has arrived since the last call of [`Self::take_news`].
     has_news: bool,
 }
 
 impl InputSink {
-    pub(crate) const fn new(pipeline: Pipeline, tape: Option<Recorder>) -> Self {
-        Self { pipeline, tape, journal: None, has_news: false }
+    pub(crate) const fn new(pipeline: Pipeline, recorder: Option<Recorder>) -> Self {
+        Self { pipeline, recorder, journal: None, has_news: false }
     }
 
     /// Passes on one input.
     pub(crate) fn step(&mut self, input: Input) {
         // A tick alone creates no work for the next poll.
         self.has_news |= !matches!(input, Input::Tick { .. });
-        if let Some(tape) = &mut self.tape {
-            tape.note(&input, boottime_to_unix_ns);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.note(&input, boottime_to_unix_ns);
         }
         if let Some(journal) = &mut self.journal {
             journal.note(&input);
@@ -43,9 +43,9 @@ impl InputSink {
     /// Passes on calls in their order.
     pub(crate) fn step_calls(&mut self, calls: &[CallRecord]) {
         self.has_news |= !calls.is_empty();
-        if let Some(tape) = &mut self.tape {
+        if let Some(recorder) = &mut self.recorder {
             for call in calls {
-                tape.note(&Input::Record(RingRecord::Call(*call)), boottime_to_unix_ns);
+                recorder.note(&Input::Record(RingRecord::Call(*call)), boottime_to_unix_ns);
             }
         }
         if let Some(journal) = &mut self.journal {
@@ -69,14 +69,14 @@ impl InputSink {
 
     /// Returns when work is due: at once after new inputs, later for buffered recording data.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
-        if self.has_news { Some(now) } else { self.tape.as_ref().and_then(Recorder::due) }
+        if self.has_news { Some(now) } else { self.recorder.as_ref().and_then(Recorder::due) }
     }
 
     /// Writes buffered recording data when due.
     pub(crate) fn write_if_due(&mut self) {
-        if let Some(tape) = &mut self.tape {
-            tape.keep_if_wanted(&self.pipeline, boottime_to_unix_ns);
-            tape.write_if_due(boottime_to_unix_ns);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.keep_if_wanted(&self.pipeline, boottime_to_unix_ns);
+            recorder.write_if_due(boottime_to_unix_ns);
         }
     }
 

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use memwatch_core::input::Input;
-use memwatch_core::input::books::{AllocatorNumbers, DeviceNumbers};
+use memwatch_core::input::allocator_state::{AllocatorNumbers, DeviceNumbers};
 
 use super::intake::InputSink;
 use crate::frameworks::pytorch::{StateReader, events};

@@ -52,7 +52,7 @@ pub(crate) struct SessionOptions {
     /// Log modules and phases.
     pub(crate) logs_tensors: bool,
     /// Where to write a recording.
-    pub(crate) tape: Option<RecorderOptions>,
+    pub(crate) recorder: Option<RecorderOptions>,
     /// Where to keep the state that a restart resumes from.
     pub(crate) survival: Option<SurvivalPlace>,
 }

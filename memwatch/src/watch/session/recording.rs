@@ -12,7 +12,7 @@ impl Session {
     /// Enables the detectors (growth, forecast, causes of failed allocations) if the recording
     /// keeps only the newest inputs: without all inputs it cannot be analysed later.
     pub(crate) fn prepare_recording(&mut self, options: &SessionOptions) {
-        if options.tape.as_ref().is_some_and(|tape| tape.keeps_newest) {
+        if options.recorder.as_ref().is_some_and(|recorder| recorder.keeps_newest) {
             self.look_for_all();
         }
     }
@@ -27,22 +27,22 @@ impl Session {
     /// # Errors
     /// The file cannot be created.
     pub(crate) fn begin_recording(&mut self, options: &RecorderOptions) -> Result<(), ExitFailure> {
-        let tape = Recorder::create(options)?;
+        let recorder = Recorder::create(options)?;
         self.look_for_all();
         self.tick();
-        tape.keep(&self.pipeline, self.pipeline.now_ns(), clock::boottime_to_unix_ns());
-        self.pipeline.tape = Some(tape);
+        recorder.keep(&self.pipeline, self.pipeline.now_ns(), clock::boottime_to_unix_ns());
+        self.pipeline.recorder = Some(recorder);
         Ok(())
     }
 
     /// Takes a recording that has ended because of a write error.
     pub(crate) fn take_ended_recording(&mut self) -> Option<Recorder> {
-        self.pipeline.tape.take_if(|tape| !tape.is_going())
+        self.pipeline.recorder.take_if(|recorder| !recorder.is_going())
     }
 
     /// Whether a requested recording has ended: the file is full, or a write failed.
     pub(crate) fn has_recording_ended(&self) -> bool {
-        self.pipeline.tape.as_ref().is_some_and(|tape| !tape.is_going())
+        self.pipeline.recorder.as_ref().is_some_and(|recorder| !recorder.is_going())
     }
 
     /// Finishes the recording with a last snapshot and the offset to wall-clock time. Returns the
@@ -50,7 +50,7 @@ impl Session {
     pub(crate) fn end_recording(&mut self, stopped: Stopped) -> (Snapshot, i128, Option<Recorded>) {
         let snapshot = self.snapshot();
         let boottime_to_unix_ns = clock::boottime_to_unix_ns();
-        let tape = self.pipeline.tape.take();
-        (snapshot, boottime_to_unix_ns, tape.map(|tape| tape.end(stopped, boottime_to_unix_ns)))
+        let recorder = self.pipeline.recorder.take();
+        (snapshot, boottime_to_unix_ns, recorder.map(|recorder| recorder.end(stopped, boottime_to_unix_ns)))
     }
 }

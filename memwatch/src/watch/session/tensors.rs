@@ -17,8 +17,8 @@ use memwatch_core::words::{Framework, Tgid};
 use memwatch_core::{Pipeline, TensorLog};
 
 use self::windows::ProcessWindows;
+use super::allocator_state::AllocatorStatePolls;
 use super::arenas::ProcessArenas;
-use super::books::AllocatorStatePolls;
 use super::copies::StackCopies;
 use super::holdings::ProcessHoldings;
 use super::intake::InputSink;
@@ -68,7 +68,7 @@ pub(super) struct TensorProcess {
     /// Reads the allocators' statistics while the process is idle; `None` if its memory is unreadable.
     resting: Option<RestingNumbers>,
     /// Reads the complete state of the allocators.
-    pub(super) books: AllocatorStatePolls,
+    pub(super) allocator_state: AllocatorStatePolls,
     /// Reads the state of the arenas.
     pub(super) arenas: BTreeMap<Framework, ProcessArenas>,
     /// Reads the allocators' counters.
@@ -225,7 +225,7 @@ impl TensorTracing {
     fn begin(&mut self, kernel: &mut KernelHalf, (tgid, missing): (u32, Vec<u16>), pipeline: &mut InputSink) {
         let time_ns = clock::boottime_ns();
         pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns });
-        for framework in self.torch.without_books(tgid) {
+        for framework in self.torch.without_allocator_state(tgid) {
             pipeline.step(Input::FrameworkWatched { tgid: Tgid(tgid), framework, time_ns });
         }
         if self.torch.has_scratch(tgid) {
@@ -235,7 +235,7 @@ impl TensorTracing {
         // idle afterwards has been read once.
         log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
         if let Some(process) = self.processes.get_mut(&tgid) {
-            process.books.begin_window();
+            process.allocator_state.begin_window();
         }
         self.meet(kernel, tgid);
     }
@@ -377,7 +377,7 @@ impl TensorProcess {
             python: Python::Without,
             asked: None,
             resting,
-            books: AllocatorStatePolls::new(),
+            allocator_state: AllocatorStatePolls::new(),
             arenas: BTreeMap::new(),
             numbers: ProcessNumbers::default(),
             holdings: ProcessHoldings::default(),
@@ -407,9 +407,9 @@ impl TensorProcess {
         if !pipeline.is_read_only(Tgid(tgid)) {
             self.report(kernel, tgid, pipeline);
             self.rest(tgid, fetches, pipeline);
-            self.books.read(tgid, pipeline);
+            self.allocator_state.read(tgid, pipeline);
         } else if self.numbers.are_known() {
-            self.books.read_standing(tgid, pipeline);
+            self.allocator_state.read_standing(tgid, pipeline);
         }
         let is_older = !pipeline.is_from_start(Tgid(tgid));
         self.holdings.advance(tgid, (is_older, holdings_every), pipeline);

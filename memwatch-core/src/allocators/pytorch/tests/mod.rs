@@ -1,6 +1,6 @@
 //! The allocator's rules against what real PyTorch reported, and against a naive allocator.
 
-mod books;
+mod allocator_state;
 pub(crate) mod naive;
 mod peaks;
 pub(crate) mod properties;

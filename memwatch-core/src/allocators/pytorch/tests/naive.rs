@@ -5,7 +5,7 @@ use memwatch_common::tensor::STATISTICS_WORDS;
 
 use crate::allocators::pytorch::{AllocatorStat, AllocatorStatistics, PoolSize, StatFamily, StatScope};
 use crate::decode::{TensorChange, TraceAction, Traced};
-use crate::input::books::{StateBlock, StateSegment, StateBlockUse, DeviceAllocatorState};
+use crate::input::allocator_state::{DeviceAllocatorState, StateBlock, StateBlockUse, StateSegment};
 use crate::words::{Ordinal, Tid};
 
 const MIB: u64 = 1 << 20;
@@ -165,7 +165,7 @@ impl NaiveAllocator {
     }
 
     /// Returns the allocator's state as its own structures have it.
-    pub(crate) fn books(&self, map_words: usize) -> DeviceAllocatorState {
+    pub(crate) fn allocator_state(&self, map_words: usize) -> DeviceAllocatorState {
         let block = |block: &NaiveBlock| StateBlock {
             address: block.address,
             bytes: block.bytes,

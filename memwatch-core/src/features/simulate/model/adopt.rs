@@ -7,7 +7,7 @@ use super::BlockHandle;
 use super::arena::{SimulatedBlock, SimulatedBlockState};
 use super::caching::Caching;
 use crate::allocators::pytorch::PoolSize;
-use crate::input::books::{StateBlock, StateSegment, StateBlockUse};
+use crate::input::allocator_state::{StateBlock, StateBlockUse, StateSegment};
 
 /// A block of a chain: address, size in bytes, state.
 type AdoptedBlock = (u64, u64, SimulatedBlockState);
@@ -113,7 +113,7 @@ mod tests {
     use crate::features::simulate::model::{AllocationPolicy, Settings, SimulatedRequest};
 
     /// Returns the state of a policy as an allocator state.
-    fn books(policy: &Caching) -> Vec<StateSegment> {
+    fn allocator_state(policy: &Caching) -> Vec<StateSegment> {
         let is_expandable = policy.settings.expandable_segments;
         let mut segments: Vec<StateSegment> = Vec::new();
         for block in policy.arena.in_use() {
@@ -199,7 +199,7 @@ mod tests {
                 }
             }
             let mut second = Caching::new(settings);
-            let known: BTreeMap<u64, BlockHandle> = second.take_over(&books(&first)).expect("it is of its kind").into_iter().collect();
+            let known: BTreeMap<u64, BlockHandle> = second.take_over(&allocator_state(&first)).expect("it is of its kind").into_iter().collect();
             let mut held: Vec<_> = held.iter().map(|own| (*own, known[&first.arena.get(*own).address])).collect();
             for one in &steps[at..] {
                 step((&mut first, &mut second), &mut held, *one)?;
@@ -212,7 +212,7 @@ mod tests {
         let mut policy = Caching::new(Settings { expandable_segments: true, ..Settings::default() });
         let mut fixed = Caching::new(Settings::default());
         fixed.allocate(&SimulatedRequest { bytes: 5, stream: 0, private_pool: (0, 0) });
-        assert_eq!(policy.take_over(&books(&fixed)), None);
+        assert_eq!(policy.take_over(&allocator_state(&fixed)), None);
         assert_eq!(policy.take_over(&[]), Some(Vec::new()));
     }
 }

@@ -8,7 +8,7 @@ use super::meter::{Capacity, Meter};
 use super::settings::{LEAST_BYTES, SMALL_SEGMENT_BYTES, Settings};
 use super::{AllocationPolicy, BlockHandle, GrantedBlock, SimulatedRequest};
 use crate::allocators::pytorch::PoolSize;
-use crate::input::books::StateSegment;
+use crate::input::allocator_state::StateSegment;
 
 /// `kSmallSize`: minimum remainder for splitting a block of the large pool.
 pub(super) const SMALL_BYTES: u64 = 1 << 20;

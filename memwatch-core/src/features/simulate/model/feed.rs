@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashSet};
 use super::meter::Capacity;
 use super::{Operation, PolicyPlan, PolicyReplay, SimulatedRequest};
 use crate::decode::{TensorChange, TensorEvent, TraceAction, Traced};
-use crate::input::books::{StateSegment, StateBlockUse};
+use crate::input::allocator_state::{StateBlockUse, StateSegment};
 use crate::words::{Ordinal, Tid};
 
 /// Memory and calls of the program's own allocator, as far as they were observed.
@@ -123,7 +123,7 @@ impl DeviceRun {
 
     /// Returns whether replays can still begin with the allocator state: they have not, and memory
     /// exists that is in no replay.
-    pub(super) fn may_begin_with_books(&self) -> bool {
+    pub(super) fn may_begin_with_allocator_state(&self) -> bool {
         self.begun_with.is_none() && self.older.is_none_or(|older| older.reserved_bytes > 0)
     }
 
@@ -135,7 +135,8 @@ impl DeviceRun {
         let blocks = || segments.iter().flat_map(|segment| &segment.blocks);
         let allocated = blocks().filter(|block| block.state == StateBlockUse::ActiveAllocated);
         let allocated_bytes = allocated.map(|block| block.bytes).fold(0, u64::saturating_add);
-        self.held = blocks().filter(|block| block.state != StateBlockUse::Inactive).map(|block| block.address).collect();
+        self.held =
+            blocks().filter(|block| block.state != StateBlockUse::Inactive).map(|block| block.address).collect();
         self.measured.is_expandable = segments.iter().any(|segment| segment.is_expandable);
         self.note(reserved_bytes, allocated_bytes);
         self.begun_with = Some(PreexistingBytes { allocated_bytes, reserved_bytes });

@@ -37,7 +37,7 @@ use self::caching::Caching;
 use self::classes::SizeClasses;
 use self::feed::CapacitySource;
 use crate::decode::TensorEvent;
-use crate::input::books::{StateSegment, DeviceAllocatorState};
+use crate::input::allocator_state::{DeviceAllocatorState, StateSegment};
 use crate::words::{Ordinal, Tgid};
 
 /// An operation of the program on its allocator.
@@ -233,17 +233,17 @@ impl Simulations {
     pub fn begin_with(
         &mut self,
         whose: SimulatedAllocatorKey,
-        books: &DeviceAllocatorState,
+        allocator_state: &DeviceAllocatorState,
         time_ns: u64,
         capacity: impl FnOnce(Ordinal) -> Capacity,
     ) {
         let (plans, source) = (self.plans.clone(), self.capacity_source());
         let run = self.run(whose, capacity);
-        if run.may_begin_with_books() {
+        if run.may_begin_with_allocator_state() {
             let capacity = run.capacity();
             *run = DeviceRun::new(&plans, source);
             run.set_capacity(capacity);
-            run.begin_with(&books.segments, time_ns);
+            run.begin_with(&allocator_state.segments, time_ns);
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::meter::{Capacity, Meter};
 use super::{AllocationPolicy, BlockHandle, GrantedBlock, Operation, PolicyPlan, SimulatedRequest};
-use crate::input::books::{StateBlock, StateSegment, StateBlockUse};
+use crate::input::allocator_state::{StateBlock, StateBlockUse, StateSegment};
 
 /// A request that a policy could not serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use crate::render::Tone;
 use crate::render::format::{UNKNOWN, count, fit, printable};
 use crate::render::sentences::Sentence;
 use crate::render::tui::grid::{GridCell, GridColumn, GridRow, RowKey, ScreenGrid};
-use crate::render::tui::view::look::{TerminalLook, ends};
+use crate::render::tui::view::look::TerminalLook;
 use crate::render::tui::view::table::{TablePosition, rows_of};
 
 /// Minimum width for the wide columns.
@@ -93,7 +93,7 @@ fn top(state: &mut FleetScreenState, shown: &FleetScreenContent, area: Rect) -> 
     };
     let left =
         vec![look.span(Tone::Heading, "memwatch fleet"), look.span(Tone::Faint, format!("  {}", printable(shown.url)))];
-    let mut lines = vec![ends(left, vec![right], width)];
+    let mut lines = vec![look.ends(left, vec![right], width)];
     if let Some(report) = shown.report {
         lines.push(Line::raw(fit(&columns::totals_line(&report.totals), width, look.mark()).into_owned()));
         let warnings = columns::warnings(&report.totals).into_iter().map(|(tone, text)| Sentence::new(tone, text));
@@ -136,7 +136,7 @@ fn bar(state: &mut FleetScreenState, shown: &FleetScreenContent, (area, row): (R
     if let Some(more) = report.map(beyond).filter(|more| *more > 0) {
         facts = format!("{facts}   {} more", count(more));
     }
-    ends(left, vec![look.span(Tone::Faint, facts)], usize::from(area.width))
+    look.ends(left, vec![look.span(Tone::Faint, facts)], usize::from(area.width))
 }
 
 fn table(frame: &mut Frame, area: Rect, state: &mut FleetScreenState, shown_now: &FleetScreenContent) {

@@ -1,4 +1,4 @@
-use memwatch_core::features::leak::view::{AgeView, BlocksView, RetainerView, ReadingsView};
+use memwatch_core::features::leak::view::{AgeView, BlocksView, ReadingsView, RetainerView};
 use memwatch_core::input::holdings::HoldingClass;
 use memwatch_core::snapshot::WindowsView;
 

@@ -19,9 +19,9 @@ fn device(report: &Value) -> &Value {
 #[test]
 fn each_list_has_its_schema_and_what_it_adds_up_to() {
     for (which, schema, list) in [
-        (AttributionList::Sites, "memwatch.sites/2", "sites"),
-        (AttributionList::Phases, "memwatch.stages/2", "stages"),
-        (AttributionList::Modules, "memwatch.layers/2", "layers"),
+        (AttributionList::Sites, "memwatch.lines/3", "lines"),
+        (AttributionList::Phases, "memwatch.phases/3", "phases"),
+        (AttributionList::Modules, "memwatch.modules/3", "modules"),
     ] {
         let report = report(which, 100);
         assert_eq!(report["schema"], schema);
@@ -38,20 +38,20 @@ fn each_list_has_its_schema_and_what_it_adds_up_to() {
 #[test]
 fn attribution_json_uses_null_for_unknown_values() {
     let report = report(AttributionList::Sites, 100);
-    let older = &device(&report)["sites"][0];
+    let older = &device(&report)["lines"][0];
     assert_eq!(older["kind"], "preexisting");
     assert!(older["file"].is_null() && older["line"].is_null() && older["mean_lifetime_seconds"].is_null());
-    assert_eq!(device(&report)["sites"][1]["mean_lifetime_seconds"], 0.012_345_678);
+    assert_eq!(device(&report)["lines"][1]["mean_lifetime_seconds"], 0.012_345_678);
 }
 
 #[test]
 fn attribution_json_gives_failures_and_large_blocks_their_phase() {
     let report = report(AttributionList::Sites, 100);
     let large = &device(&report)["large"][0];
-    assert_eq!((&large["stage"], &large["stage_by"]), (&Value::from("forward"), &Value::from("frames")));
+    assert_eq!((&large["phase"], &large["phase_by"]), (&Value::from("forward"), &Value::from("frames")));
     let failure = &report["data"]["processes"][0]["failures"][0];
     assert_eq!(
-        (&failure["step"], &failure["layer"]["name"]),
+        (&failure["step"], &failure["module"]["name"]),
         (&1233.into(), &"Net layers.0.attention Attention".into())
     );
 }

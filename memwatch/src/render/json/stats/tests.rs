@@ -14,7 +14,7 @@ fn report(snapshot: &Snapshot) -> Value {
 #[test]
 fn every_number_has_pytorchs_key_and_says_how_sure_it_is() {
     let report = report(&fixture::training_node());
-    assert_eq!(report["schema"], "memwatch.stats/2");
+    assert_eq!(report["schema"], "memwatch.stats/3");
     assert!(report["coverage"].is_object() && report["losses"].is_object() && report["complete"].is_boolean());
     let device = &report["data"]["processes"][0]["devices"][0];
     assert_eq!(device["statistics"]["allocated_bytes.all.peak"], 40_u64 << 30);
@@ -44,10 +44,10 @@ fn a_process_has_its_largest_phases_modules_and_lines() {
     let snapshot = fixture::training_node();
     let tensors = snapshot.processes.iter().find_map(|process| process.tensors.as_deref()).expect("it trains");
     let field = serde_json::to_value(tensor(tensors)).expect("it is JSON");
-    let (own, listed) = (&field["places"][0], &tensors.attribution.devices[0]);
+    let (own, listed) = (&field["attribution"][0], &tensors.attribution.devices[0]);
     assert_eq!(own["attributed_bytes"], listed.total.live_bytes);
     for (list, rows) in
-        [("stages", listed.phases.len()), ("layers", listed.modules.len()), ("sites", listed.sites.len())]
+        [("phases", listed.phases.len()), ("modules", listed.modules.len()), ("lines", listed.sites.len())]
     {
         assert_eq!(own[list].as_array().map(Vec::len), Some(rows.min(PLACES)), "{list}: {own:#}");
         let live: u64 =

@@ -49,7 +49,7 @@ pub(crate) fn grid(state: &ViewState, facts: &TableInput) -> ScreenGrid {
                 Tab::Lines => places::lines(facts, process, pace),
                 Tab::Modules => places::modules(facts, process),
                 Tab::Names => names::grid(facts, process),
-                Tab::Ranges => places::ranges(facts, process),
+                Tab::Phases => places::phases(facts, process),
                 Tab::Driver => driver::grid(facts, process),
                 Tab::Events => events::grid(facts, process),
             }
@@ -78,7 +78,7 @@ pub(crate) fn detail(state: &ViewState, facts: &TableInput) -> Vec<String> {
         Tab::Lines => places::stacks(process, place),
         Tab::Modules => places::module(process, place),
         Tab::Events => events::detail(facts, process, place),
-        Tab::Names | Tab::Ranges | Tab::Driver => Vec::new(),
+        Tab::Names | Tab::Phases | Tab::Driver => Vec::new(),
     }
 }
 

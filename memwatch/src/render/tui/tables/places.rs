@@ -186,7 +186,7 @@ fn module_key(device: &DeviceAttributionView, module: &ModuleView) -> RowKey {
 }
 
 /// Builds the table by phase of a step, followed by the ranges that the program opened.
-pub(crate) fn ranges(facts: &TableInput, process: &ProcessView) -> ScreenGrid {
+pub(crate) fn phases(facts: &TableInput, process: &ProcessView) -> ScreenGrid {
     let table = AttributionTab { facts, process };
     let own = [GridColumn::words("PHASE", 0)];
     let mut rows = Vec::new();

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn tui_status_has_dropped_events_beside_unwatched_processes_and_counts_no_drops_without_losses() {
+    fn tui_status_has_drops_beside_unwatched_processes_and_none_without_losses() {
         let mut snapshot = busy_node();
         let mut unwatched = snapshot.processes[0].clone();
         (unwatched.tgid.0, unwatched.exact) = (7, false);

@@ -45,7 +45,7 @@ impl TensorProcess {
         let is_older = !pipeline.is_from_start(Tgid(tgid));
         let holdings = self.holdings.due((is_older, every), now);
         if self.governor.present() == TensorLevel::Read {
-            let standing = self.books.standing_due(now).filter(|_| self.numbers.are_known());
+            let standing = self.allocator_state.standing_due(now).filter(|_| self.numbers.are_known());
             return [Some(self.numbers.due(now)), standing, holdings].into_iter().flatten().min();
         }
         let python = match self.python {
@@ -56,8 +56,11 @@ impl TensorProcess {
         let statistics = wants_statistics.then(|| self.asked.map_or(now, |asked| asked + BETWEEN_STATISTICS));
         let drifts = !pipeline.drifting_allocators(Tgid(tgid)).is_empty();
         let resting = self.resting.as_ref().filter(|_| drifts).map(|resting| resting.due(now));
-        let books = self.books.due(tgid, pipeline, now);
+        let allocator_state = self.allocator_state.due(tgid, pipeline, now);
         let trial = self.governor.is_trying().then(|| self.numbers.due_traced(now));
-        [python, statistics, resting, holdings, books, trial, self.rate.due(may_rise)].into_iter().flatten().min()
+        [python, statistics, resting, holdings, allocator_state, trial, self.rate.due(may_rise)]
+            .into_iter()
+            .flatten()
+            .min()
     }
 }

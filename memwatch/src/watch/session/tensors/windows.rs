@@ -142,7 +142,7 @@ impl TensorTracing {
         let Some(process) = self.processes.get_mut(&tgid) else { return };
         match turn {
             WindowAction::Open => {
-                process.books.begin_window();
+                process.allocator_state.begin_window();
                 log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
             }
             WindowAction::Close => process.windows.state = WindowState::Closing(detaching),

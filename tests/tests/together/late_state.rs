@@ -8,10 +8,10 @@ use memwatch_tests::statistics::{compare_statistics, stats_of};
 use memwatch_tests::{CommandOutcome, PrologueShape, RunningWatch, SimulatedGpu, TorchAllocator, TorchJob};
 use serde_json::Value;
 
-/// The states of `late_books.py` that differ most.
+/// The states of `late_allocator_state.py` that differ most.
 const STATES: [&str; 4] = ["pool", "pending", "holes", "emptied"];
 
-/// Lets the job continue to a state of `late_books.py`.
+/// Lets the job continue to a state of `late_allocator_state.py`.
 pub(crate) fn at_state(job: &mut TorchJob, label: &str) -> Value {
     loop {
         let checkpoint = job.next_checkpoint().expect("the state is on the way");
@@ -47,7 +47,7 @@ pub(crate) fn run_until(
     }
 }
 
-fn books_are_pytorchs_own(version: &str, allocator: TorchAllocator, gpus: u32) {
+fn allocator_state_are_pytorchs_own(version: &str, allocator: TorchAllocator, gpus: u32) {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_DEVICES", &gpus);
     let Some(mut job) = gpu.torch(version, allocator, &["late_books.py", "--gpus", &gpus.to_string()]) else { return };
@@ -72,32 +72,32 @@ fn books_are_pytorchs_own(version: &str, allocator: TorchAllocator, gpus: u32) {
 
 #[test]
 fn segments_and_blocks_of_2_6_are_read_as_it_has_them() {
-    books_are_pytorchs_own("2.6", TorchAllocator::Native, 1);
-    books_are_pytorchs_own("2.6", TorchAllocator::Expandable, 1);
+    allocator_state_are_pytorchs_own("2.6", TorchAllocator::Native, 1);
+    allocator_state_are_pytorchs_own("2.6", TorchAllocator::Expandable, 1);
 }
 
 #[test]
 fn segments_and_blocks_of_2_8_are_read_as_it_has_them() {
-    books_are_pytorchs_own("2.8", TorchAllocator::Native, 1);
-    books_are_pytorchs_own("2.8", TorchAllocator::Expandable, 1);
+    allocator_state_are_pytorchs_own("2.8", TorchAllocator::Native, 1);
+    allocator_state_are_pytorchs_own("2.8", TorchAllocator::Expandable, 1);
 }
 
 #[test]
 fn segments_and_blocks_of_2_9_2_10_and_2_11_are_read_as_they_have_them() {
     for version in ["2.9", "2.10", "2.11"] {
-        books_are_pytorchs_own(version, TorchAllocator::Native, 1);
+        allocator_state_are_pytorchs_own(version, TorchAllocator::Native, 1);
     }
 }
 
 #[test]
 fn segments_and_blocks_of_2_15_are_read_as_it_has_them() {
-    books_are_pytorchs_own("2.15", TorchAllocator::Native, 1);
-    books_are_pytorchs_own("2.15", TorchAllocator::Expandable, 1);
+    allocator_state_are_pytorchs_own("2.15", TorchAllocator::Native, 1);
+    allocator_state_are_pytorchs_own("2.15", TorchAllocator::Expandable, 1);
 }
 
 #[test]
 fn segments_and_blocks_on_two_gpus_are_read_as_they_are() {
-    books_are_pytorchs_own("2.8", TorchAllocator::Native, 2);
+    allocator_state_are_pytorchs_own("2.8", TorchAllocator::Native, 2);
 }
 
 /// Returns the last report of a memwatch that has exited.
@@ -184,7 +184,7 @@ fn blocks_of_a_program_that_never_rests_are_all_known() {
 }
 
 #[test]
-fn an_allocator_that_keeps_other_books_is_named() {
+fn an_allocator_that_keeps_other_allocator_state_is_named() {
     let Some(gpu) = SimulatedGpu::new(PrologueShape::Cmp) else { return };
     let Some(mut job) = gpu.torch("2.8", TorchAllocator::Async, &["idle_hold.py"]) else { return };
     job.next_checkpoint().expect("it holds something");

@@ -1,7 +1,5 @@
 //! `memwatch stats --reset-peaks`: the agent counts peaks, so it is requested to reset them.
 
-pub(crate) mod args;
-
 use std::path::Path;
 
 use tokio::time::sleep;
@@ -16,18 +14,12 @@ use crate::render::summary;
 use crate::watch::selection::Selection;
 use crate::watch::source::AgentWatch;
 use crate::watch::subject::{Filter, filtered};
-use args::ResetPeaks;
-
-/// Runs `memwatch reset-peaks`, the former name of the command.
-pub(crate) async fn run(args: &ResetPeaks, common: &CommonArgs) -> Result<Exit, ExitFailure> {
-    reset(&args.selected, common).await
-}
 
 /// Resets the agent's peak counters for these processes, and prints their previous values.
 ///
 /// # Errors
 /// No agent runs, or it does not show the processes.
-pub(crate) async fn reset(selected: &Selected, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+pub(super) async fn reset(selected: &Selected, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let path = common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET));
     if common.no_agent {
         return Err(without_agent("--no-agent excludes the agent, which keeps these peaks"));

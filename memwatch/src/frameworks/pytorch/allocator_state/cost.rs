@@ -12,7 +12,7 @@ use crate::frameworks::pytorch::HoldingsReader;
 const WINDOW: Duration = Duration::from_secs(2);
 const PAIRS: usize = 30;
 /// Intervals for 1,000 readings of allocator state, or 100 of names, in 30 windows of 2 s.
-const BOOKS_BETWEEN: Duration = Duration::from_millis(60);
+const ALLOCATOR_STATE_BETWEEN: Duration = Duration::from_millis(60);
 const NAMES_BETWEEN: Duration = Duration::from_millis(600);
 
 /// Returns the training's steps so far and the CPU time of its first thread in nanoseconds.
@@ -79,15 +79,15 @@ fn bench_cost_of_readings_to_a_training() {
     let given = std::env::var("MEMWATCH_COST").expect("MEMWATCH_COST=PID:FILE");
     let (tgid, path) = given.split_once(':').expect("PID:FILE");
     let (tgid, steps) = (tgid.parse().expect("a number"), File::open(path).expect("the file is there"));
-    let mut books = StateReader::open(tgid).expect("it may be read").expect("it has PyTorch");
+    let mut allocator_state = StateReader::open(tgid).expect("it may be read").expect("it has PyTorch");
     let (mut whole, mut took) = (0, Duration::ZERO);
-    measure("books", (tgid, &steps), BOOKS_BETWEEN, &mut || {
+    measure("books", (tgid, &steps), ALLOCATOR_STATE_BETWEEN, &mut || {
         let began = Instant::now();
-        whole += u32::from(books.read().is_ok());
+        whole += u32::from(allocator_state.read().is_ok());
         took += began.elapsed();
     });
     println!("{whole} of them were of one moment; they took {took:?} in all");
-    measure("blocks that change", (tgid, &steps), BOOKS_BETWEEN, &mut || drop(books.read_moving()));
+    measure("blocks that change", (tgid, &steps), ALLOCATOR_STATE_BETWEEN, &mut || drop(allocator_state.read_moving()));
     let mut names =
         HoldingsReader::open(tgid, Duration::from_secs(10)).expect("it may be read").expect("it has PyTorch");
     measure("books and names", (tgid, &steps), NAMES_BETWEEN, &mut || {

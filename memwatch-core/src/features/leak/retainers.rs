@@ -83,7 +83,8 @@ mod tests {
             (row(HoldingClass::Parameter, "cache", 1), 3),
         ];
         let retainers = retainers(rows.iter().map(|(row, since_ns)| (row, *since_ns)));
-        let names: Vec<_> = retainers.iter().map(|retainer| (retainer.name.as_deref(), retainer.bytes, retainer.count)).collect();
+        let names: Vec<_> =
+            retainers.iter().map(|retainer| (retainer.name.as_deref(), retainer.bytes, retainer.count)).collect();
         assert_eq!(names, [(Some("cache"), 100, 1), (Some("a.py:main: kept[*]"), 30, 3), (Some("cache"), 1, 1)]);
         let kept = &retainers[1];
         let ends = (kept.oldest.as_deref(), kept.newest.as_deref());

@@ -1,7 +1,7 @@
 //! Retainers of growing memory: eleven kinds of leaks, each found with the path of its retainer, by
 //! reading alone and by tracing.
 
-use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::places::AttributionWatch;
 use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator, TorchJob};
 use serde_json::Value;
 
@@ -37,7 +37,7 @@ fn parsed(ended: &CommandOutcome) -> Value {
 /// Returns the growing paths that reading alone has found.
 fn growing(report: &Value) -> Vec<&str> {
     let grows = findings(report).filter(|finding| finding["verdict"] == "leak" && finding["level"] == "name");
-    grows.map(|finding| path(&finding["keepers"][0])).collect()
+    grows.map(|finding| path(&finding["retainers"][0])).collect()
 }
 
 /// Watches an idle job without probes while something happens to it. Returns the reported reason
@@ -45,7 +45,7 @@ fn growing(report: &Value) -> Vec<&str> {
 pub(crate) fn end_of_readings(gpu: &SimulatedGpu, job: &mut TorchJob, happens: impl FnOnce(&mut TorchJob)) -> String {
     let tgid = job.tgid().to_string();
     let words = ["leak", "--json", "--read-only", "--interval", "100ms", "--duration", "10m", &tgid];
-    let watch = PlacesWatch::of(gpu.memwatch(&words));
+    let watch = AttributionWatch::of(gpu.memwatch(&words));
     happens(job);
     let report = watch.ended();
     let process = &report["data"]["processes"][0];
@@ -59,7 +59,8 @@ fn all_kinds_of_leaks_are_found_with_the_path_that_keeps_them() {
     let Some(mut job) = gpu.torch("2.8", TorchAllocator::Native, &["keepers.py", "--hold"]) else { return };
     assert_eq!(job.next_checkpoint().expect("it holds")["label"], "begun");
     let tgid = job.tgid().to_string();
-    let traced = PlacesWatch::of(gpu.memwatch(&["--no-agent", "leak", "--json", "--duration", "10m", "--pid", &tgid]));
+    let traced =
+        AttributionWatch::of(gpu.memwatch(&["--no-agent", "leak", "--json", "--duration", "10m", "--pid", &tgid]));
     job.go_on();
     // A trace has a verdict after ten seconds. On a busy machine reading alone needs longer: a
     // reading in the middle of a step misses names.
@@ -81,15 +82,15 @@ fn all_kinds_of_leaks_are_found_with_the_path_that_keeps_them() {
     for (retainer, path) in PATHS {
         assert!(names.contains(&path), "{retainer}: {path} is not among {names:?}");
     }
-    let history = findings(&report).find(|finding| path(&finding["keepers"][0]) == PATHS[0].1).expect("it grows");
-    assert!(history["blocks"]["came"].as_u64() > Some(3) && history["keepers"][0]["newest"].is_string(), "{history}");
+    let history = findings(&report).find(|finding| path(&finding["retainers"][0]) == PATHS[0].1).expect("it grows");
+    assert!(history["blocks"]["came"].as_u64() > Some(3) && history["retainers"][0]["newest"].is_string(), "{history}");
     assert!(report["data"]["processes"][0]["readings"]["count"].as_u64() >= Some(10), "{report}");
     // The job is idle, so nothing changes while the retainers are read.
     job.go_on();
     assert_eq!(job.next_checkpoint().expect("it stops")["label"], "kept");
     let traced = traced.interrupt();
     let leaks: Vec<&Value> = findings(&traced).filter(|finding| finding["verdict"] == "leak").collect();
-    let retainers = leaks.iter().flat_map(|finding| finding["keepers"].as_array().into_iter().flatten());
+    let retainers = leaks.iter().flat_map(|finding| finding["retainers"].as_array().into_iter().flatten());
     let paths: Vec<&str> = retainers.map(path).collect();
     for (retainer, path) in PATHS {
         assert!(paths.contains(&path), "{retainer}: {path} is not among {paths:?} of {leaks:#?}");

@@ -5,7 +5,7 @@ use std::io;
 use std::thread::sleep;
 use std::time::Duration;
 
-use memwatch_core::input::books::{AllocatorNumbers, AllocatorState, MovingAllocatorState};
+use memwatch_core::input::allocator_state::{AllocatorNumbers, AllocatorState, MovingAllocatorState};
 use memwatch_core::words::Tgid;
 use memwatch_inspect::pytorch::{
     ALLOCATOR_SYMBOL, Calibration, ReadRefusal, device_allocators, read, read_moving, read_numbers, standing,
@@ -140,7 +140,7 @@ impl StateReader {
         let mut read = self.read_moving();
         for _ in 1..MOVING_TRIES {
             match read {
-                Ok(books) if !books.devices.is_empty() => return Ok(books),
+                Ok(allocator_state) if !allocator_state.devices.is_empty() => return Ok(allocator_state),
                 Ok(_) => {}
                 Err(StateReadError::Refused(refusal)) if refusal.is_passing() => {}
                 Err(error) => return Err(error),
@@ -148,7 +148,9 @@ impl StateReader {
             sleep(BETWEEN_MOVING);
             read = self.read_moving();
         }
-        read.and_then(|books| if books.devices.is_empty() { Err(ReadRefusal::Busy.into()) } else { Ok(books) })
+        read.and_then(|allocator_state| {
+            if allocator_state.devices.is_empty() { Err(ReadRefusal::Busy.into()) } else { Ok(allocator_state) }
+        })
     }
 
     /// Reads the allocators' statistics, also while they are active.

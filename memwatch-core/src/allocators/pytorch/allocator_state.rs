@@ -11,14 +11,14 @@ use super::statistics::{PoolSize, StatFamily, StatScope};
 use super::trust::Doubt;
 use crate::allocators::ReportedTotals;
 use crate::decode::StackRef;
-use crate::input::books::{StateBlock, StateSegment, StateBlockUse, DeviceAllocatorState};
+use crate::input::allocator_state::{DeviceAllocatorState, StateBlock, StateBlockUse, StateSegment};
 use crate::words::Tid;
 
 impl DeviceAllocator {
     /// Replaces the state with a reading of this time. No event applied so far is later than it.
     /// Returns whether the reading is plausible.
-    pub(super) fn learn_books(&mut self, books: &DeviceAllocatorState, time_ns: u64) -> bool {
-        let words = books.words().map(|words| (words, readout::totals(words)));
+    pub(super) fn learn_allocator_state(&mut self, allocator_state: &DeviceAllocatorState, time_ns: u64) -> bool {
+        let words = allocator_state.words().map(|words| (words, readout::totals(words)));
         let read = words.and_then(|(words, (allocated, reserved))| readout::read(words, allocated, reserved));
         let Some(mut read) = read else {
             self.refused_readouts += 1;
@@ -32,7 +32,7 @@ impl DeviceAllocator {
         let (allocated_bytes, reserved_bytes) =
             (current(StatFamily::AllocatedBytes), current(StatFamily::ReservedBytes));
         self.forget_course();
-        self.memory = AllocatorMemory::of_books(&books.segments, &self.memory);
+        self.memory = AllocatorMemory::of_allocator_state(&allocator_state.segments, &self.memory);
         self.statistics = read.statistics;
         self.tail = read.tail;
         self.base = Base::Read(time_ns);
@@ -66,7 +66,7 @@ impl DeviceAllocator {
     }
 
     /// Returns whether a reading of the allocator state would add information.
-    pub(super) fn wants_books(&self) -> bool {
+    pub(super) fn wants_allocator_state(&self) -> bool {
         // If the trace shows sizes, only few blocks from before it are unknown.
         self.base == Base::None || self.doubts.iter().any(|doubt| *doubt != Doubt::RoundedOnly || self.sight.trace)
     }
@@ -87,7 +87,7 @@ impl DeviceAllocator {
 
 impl AllocatorMemory {
     /// Creates the memory from a reading. Known blocks and segments keep their stacks.
-    fn of_books(segments: &[StateSegment], known: &Self) -> Self {
+    fn of_allocator_state(segments: &[StateSegment], known: &Self) -> Self {
         let cell = |block: &StateBlock| {
             let before = known.cells().get(&block.address).filter(|cell| cell.bytes == block.bytes);
             let is_same = |cell: &&SegmentCell| cell.state == BlockState::Allocated && cell.state == block.state.into();

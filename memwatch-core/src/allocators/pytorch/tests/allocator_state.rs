@@ -12,7 +12,7 @@ use memwatch_common::loss::Loss;
 use crate::allocators::names::SiteKey;
 use crate::allocators::pytorch::{Base, BlockState, Certainty, DeviceAllocator};
 use crate::allocators::{Frameworks, TensorLedger};
-use crate::input::books::{AllocatorState, StateBlock, MovingAllocatorState, MovingDevice};
+use crate::input::allocator_state::{AllocatorState, MovingAllocatorState, MovingDevice, StateBlock};
 use crate::words::Tgid;
 
 /// Address, bytes and state.
@@ -27,15 +27,15 @@ fn shape(device: &DeviceAllocator) -> (Vec<ShapedBlock>, Vec<(u64, u64)>) {
     )
 }
 
-fn books(history: &TensorEventHistory, map_words: usize, (began_ns, time_ns): (u64, u64)) -> AllocatorState {
+fn allocator_state(history: &TensorEventHistory, map_words: usize, (began_ns, time_ns): (u64, u64)) -> AllocatorState {
     let used = history.devices.iter().filter(|device| device.truth != super::super::AllocatorStatistics::default());
-    let devices = used.map(|device| device.books(map_words)).collect();
+    let devices = used.map(|device| device.allocator_state(map_words)).collect();
     AllocatorState { tgid: Tgid(7), began_ns, time_ns, devices }
 }
 
 /// Returns the current blocks at some of the addresses.
 fn blocks_of(device: &NaiveAllocator, is_read: impl Fn(u64) -> bool) -> Vec<StateBlock> {
-    device.books(0).blocks().filter(|block| is_read(block.address)).copied().collect()
+    device.allocator_state(0).blocks().filter(|block| is_read(block.address)).copied().collect()
 }
 
 fn apply(history: &mut TensorEventHistory, ledgers: &mut [&mut TensorLedger]) {
@@ -62,11 +62,11 @@ fn as_an_early_watch(
         history.step(step);
     }
     let now_ns = history.events.last().map_or(0, |(event, _)| event.time_ns) + 10;
-    let read = books(&history, 4 * maps, (now_ns, now_ns + 20));
+    let read = allocator_state(&history, 4 * maps, (now_ns, now_ns + 20));
     // The last of the earlier events are still in the ring and arrive after the reading.
     let mut underway = history.events.split_off(history.events.len() / 2);
     apply(&mut history, &mut [&mut early, &mut late]);
-    prop_assert_eq!(late.learn_books(&read), !read.devices.is_empty());
+    prop_assert_eq!(late.learn_allocator_state(&read), !read.devices.is_empty());
     history.events.append(&mut underway);
     apply(&mut history, &mut [&mut early, &mut late]);
     for step in after {
@@ -98,7 +98,7 @@ fn allocator_state_before_any_event_does_not_imply_a_missing_trace() {
     let now_ns = history.events.last().map_or(0, |(event, _)| event.time_ns) + 10;
     let mut late = TensorLedger::<Frameworks>::default();
     late.begin(false, &[]);
-    assert!(late.learn_books(&books(&history, 0, (now_ns, now_ns + 20))));
+    assert!(late.learn_allocator_state(&allocator_state(&history, 0, (now_ns, now_ns + 20))));
     assert!(!late.lacks_trace() && !late.has_trace());
 }
 
@@ -153,7 +153,7 @@ proptest! {
             moving.blocks.extend(blocks_of(device, |address| !is_early(address)));
         }
         let time_ns = history.events.last().map_or(began_ns, |(event, _)| event.time_ns) + 1;
-        late.learn_moving_books(&MovingAllocatorState { tgid: Tgid(7), began_ns, time_ns, devices: read });
+        late.learn_moving_allocator_state(&MovingAllocatorState { tgid: Tgid(7), began_ns, time_ns, devices: read });
         apply(&mut history, &mut [&mut early, &mut late]);
         late.tick(time_ns + 1_000_000_000);
         for (ordinal, device) in late.allocators().iter().filter(|(_, device)| device.reported().is_some()) {
@@ -177,9 +177,9 @@ proptest! {
             history.step(step);
         }
         let last_ns = history.events.last().map_or(0, |(event, _)| event.time_ns);
-        let read = books(&history, 0, (last_ns, last_ns + 5));
+        let read = allocator_state(&history, 0, (last_ns, last_ns + 5));
         apply(&mut history, &mut [&mut late]);
-        prop_assert!(last_ns == 0 || !late.learn_books(&read));
+        prop_assert!(last_ns == 0 || !late.learn_allocator_state(&read));
         prop_assert!(late.allocators().values().all(|device| device.base() == Base::None));
     }
 }
@@ -199,7 +199,7 @@ fn block_absent_from_the_reading_is_freed_and_an_unseen_one_is_older() {
     history.step((150, 1, 0));
     history.events.clear();
     let now_ns = 1_000_000_000;
-    assert!(late.learn_books(&books(&history, 0, (now_ns, now_ns + 1))));
+    assert!(late.learn_allocator_state(&allocator_state(&history, 0, (now_ns, now_ns + 1))));
     let device = late.allocators().values().next().expect("it was read");
     let naive = history.devices.iter().find(|naive| naive.blocks().next().is_some()).expect("one was used");
     let held: u64 =
@@ -222,7 +222,7 @@ fn unseen_block_after_lost_events_is_not_called_preexisting() {
     let lost = history.events.drain(..).count();
     ledger.lose(Loss::TensorEventLost, u64::try_from(lost).expect("a small number"));
     let now_ns = 1_000_000_000;
-    assert!(ledger.learn_books(&books(&history, 0, (now_ns, now_ns + 1))));
+    assert!(ledger.learn_allocator_state(&allocator_state(&history, 0, (now_ns, now_ns + 1))));
     let places = ledger.attribution().devices().values().next().expect("it has places");
     let device = ledger.allocators().values().next().expect("it was read");
     assert!(device.knows_blocks(), "the allocator's side has all of them");

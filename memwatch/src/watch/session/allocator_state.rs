@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::{Duration, Instant};
 
 use memwatch_core::input::Input;
-use memwatch_core::input::books::{StateBlock, StateBlockUse};
+use memwatch_core::input::allocator_state::{StateBlock, StateBlockUse};
 use memwatch_core::words::{Ordinal, Tgid};
 use memwatch_inspect::pytorch::ReadRefusal;
 
@@ -99,17 +99,17 @@ impl AllocatorStatePolls {
         let read = self.try_once(tgid, true);
         self.standing.last = Some((begun, begun.elapsed()));
         self.standing.readings = self.standing.readings.saturating_add(1);
-        let Ok(Some(books)) = read else { return };
-        let found = fingerprint(&books);
+        let Ok(Some(allocator_state)) = read else { return };
+        let found = fingerprint(&allocator_state);
         if self.standing.readings <= FIRST_STANDING || self.standing.found != Some(found) {
             self.standing.found = Some(found);
-            pipeline.step(books);
+            pipeline.step(allocator_state);
         }
     }
 
     /// Returns when the next reading is due; `None` if a reading would add nothing.
     pub(super) fn due(&self, tgid: u32, pipeline: &InputSink, now: Instant) -> Option<Instant> {
-        if matches!(self.reader, AllocatorReaderState::Refused) || !pipeline.wants_books(Tgid(tgid)) {
+        if matches!(self.reader, AllocatorReaderState::Refused) || !pipeline.wants_allocator_state(Tgid(tgid)) {
             return None;
         }
         Some(self.tried.map_or(now, |tried| tried + self.between()))
@@ -130,10 +130,10 @@ impl AllocatorStatePolls {
         }
         self.tried = Some(Instant::now());
         match self.try_once(tgid, self.tries < MOVING_TRIES && pipeline.wants_blocks(Tgid(tgid))) {
-            Ok(Some(books)) => {
-                self.was_read = matches!(books, Input::Books(_));
+            Ok(Some(allocator_state)) => {
+                self.was_read = matches!(allocator_state, Input::AllocatorState(_));
                 self.tries = self.tries.saturating_add(1);
-                pipeline.step(books);
+                pipeline.step(allocator_state);
             }
             Ok(None) => self.tries = self.tries.saturating_add(1),
             Err(error) => {
@@ -142,9 +142,10 @@ impl AllocatorStatePolls {
                 );
                 self.reader = AllocatorReaderState::Refused;
                 // An exiting process has no memory to read.
-                if !matches!(error, StateReadError::Unreadable(_) | StateReadError::Refused(ReadRefusal::Unreadable(_))) {
+                if !matches!(error, StateReadError::Unreadable(_) | StateReadError::Refused(ReadRefusal::Unreadable(_)))
+                {
                     let reason = printable(&error.to_string()).into_owned().into();
-                    pipeline.step(Input::BooksRefused { tgid: Tgid(tgid), reason });
+                    pipeline.step(Input::AllocatorStateRefused { tgid: Tgid(tgid), reason });
                 }
             }
         }
@@ -160,12 +161,13 @@ impl AllocatorStatePolls {
         }
         let AllocatorReaderState::Open(reader) = &mut self.reader else { return Ok(None) };
         match reader.read() {
-            Ok(books) if books.devices.is_empty() => Ok(None),
-            Ok(books) => Ok(Some(Input::Books(Box::new(books)))),
+            Ok(allocator_state) if allocator_state.devices.is_empty() => Ok(None),
+            Ok(allocator_state) => Ok(Some(Input::AllocatorState(Box::new(allocator_state)))),
             Err(StateReadError::Refused(ReadRefusal::NotInitialized)) => Ok(None),
-            Err(StateReadError::Refused(refusal)) if refusal.is_passing() && wants_blocks => {
-                Ok(reader.read_moving().ok().map(|books| Input::MovingBooks(Box::new(books))))
-            }
+            Err(StateReadError::Refused(refusal)) if refusal.is_passing() && wants_blocks => Ok(reader
+                .read_moving()
+                .ok()
+                .map(|allocator_state| Input::MovingAllocatorState(Box::new(allocator_state)))),
             Err(StateReadError::Refused(refusal)) if refusal.is_passing() => Ok(None),
             Err(error) => Err(error),
         }
@@ -183,16 +185,16 @@ impl UntracedReadings {
 }
 
 /// Returns a fingerprint of the allocated blocks. Collisions are unlikely.
-fn fingerprint(books: &Input) -> u64 {
+fn fingerprint(allocator_state: &Input) -> u64 {
     let mut blocks: Vec<(Ordinal, &StateBlock)> = Vec::new();
-    match books {
-        Input::Books(books) => {
-            for device in &books.devices {
+    match allocator_state {
+        Input::AllocatorState(allocator_state) => {
+            for device in &allocator_state.devices {
                 blocks.extend(device.blocks().map(|block| (device.ordinal, block)));
             }
         }
-        Input::MovingBooks(books) => {
-            for device in &books.devices {
+        Input::MovingAllocatorState(allocator_state) => {
+            for device in &allocator_state.devices {
                 blocks.extend(device.blocks.iter().map(|block| (device.ordinal, block)));
             }
         }
