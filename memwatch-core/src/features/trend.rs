@@ -1,8 +1,8 @@
 //! Trend of a series of numbers, by statistics that assume no shape of the noise.
 //!
 //! * **Mann–Kendall**: the number of pairs that grow minus the number that shrink, with ties, in
-//! the usual normal approximation (Kendall, Rank Correlation Methods, chapter 4). Its `p` is the
-//! probability that noise alone would look so steady.
+//!   the usual normal approximation (Kendall, Rank Correlation Methods, chapter 4). Its `p` is the
+//!   probability that noise alone would look so steady.
 //! * **Theil–Sen**: the median of the slopes of all pairs, which jumps and spikes do not change.
 
 use serde::{Deserialize, Serialize};

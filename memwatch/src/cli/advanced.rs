@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_is_written_and_a_reader_that_has_gone_is_no_error() {
+    fn advanced_page_is_written_and_a_closed_pipe_is_no_error() {
         let mut page = Vec::new();
         assert_eq!(write(&mut page).ok(), Some(Exit::Ok));
         assert!(String::from_utf8_lossy(&page).contains("Exit codes:"));

@@ -313,11 +313,11 @@ mod tests {
             noted += 1;
             recorder.note(&Input::Tick { time_ns: noted.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20 }, || 0);
         }
-        let recorded = recorder.end(Stopped::NobodyLeft, 0);
-        assert_eq!(recorded.end, Ok(Stopped::Limit));
+        let written = recorder.end(Stopped::NobodyLeft, 0);
+        assert_eq!(written.end, Ok(Stopped::Limit));
         let file = std::fs::read(&options.path).expect("it is there");
-        assert_eq!(file.len() as u64, recorded.bytes);
-        assert!((limit_bytes - END_BYTES - 100..limit_bytes).contains(&recorded.bytes), "{recorded:?}");
+        assert_eq!(file.len() as u64, written.bytes);
+        assert!((limit_bytes - END_BYTES - 100..limit_bytes).contains(&written.bytes), "{written:?}");
         let mut reader = RecordingReader::open(&file[..]).expect("it is a recording");
         let mut inputs = 0;
         while let Some(part) = reader.next_part().expect("memory can be read") {

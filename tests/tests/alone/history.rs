@@ -51,7 +51,7 @@ fn failures(outcome: &CommandOutcome) -> usize {
 }
 
 /// Asserts that the agent and the file give the same report for the same window, to the byte.
-fn assert_agent_and_file_agree(gpu: &SimulatedGpu, agent: &RunningAgent, file: &Path, [since, end]: [&str; 2]) {
+fn assert_agent_and_file_agree(gpu: &SimulatedGpu, agent: &TestAgent, file: &Path, [since, end]: [&str; 2]) {
     for command in ["ps", "leak", "oom", "profile", "timeline", "monitor", "fragment", "report"] {
         for json in [&[][..], &["--json"]] {
             let words = [&[command, "--since", since, "--until", end], json].concat();

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_user_of_a_leak_is_not_that_of_a_later_process_with_its_number() {
+    fn leak_has_no_user_of_a_later_process_with_its_pid() {
         let (mut node, outlooks) = (leaking_node(), leaking_outlooks());
         let mut later = node.processes[0].clone();
         later.observed_since_ns += 1;

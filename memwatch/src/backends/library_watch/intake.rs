@@ -192,7 +192,7 @@ impl LibraryWatch {
             match calls {
                 KernelCalls::Probed { stubs } => log::info!("{}: requests are probed at {stubs} stubs", file.display),
                 KernelCalls::Refused { reason } => {
-                    log::info!("{}: kernel-driver requests cannot be probed: {reason}", file.display)
+                    log::info!("{}: kernel-driver requests cannot be probed: {reason}", file.display);
                 }
                 KernelCalls::None => {}
             }

@@ -230,7 +230,7 @@ Predicted overhead of tracing PyTorch
   ->  read                0             0 %  yes     totals, peaks and counts, read from its memory
       blocks          2,650          31.8 %  no      every tensor allocation and free
       lines           3,100          37.2 %  no      the lines of Python; blocks below 1 MiB are sampled
-      modules        5,000            60 %  no      phases and modules
+      modules         5,000            60 %  no      phases and modules
       without --tensors it is traced at level read
   PID 9 (python3): 0 tensor events/s
 ";

@@ -130,7 +130,7 @@ impl Screen {
             Some(KeyCommand::Resize) => {}
             Some(KeyCommand::View(step)) => self.state.take(step),
             Some(KeyCommand::Unknown(key)) => {
-                self.state.notify(format!("{key} has no function here: ? lists the keys"))
+                self.state.notify(format!("{key} has no function here: ? lists the keys"));
             }
             None => return ScreenFlow::Continue,
         }

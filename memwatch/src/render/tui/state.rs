@@ -337,7 +337,7 @@ impl ViewState {
                 position.reversed = !position.reversed;
             }
             ViewAction::Filter | ViewAction::Type(_) | ViewAction::Erase | ViewAction::Keep | ViewAction::Clear => {
-                self.type_filter(step)
+                self.type_filter(step);
             }
             ViewAction::Tab(_) | ViewAction::NextTab(_) if self.table().is_none() => {
                 self.notify("tabs belong to a process: Enter opens the selected one");
@@ -349,7 +349,7 @@ impl ViewState {
                 self.turn_to_tab(usize::try_from((now.unwrap_or(0) + by).rem_euclid(all)).unwrap_or(0));
             }
             ViewAction::Tree if self.table().is_some() => {
-                self.notify("the tree is of processes: Esc goes back to them")
+                self.notify("the tree is of processes: Esc goes back to them");
             }
             ViewAction::Tree => self.tree = !self.tree,
             ViewAction::Click(column, row) => self.click(column, row),

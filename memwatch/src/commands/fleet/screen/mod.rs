@@ -189,7 +189,7 @@ impl FleetScreen {
             }
             Some(KeyCommand::ResetPeaks) => self.state.notify("r has no function here: ? lists the keys"),
             Some(KeyCommand::Unknown(key)) => {
-                self.state.notify(format!("{key} has no function here: ? lists the keys"))
+                self.state.notify(format!("{key} has no function here: ? lists the keys"));
             }
             Some(KeyCommand::Resize) | None => {}
         }

@@ -89,7 +89,7 @@ impl ProbedLibrary {
         let begun = tensor_probes::begin_load(kernel, &self.file.path(), tgid, &points);
         begun
             .inspect_err(|error| {
-                log::warn!("process {tgid}: {}: cannot attach load probes: {error}", self.file.display)
+                log::warn!("process {tgid}: {}: cannot attach load probes: {error}", self.file.display);
             })
             .ok()
     }
