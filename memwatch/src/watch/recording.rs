@@ -325,6 +325,6 @@ mod tests {
             inputs += u64::from(chunk.front.inputs);
         }
         assert_eq!(reader.ending(), Some(Ending::Whole(EndMark { stopped: Stopped::Limit, inputs })));
-        assert!(inputs == recorded.inputs && inputs + 3 > noted, "{inputs} of {noted}");
+        assert!(inputs == written.inputs && inputs + 3 > noted, "{inputs} of {noted}");
     }
 }
