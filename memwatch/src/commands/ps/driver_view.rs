@@ -26,7 +26,7 @@ const DRIVER: &str = "/proc/driver/nvidia";
 pub(super) fn report(args: &Ps, common: &CommonArgs, failure: ExitFailure) -> Result<Exit, ExitFailure> {
     let reading = match backend().reading(common.nvml_lib.as_deref()) {
         Ok(reading) => reading,
-        // The machine may have a driver that this container does not show, so both advices are
+        // The machine may have a driver that this container does not show, so both advice rows are
         // given.
         Err(_) if is_without_driver(common) => {
             let advice = format!("{}\n{}", no_driver(), crate::exit::permission_advice());
