@@ -358,7 +358,7 @@ fn the_layout_of_a_state_is_the_one_that_its_number_says() {
         sum.update(format!("{word} ").as_bytes());
     }
     let layout = (STATE, sum.finalize(), pipeline.state().len());
-    assert_eq!(layout, (28, 1_842_130_759, 29_491), "another layout has another number in `state.rs`");
+    assert_eq!(layout, (29, 1_973_925_548, 29_517), "another layout has another number in `state.rs`");
 }
 
 #[test]

@@ -18,9 +18,13 @@ const COPIED: &[(&str, &str)] = &[
     ("deploy/kubernetes", "share/memwatch/kubernetes"),
     ("deploy/helm", "share/memwatch/helm"),
     ("deploy/slurm", "share/memwatch/slurm"),
+    // The book, without its part on the project: the measurements of single machines.
+    ("docs/index.md", "share/doc/memwatch/docs/index.md"),
+    ("docs/start", "share/doc/memwatch/docs/start"),
+    ("docs/questions", "share/doc/memwatch/docs/questions"),
+    ("docs/operate", "share/doc/memwatch/docs/operate"),
+    ("docs/reference", "share/doc/memwatch/docs/reference"),
 ];
-/// The documents, without the reports of single machines, which are in subdirectories.
-const DOCUMENTS: (&str, &str) = ("docs", "share/doc/memwatch/docs");
 
 /// Writes all files to `root`, for an installation in `prefix`.
 ///
@@ -36,10 +40,6 @@ pub(super) fn write(source: &PackageSource<'_>, binary: &Path, root: &Path, pref
     compress(&pages(&root.join("share/man/man1"))?)?;
     for (from, to) in COPIED {
         copy(&repo.path(from), &root.join(to))?;
-    }
-    for document in pages(&repo.path(DOCUMENTS.0))? {
-        let name = document.file_name().context("a listed file has a name")?;
-        copy(&document, &root.join(DOCUMENTS.1).join(name))?;
     }
     let path = root.join("share/doc/memwatch/third-party-licences");
     put(&path, source.licences.as_bytes(), 0o644)?;
