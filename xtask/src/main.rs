@@ -7,6 +7,7 @@
 mod args;
 mod bench;
 mod binary;
+mod book;
 mod child;
 mod demo;
 mod docs;
@@ -81,7 +82,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "test",
         usage: "[PART] [FILTER]",
-        summary: "all checks; PART is quick, fmt, tidy, spelling, clippy, unit, fuzz, packages or integration, FILTER a test's name",
+        summary: "all checks; PART is quick, fmt, tidy, spelling, clippy, unit, fuzz, book, packages or integration, FILTER a test's name",
         run: suite::task,
     },
     Task {
@@ -101,6 +102,12 @@ const TASKS: &[Task] = &[
         usage: "",
         summary: "write the documents that are made from code: docs/reference/probes.md and docs/reference/metrics.md",
         run: docs::task,
+    },
+    Task {
+        name: "book",
+        usage: "",
+        summary: "write the parts of the book that the program prints: docs/reference/commands.md and docs/pictures",
+        run: book::task,
     },
     Task {
         name: "replays",

@@ -2,6 +2,7 @@
 
 use crate::args::TaskArgs;
 use crate::binary;
+use crate::book;
 use crate::child::OwnedChild;
 use crate::docs;
 use crate::fuzz;
@@ -63,6 +64,7 @@ const STEPS: &[SuiteStep] = &[
     SuiteStep { name: "unit tests", part: "unit", run: unit_tests },
     SuiteStep { name: "fuzz targets", part: "fuzz", run: |session| fuzz::check(session.repo) },
     SuiteStep { name: "memwatch", part: INTEGRATION, run: build_memwatch },
+    SuiteStep { name: "book", part: "book", run: book_is_current },
     SuiteStep { name: "packages", part: "packages", run: packages },
     SuiteStep { name: "simulated GPU", part: INTEGRATION, run: |session| integration::build_simulators(session.repo) },
     SuiteStep { name: "PyTorch and readers, the rest", part: INTEGRATION, run: finish_downloads },
@@ -285,6 +287,12 @@ pub(crate) fn fetch_task(repo: &Repo, args: TaskArgs) -> Result<()> {
 
 fn build_memwatch(session: &mut SuiteRun<'_>) -> Result<()> {
     binary::compile(session.repo, BuildProfile::Tested).map(drop)
+}
+
+/// Compares the parts of the book that the program writes.
+fn book_is_current(session: &mut SuiteRun<'_>) -> Result<()> {
+    let memwatch = binary::compile(session.repo, BuildProfile::Tested)?;
+    book::check(session.repo, &memwatch)
 }
 
 /// Builds the packages from the binary that the tests use, which takes seconds. `cargo xtask

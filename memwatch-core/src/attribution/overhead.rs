@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 const TRAP_NS: u64 = 400;
 /// Cost of a driver call with both its probes: docs/project/overhead.md, per family.
 const CALL_NS: u64 = 1_250;
-/// Cost of a tensor allocation or free: docs/project/overhead.md, "The price of a level". A probe at the
+/// Cost of a tensor allocation or free: docs/project/overhead.md, "Predicted overhead". A probe at the
 /// end of a function makes the kernel trap twice, which cost half as much again in an earlier
 /// measurement.
 const EVENT_NS: u64 = 1_060;

@@ -12,31 +12,53 @@ const HEAD: &str = "\
 
 <!-- Written by `cargo xtask docs` from memwatch/src/agent/metrics/families.rs: change the table there. -->
 
-`memwatch agent --listen 127.0.0.1:9747` serves these at `/metrics`, as OpenMetrics 1.0 or as Prometheus' older text (0.0.4),
-whichever the scraper's `Accept` likes better. They are served to anybody who can connect: listen on loopback, or on the network through TLS
-([agent.md](agent.md#through-tls)), or where the network is yours with `--insecure=metrics`. The page that is served beside them takes a link ([agent.md](agent.md#its-page)). `deploy/prometheus/` holds a scrape configuration, alert rules and
-routes for an Alertmanager,
-`deploy/grafana/memwatch.json` a dashboard to import into Grafana, `deploy/kubernetes/` a DaemonSet
-with a NetworkPolicy. With `--otlp` the agent pushes the same by OpenTelemetry's protocol ([agent.md](agent.md#it-pushes)).
+`memwatch agent --listen 127.0.0.1:9747` serves these metrics at `/metrics`, as OpenMetrics 1.0 or as
+Prometheus' older text format (0.0.4), as the scraper's `Accept` header prefers. Every client that can
+connect can read them. Listen on loopback, on the network through [TLS](../operate/agent.md#tls), or on a
+trusted network with `--insecure=metrics`. [The page](../operate/agent.md#the-page) at the same address
+requires a link. With `--otlp` the agent pushes the same metrics by
+[OpenTelemetry's protocol](../operate/agent.md#opentelemetry).
 
-* **`/healthz`** answers 200 while the watch does: if not, restart the agent.
-* **`/readyz`** answers 200 while the probes are attached and NVML answers, else 503 with the reason. NVML that is missing or fails is tried again,
-  after 1 s at first and every 30 s later, so a driver may be loaded after the agent, and replaced while it runs. On a machine that has no NVML,
-  start the agent with `--no-nvml`: it is ready without.
-* **Neither waits for other clients**: 128 connections are open at a time, and of them 16 scrapes, 16 pages on their way and 64 open ones. A client that has sent half a request has 5 s
-  for the rest, and loses its place to a new one where all are taken.
+| directory | content |
+|---|---|
+| `deploy/prometheus/` | a scrape configuration, alert rules and routes for an Alertmanager |
+| `deploy/grafana/` | a dashboard to import into Grafana |
+| `deploy/kubernetes/`, `deploy/helm/` | a DaemonSet with a NetworkPolicy, and a chart |
 
-* **A GPU** is `gpu` (NVML's number, `1:0` for a MIG instance) and `uuid`; both are empty where memory's GPU is not known.
-* **A workload** is a pod's container, a Slurm job, a container, a systemd unit or session, or the rest of the machine
-  (`workload_kind` `kubernetes`, `slurm`, `container`, `systemd`, `session`, `host`); labels that do not apply are empty. Two workloads
-  with the same labels are summed. Where a scraper's own labels are called `pod` or `namespace`, too, set `honor_labels: true`.
-* **`kind`** is `device`, `async_pool`, `vmm`, `managed`, `pinned`, `array` or `graph`, and appears once it was seen.
-* **Absent is not known**, never 0. `memwatch_gpu_up` is 0 where NVML fails, and the GPU's other series are absent then.
-* **Bounded**: 200 pairs of workload and GPU have series of their own, the smallest beyond that are summed by GPU under `workload_kind`
-  `other`; a pair keeps its place until another is more than twice as large. What is counted while a pair stands there belongs to
-  `other`, so no counter goes backwards. Series of a workload go five minutes after its last process. Values of labels are at most
+## Health
+
+`/healthz` answers 200 while the session works. If it does not, restart the agent.
+
+`/readyz` answers 200 while the probes are attached and NVML answers, otherwise 503 with the reason.
+The agent retries NVML after 1 s at first and every 30 s later, so the driver may be loaded or replaced
+while the agent runs. On a machine without NVML, start the agent with `--no-nvml`; it is ready without
+NVML then.
+
+Neither waits for other clients. The agent serves 128 connections at a time, of which 16 may be scrapes,
+16 pages in progress and 64 open pages. A client has 5 s to complete its request, and a new client takes
+its place if all are in use.
+
+## Rules
+
+* `gpu` is NVML's number (`1:0` for a MIG instance) and `uuid` its UUID. Both labels are empty if the GPU
+  of the memory is unknown.
+* A workload is a container of a pod, a Slurm job, a container, a systemd unit or session, or the rest of
+  the machine (`workload_kind` is `kubernetes`, `slurm`, `container`, `systemd`, `session` or `host`).
+  Labels that do not apply are empty. Workloads with equal labels are summed. If the scraper adds labels
+  called `pod` or `namespace` itself, set `honor_labels: true`.
+* `kind` is `device`, `async_pool`, `vmm`, `managed`, `pinned`, `array` or `graph`. A kind appears after
+  its first allocation.
+* An unknown value is absent, never 0. If NVML fails, `memwatch_gpu_up` is 0 and the other series of the
+  GPU are absent.
+* The number of series is bounded. 200 pairs of workload and GPU have series of their own. The smallest
+  ones beyond that are summed by GPU under `workload_kind` `other`. A pair keeps its series until another
+  one is more than twice as large, and what it counts meanwhile belongs to `other`, so that no counter
+  decreases. The series of a workload end five minutes after its last process. Label values have at most
   256 bytes, with control characters replaced.
-* Per-process series, which are many and short-lived, are off: `--process-metrics N` turns them on for the N largest.
+* Series per process are off, because they are many and short-lived. `--process-metrics N` enables them
+  for the N largest processes.
+
+## All metrics
 
 ";
 

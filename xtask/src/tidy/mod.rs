@@ -3,6 +3,7 @@
 mod circles;
 mod imports;
 mod language;
+mod links;
 mod mask;
 mod purity;
 mod shape;
@@ -92,6 +93,11 @@ const RULES: &[Rule] = &[
         find: Find::InTree(language::frequent_words),
     },
     Rule { name: "riddle", fix: "name the thing, or delete the comment", find: Find::InFile(language::riddles) },
+    Rule {
+        name: "dead-link",
+        fix: "link to what is there, or list the page in docs/SUMMARY.md",
+        find: Find::InTree(links::dead),
+    },
     Rule {
         name: "shared-name",
         fix: "name the type after its role: LeakReport, FleetRow",
