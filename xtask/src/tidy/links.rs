@@ -3,6 +3,7 @@
 use super::Violation;
 use super::source::Source;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 /// Directory of the book, and the list of its pages, relative to the root.
 const BOOK: &str = "docs";
@@ -42,12 +43,16 @@ fn problem(pages: &BTreeMap<&str, BTreeSet<String>>, page: &Source, link: &str) 
     let path = target(page, link)?;
     let anchors = pages.get(&*path);
     match (anchors, link.split_once('#')) {
-        (None, _) if path.ends_with(".md") => Some(format!("a link to {path}, which does not exist")),
+        (None, _) if is_document(&path) => Some(format!("a link to {path}, which does not exist")),
         (Some(anchors), Some((_, anchor))) if !anchors.contains(anchor) => {
             Some(format!("a link to '{anchor}', which is no heading of {path}"))
         }
         _ => None,
     }
+}
+
+fn is_document(path: &str) -> bool {
+    Path::new(path).extension().is_some_and(|extension| extension == "md")
 }
 
 /// Returns the path that a link leads to, relative to the root.
