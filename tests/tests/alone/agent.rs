@@ -137,7 +137,7 @@ fn peaks_begin_again_for_the_owner_of_a_process_and_say_since_when() {
     };
     assert_eq!(peak(&settled(&gpu, &agent, ANN, 4 * MIB)), (8 * MIB, false));
     let tgid = anns.tgid_word();
-    let words = ["reset-peaks", "--pid", &tgid];
+    let words = ["stats", "--reset-peaks", "--pid", &tgid];
     agent.ask(&gpu, BOB, &words).assert_ended_with(4, &["belongs to another user"]);
     assert_eq!(peak(&settled(&gpu, &agent, ANN, 4 * MIB)), (8 * MIB, false));
     let reset = agent.ask(&gpu, ANN, &words);
@@ -156,7 +156,7 @@ fn reset_peaks_without_an_agent_is_refused_with_alternatives() {
     let anns = holding(&gpu, ANN, "4M");
     let (nowhere, tgid) = (gpu.directory().join("nobody.sock").display().to_string(), anns.tgid_word());
     for options in [&["--no-agent"][..], &["--agent", &nowhere]] {
-        let words = [options, &["reset-peaks", "--pid", &tgid]].concat();
+        let words = [options, &["stats", "--reset-peaks", "--pid", &tgid]].concat();
         let outcome = gpu.run_memwatch(&words);
         outcome.assert_ended_with(1, &["no peaks to reset", "memwatch PID, then r", "--reset-peaks", "memwatch agent"]);
         assert_eq!(outcome.stdout, "");
