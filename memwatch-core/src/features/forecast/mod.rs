@@ -19,7 +19,7 @@ use crate::features::forecast::line::NeedTrend;
 use crate::features::forecast::model::{Exhaustion, ExhaustionRange, Level, MemoryForecasts, Outlook, company};
 use crate::features::forecast::view::{
     EndView, ForecastChangeView, ForecastsView, GpuForecastView, GrowthView, OutlookView, ProcessForecastView,
-    RangeView,
+    TimeRangeView,
 };
 use crate::features::leak::model::Verdict;
 use crate::features::leak::view::LeakView;
@@ -213,7 +213,7 @@ fn growth(line: &NeedTrend) -> GrowthView {
 }
 
 fn end(end: &Exhaustion) -> EndView {
-    let range = |range: ExhaustionRange| RangeView {
+    let range = |range: ExhaustionRange| TimeRangeView {
         earliest_seconds: range.earliest_seconds,
         latest_seconds: range.latest_seconds,
         confidence: range.confidence,

@@ -123,12 +123,12 @@ pub struct EndView {
     /// Bytes left, in multiples of the growth so far.
     pub reach: f64,
     /// Range of times with its confidence; `None` if no measured forecast reached so far ahead.
-    pub range: Option<RangeView>,
+    pub range: Option<TimeRangeView>,
 }
 
 /// Range of times in which memory runs out.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RangeView {
+pub struct TimeRangeView {
     /// Start of the range, in seconds from the time of the forecast.
     pub earliest_seconds: f64,
     /// End of the range, in seconds from the time of the forecast.

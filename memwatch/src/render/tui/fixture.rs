@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use memwatch_core::allocators::pytorch::Certainty;
 use memwatch_core::features::forecast::view::{
-    EndView, ForecastsView, GrowthView, OutlookView, ProcessForecastView, RangeView,
+    EndView, ForecastsView, GrowthView, OutlookView, ProcessForecastView, TimeRangeView,
 };
 use memwatch_core::features::holdings;
 use memwatch_core::features::holdings::view::HoldingGrouping;
@@ -295,7 +295,7 @@ fn held_by_training() -> Holdings {
 }
 
 fn outlook() -> OutlookView {
-    let range = RangeView { earliest_seconds: 80.0, latest_seconds: 162.0, confidence: 0.7 };
+    let range = TimeRangeView { earliest_seconds: 80.0, latest_seconds: 162.0, confidence: 0.7 };
     let end = EndView { seconds: 120.0, reach: 1.7, range: Some(range) };
     let growth = GrowthView {
         grows: true,
