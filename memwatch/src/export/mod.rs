@@ -123,7 +123,7 @@ pub(crate) struct CallPathProfile {
 }
 
 /// One device of one process.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ProfilePart {
     tgid: u32,
     program: String,

@@ -1,9 +1,12 @@
 //! A flame graph as SVG, drawn by inferno. Frames can be clicked and searched in a browser.
 
+use std::collections::BTreeSet;
+
 use inferno::flamegraph::color::{BasicPalette, Palette};
 use inferno::flamegraph::{Options, TextTruncateDirection, from_lines};
 
-use super::{CallPathProfile, EXPORTER, ExportError, ProfileWeight, folded};
+use super::{CallPathProfile, EXPORTER, ExportError, ProfilePart, ProfileWeight, folded};
+use crate::render::format::plural;
 
 /// Writes one weight of all parts. The same profile always gives the same picture.
 ///
@@ -16,7 +19,7 @@ pub(crate) fn write(profile: &CallPathProfile, weight: ProfileWeight) -> Result<
     }
     let title = match &profile.parts[..] {
         [part] => part.name(),
-        parts => format!("{} GPUs of processes", parts.len()),
+        parts => title_of_several(parts),
     };
     let mut options = Options::default();
     options.title = title;
@@ -32,6 +35,15 @@ pub(crate) fn write(profile: &CallPathProfile, weight: ProfileWeight) -> Result<
     Ok(with_dark_mode(picture))
 }
 
+/// Formats `2 processes`, or `2 processes on 3 GPUs`.
+fn title_of_several(parts: &[ProfilePart]) -> String {
+    let processes: BTreeSet<u32> = parts.iter().map(|part| part.tgid).collect();
+    let gpus: BTreeSet<&str> = parts.iter().map(|part| &*part.gpu).collect();
+    let counted = |count: usize, one, more| plural(u64::try_from(count).unwrap_or(u64::MAX), one, more);
+    let processes = counted(processes.len(), "process", "processes");
+    if gpus.len() == 1 { processes } else { format!("{processes} on {}", counted(gpus.len(), "GPU", "GPUs")) }
+}
+
 /// Colours for dark mode, which the browser selects. Any style sheet overrides presentation
 /// attributes.
 const DARK: &str = "<style>@media (prefers-color-scheme: dark) { svg { background: #16181d; } \
@@ -44,5 +56,17 @@ fn with_dark_mode(picture: Vec<u8>) -> Vec<u8> {
     match text.rfind("</svg>") {
         Some(end) => format!("{}{DARK}{}", &text[..end], &text[end..]).into_bytes(),
         None => text.into_bytes(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flame_graph_title_counts_processes_and_gpus() {
+        let part = |tgid, gpu: &str| ProfilePart { tgid, gpu: gpu.to_owned(), ..ProfilePart::default() };
+        assert_eq!(title_of_several(&[part(1, "0"), part(2, "0")]), "2 processes");
+        assert_eq!(title_of_several(&[part(1, "0"), part(1, "1")]), "1 process on 2 GPUs");
     }
 }

@@ -137,7 +137,7 @@ fn facts(oom: &OomView, has_cause: bool) -> Vec<(&'static str, String)> {
     facts.extend(arena(oom).map(|arena| ("arena", of_arena(arena))));
     facts.extend(lines(oom));
     facts.extend(fate(oom).map(|fate| ("outcome", fate)));
-    let mut labels = ["cause", "also"].into_iter();
+    let mut labels = ["advice", "also"].into_iter();
     facts.extend(advice(oom, has_cause).into_iter().map(|sentence| (labels.next().unwrap_or("also"), sentence)));
     facts
 }
