@@ -33,7 +33,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
                 if let Some(spent) = self.durations.grant(&block, &whose) {
                     self.attribution.spend(spent);
                 }
-                self.allocators.note_range(block.ordinal, whose.phase);
+                self.allocators.note_phase(block.ordinal, whose.phase);
                 if let Some((_, _, now)) = now {
                     self.log.grant((block.ordinal, block.tid), &now, &whose);
                 }

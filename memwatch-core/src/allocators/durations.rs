@@ -2,8 +2,9 @@
 //! not visible.
 //!
 //! A module is charged the time from each of its allocations to the next event that shows what the
-//! thread does: its next allocation, or the beginning of another backward node. Both must be in the
-//! same phase and step, with no backward pass of another thread in between.
+//! thread does: its next allocation, or the beginning of another backward node. Two allocations count
+//! only in the same phase and step, with no backward pass of another thread in between; an interval
+//! that ends at a backward node counts only if it began in the backward phase.
 
 use std::collections::HashMap;
 

@@ -21,8 +21,8 @@ use super::{BlockChange, ReportedTotals};
 
 /// A framework's allocators in one process. Turns events into block changes and totals.
 pub trait FrameworkAllocator: Clone + Debug + Default {
-    /// Records that the probes are attached, except the table rows in `missing`. `from_start` is
-    /// set if nothing was allocated before.
+    /// Records that all probes are attached except the ones of the table rows in `missing`.
+    /// `from_start` is set if nothing was allocated before.
     fn begin(&mut self, from_start: bool, missing: &[u16]);
 
     /// Records an earlier allocation: allocators first seen from here on may have older blocks.
@@ -50,8 +50,8 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
         (0, 0)
     }
 
-    /// Returns the individually known blocks of those other allocators on a device: size in bytes
-    /// by address.
+    /// Returns the individually known blocks, on a device, of the allocators that report no totals
+    /// in their events: size in bytes by address.
     fn blocks_beside(&self, _ordinal: Ordinal) -> BTreeMap<u64, u64> {
         BTreeMap::new()
     }
@@ -90,7 +90,7 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
         BTreeMap::new()
     }
 
-    /// Stops following events. What is known stays as it was last read.
+    /// Stops following events. The allocator keeps its last state, or drops it.
     fn stop(&mut self) {}
 
     /// Follows events again. Those in between were missed.
@@ -103,8 +103,8 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
         false
     }
 
-    /// Adopts those of the blocks read that no event mentioned as allocated before the attach, if
-    /// all known blocks then add up to the reported total. Returns the adopted blocks.
+    /// Marks the blocks that were read, but appear in no event, as allocated before the attach. Does
+    /// so only if all known blocks then add up to the reported total. Returns the marked blocks.
     fn adopt_older(&mut self, _ordinal: Ordinal, _blocks: &[StateBlock]) -> Vec<StateBlock> {
         Vec::new()
     }
@@ -129,5 +129,5 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
     fn keep_history(&mut self, _limit: usize) {}
 
     /// Sets the phase of the block that a device allocated last.
-    fn note_range(&mut self, _ordinal: Ordinal, _range: Phase) {}
+    fn note_phase(&mut self, _ordinal: Ordinal, _phase: Phase) {}
 }

@@ -219,8 +219,8 @@ impl FrameworkAllocator for Frameworks {
         self.pytorch.keep_history(limit);
     }
 
-    fn note_range(&mut self, ordinal: Ordinal, range: Phase) {
-        self.pytorch.note_range(ordinal, range);
+    fn note_phase(&mut self, ordinal: Ordinal, phase: Phase) {
+        self.pytorch.note_phase(ordinal, phase);
     }
 }
 

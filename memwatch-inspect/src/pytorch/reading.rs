@@ -28,7 +28,7 @@ const MOST_FREE: u64 = 1 << 22;
 const MOST_LISTED: u64 = 1 << 12;
 /// Size in bytes of a set in a pool: the comparator and the tree header.
 const SET_BYTES: u64 = 8 * (1 + HEADER_WORDS as u64);
-/// Maximum number of sets in a pool.
+/// Maximum number of sets searched for in a block pool; known versions have one to three.
 const MOST_SETS: u64 = 6;
 /// Words of an expandable segment that are searched for the beginning of its range.
 const EXPANDABLE_WORDS: usize = 16;
@@ -265,7 +265,7 @@ fn chains(rows: &BTreeMap<u64, DecodedBlock>) -> Result<Vec<Vec<DecodedBlock>>, 
     if count == rows.len() { Ok(chains) } else { Err(ReadContradiction::Links) }
 }
 
-/// Returns the active blocks, from the only set of the size that the allocator counts.
+/// Returns the active blocks: the first hash set with as many elements as the allocator counts.
 fn active_blocks<M: MemoryAccess>(
     pass: &Pass<'_, M>,
     words: &[u64],

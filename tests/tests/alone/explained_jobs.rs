@@ -164,7 +164,7 @@ fn memory_left_to_a_forked_child_is_reported_until_the_child_ends() {
     assert_eq!(process["left_behind"]["forked_pids"], json!([child]), "{process:#}");
     assert_eq!(process["gpus"][0]["live_bytes"], CONTEXT_BYTES + 128 * MIB, "what it had last: {process:#}");
     let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &tgid.to_string(), "--duration", "100ms"]);
-    let sentence = format!("NVML still charges it 646.0 MiB: PID {child}, which it forked, has its open files");
+    let sentence = format!("NVML still charges it 646.0 MiB: PID {child}, which it forked, has its driver files open");
     assert!(shown.stdout.contains(&sentence), "{}", shown.stdout);
     let ps = agent.ask(&gpu, ROOT, &["ps"]).stdout;
     let row =

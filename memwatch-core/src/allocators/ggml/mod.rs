@@ -1,8 +1,8 @@
 //! Follows the buffers of ggml (llama.cpp and related programs). Each is one driver allocation with
 //! a usage.
 //!
-//! Buffers of all backends pass through the same functions, and only a CUDA context begins with a
-//! device and an address. A buffer is therefore counted if the driver granted memory at that
+//! Buffers of all backends pass through the same functions. Only the context object of ggml-cuda's
+//! buffers (`ggml_backend_cuda_buffer_context`) begins with a device and an address. A buffer is therefore counted if the driver granted memory at that
 //! address on that device. ggml keeps no list of its buffers, so those from before the attach are
 //! unknown.
 

@@ -103,7 +103,8 @@ pub struct ModuleSum {
 }
 
 impl ModuleSum {
-    /// Returns the bytes added by rounding; `None` without blocks or all requested sizes.
+    /// Returns the bytes added by rounding; `None` if there are no blocks, or if the requested size of
+    /// one is unknown.
     pub fn total_rounding_bytes(&self) -> Option<u64> {
         (self.unrounded == 0 && self.sum.allocations > 0).then_some(self.rounding_bytes)
     }

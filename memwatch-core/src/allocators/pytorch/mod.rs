@@ -245,9 +245,9 @@ impl FrameworkAllocator for Allocators {
         self.devices.values_mut().for_each(|device| device.history.keep(limit));
     }
 
-    fn note_range(&mut self, ordinal: Ordinal, range: Phase) {
+    fn note_phase(&mut self, ordinal: Ordinal, phase: Phase) {
         if let Some(device) = self.devices.get_mut(&ordinal) {
-            device.history.report_phase(range);
+            device.history.report_phase(phase);
         }
     }
 

@@ -20,7 +20,8 @@ pub struct FragmentsView {
     pub device: i32,
     /// GPU, if it is known.
     pub uuid: Option<GpuUuid>,
-    /// Time of the shown state: `CLOCK_BOOTTIME`, in nanoseconds; `None` for now.
+    /// Time of the shown state: `CLOCK_BOOTTIME`, in nanoseconds; `None` for the current
+    /// state.
     #[serde(serialize_with = "json::date")]
     pub at_worst_ns: Option<u64>,
     /// Whether the allocator's segments are traced; without them only its own report is known.
@@ -100,7 +101,8 @@ pub struct DriverFragmentsView {
     /// Start of observation: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub observed_since_ns: u64,
-    /// Time of the shown state: `CLOCK_BOOTTIME`, in nanoseconds; `None` for now.
+    /// Time of the shown state: `CLOCK_BOOTTIME`, in nanoseconds; `None` for the current
+    /// state.
     #[serde(serialize_with = "json::date")]
     pub at_worst_ns: Option<u64>,
     /// Reserved addresses, and those of them without memory.

@@ -39,7 +39,8 @@ impl Mount {
     /// Returns the path of the group with this id, in the format of `/proc/PID/cgroup`.
     ///
     /// # Errors
-    /// `ESTALE` if the group is gone, `EPERM` without `cap_dac_read_search` (open_by_handle_at(2)).
+    /// `ESTALE` or `NotFound` if the group is gone, `NotFound` if it is outside the mounted tree,
+    /// `EPERM` without `cap_dac_read_search` (open_by_handle_at(2)).
     pub(super) fn path_of(&self, id: u64) -> io::Result<String> {
         const { assert!(std::mem::offset_of!(GroupHandle, id) == size_of::<libc::file_handle>()) };
         let mut handle = GroupHandle { handle_bytes: 8, handle_type: FILEID_KERNFS, id: id.to_ne_bytes() };

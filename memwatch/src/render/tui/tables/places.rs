@@ -256,9 +256,9 @@ pub(crate) fn module(process: &ProcessView, place: &str) -> Vec<String> {
         module_key(device, module) == RowKey::Place(place.to_owned())
     };
     let Some((_, module)) = all.into_iter().find(is_it) else { return Vec::new() };
-    let row = |(range, bytes): (&Name, &PhaseBytesView)| {
+    let row = |(phase, bytes): (&Name, &PhaseBytesView)| {
         let total = size(bytes.total_bytes);
-        format!("{:>10} now  {total:>10} in all  {}", size(bytes.live_bytes), places::phase_name(range))
+        format!("{:>10} now  {total:>10} in all  {}", size(bytes.live_bytes), places::phase_name(phase))
     };
     module.phases.iter().map(row).collect()
 }
