@@ -25,7 +25,7 @@ commands! {
     Check {
         /// Explain out-of-memory failures, and forecast the next one
         Oom(oom::args::Oom) => awaited oom::run;
-        /// Find memory leaks: what grows, how fast, and who keeps it
+        /// Find memory leaks: what grows, how fast, and what keeps it
         Leak(leak::args::Leak) => awaited leak::run;
         /// Show cached memory that PyTorch cannot use: fragmentation
         Fragment(fragment::args::Fragment) => awaited fragment::run;

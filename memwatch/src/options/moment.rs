@@ -32,10 +32,11 @@ impl Past {
 /// Time window of a recording, or of the agent's history if no recording is named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct TimeWindow {
-    /// From this time on: 14:05:30, 2026-11-22T14:05, or 10m before the end; without --in of the agent's history
+    /// Start of the period, in the recording of --in or in the agent's history: 14:05:30, 2026-11-22T14:05, or 10m for ten
+    /// minutes before the end
     #[arg(long, value_name = "TIME", value_parser = moment, help_heading = "Recordings and history")]
     pub(crate) since: Option<RecordingTime>,
-    /// Up to this time; without --in of the agent's history
+    /// End of the period, in the recording of --in or in the agent's history
     #[arg(long, value_name = "TIME", value_parser = moment, help_heading = "Recordings and history")]
     pub(crate) until: Option<RecordingTime>,
 }

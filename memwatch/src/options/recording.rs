@@ -14,7 +14,7 @@ pub(crate) struct RecorderArgs {
     /// Maximum file size: 500M, 2G; a bare number is bytes (default: no limit)
     #[arg(long, value_name = "SIZE", value_parser = values::size_bytes)]
     pub(crate) max_size: Option<u64>,
-    /// At --max-size: oldest stops the recording there, newest drops the oldest events and goes on
+    /// At --max-size: oldest stops the recording there, newest drops the oldest events and continues
     #[arg(long, value_name = "PART", value_enum, default_value_t, hide_possible_values = true)]
     #[arg(requires_if("newest", "max_size"))]
     pub(crate) keep: Keep,

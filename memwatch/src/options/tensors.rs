@@ -17,7 +17,7 @@ pub(crate) struct TensorArgs {
     #[arg(default_missing_value = "modules", value_parser = level)]
     pub(crate) level: Option<TensorLevel>,
     /// What tracing may cost a process: percent of one processor, such as 2%; 0 to place no probe and only read its
-    /// memory, none for no limit. Less is traced where more does not fit (default: 2%; none with --tensors=LEVEL or --log)
+    /// memory, none for no limit. Less is traced if more does not fit (default: 2%; none with --tensors=LEVEL or --log)
     #[arg(long, value_name = "PERCENT", value_parser = budget, allow_negative_numbers = true)]
     pub(crate) budget: Option<Budget>,
     /// At level lines, which blocks get a line: bytes (all of 1 MiB and above; smaller ones are sampled, one per MiB on
@@ -32,8 +32,8 @@ pub(crate) struct TensorArgs {
 /// Tracing budget of commands with a fixed tracing level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct BudgetArgs {
-    /// What tracing may cost a process: percent of one processor, such as 2%, or none for no limit. Where all does not fit
-    /// it is traced in windows, and sums marked ≈ are estimates
+    /// What tracing may cost a process: percent of one processor, such as 2%, or none for no limit. If everything does not
+    /// fit, it is traced in windows, and sums marked ≈ are estimates
     #[arg(long, value_name = "PERCENT", default_value = "none", conflicts_with_all = PAST)]
     #[arg(value_parser = budget, allow_negative_numbers = true)]
     pub(crate) budget: Budget,

@@ -20,7 +20,7 @@ pub(crate) struct Leak {
     pub(crate) duration: Duration,
     #[command(flatten)]
     pub(crate) price: BudgetArgs,
-    /// Only read the process's memory again and again: no probe, no eBPF; names what grows by what
+    /// Only read the process's memory, repeatedly: no probe, no eBPF; names what grows by what
     /// keeps it (PyTorch only)
     #[arg(long, conflicts_with_all = PAST, conflicts_with = "budget")]
     pub(crate) read_only: bool,
@@ -44,7 +44,7 @@ pub(crate) struct Leak {
 pub(crate) enum FailOn {
     /// Growth above the threshold
     Leak,
-    /// Any growth that goes on
+    /// Any growth that continues
     Slow,
 }
 
