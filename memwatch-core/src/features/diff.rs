@@ -16,6 +16,7 @@ pub struct Difference {
     /// Bytes from PyTorch's allocators, over all processes and GPUs.
     pub tensors: RunSums,
     /// Differences by call site; entries that are in neither run are left out.
+    #[serde(rename = "lines")]
     pub sites: Vec<DiffRow<SiteView>>,
     /// Differences by phase.
     pub phases: Vec<DiffRow<PhaseView>>,

@@ -50,9 +50,9 @@ fn assert_owners_at_rest(gpu: &SimulatedGpu, job: &TorchJob, checkpoint: &Value)
     for class in ["no_python_object", "cpp_only", "changed", "not_read"] {
         assert!(!classes.contains(&&Value::from(class)), "everything has an owner: {classes:?}");
     }
-    let kept = report(gpu, job, &["--by", "keeper"]);
+    let kept = report(gpu, job, &["--by", "retainer"]);
     let kept = kept["groups"].as_array().expect("groups").iter().find(|group| group["name"] == "means[*].sum");
-    assert!(kept.expect("a keeper")["count"].as_u64() >= Some(3), "with what its graph has saved: {kept:#?}");
+    assert!(kept.expect("a retainer")["count"].as_u64() >= Some(3), "with what its graph has saved: {kept:#?}");
 }
 
 #[test]

@@ -49,6 +49,7 @@ pub struct FragmentsView {
     /// The segments, by address.
     pub segments: Vec<SegmentView>,
     /// Free memory pinned by call sites, most first; empty if it is not traced.
+    #[serde(rename = "lines")]
     pub sites: Vec<PinView>,
     /// Free memory pinned by modules, most first; empty if it is not traced.
     pub modules: Vec<PinView>,

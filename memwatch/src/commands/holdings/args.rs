@@ -18,6 +18,7 @@ pub(crate) enum HoldingsRowKind {
     /// Modules of the model
     Module,
     /// What keeps the memory, with what its autograd graph has saved
+    #[value(alias = "keeper")]
     Retainer,
 }
 
@@ -38,7 +39,7 @@ impl From<HoldingsRowKind> for view::HoldingGrouping {
 pub(crate) struct HoldingsArgs {
     #[command(flatten)]
     pub(crate) subject: ReportSubject,
-    /// What a row is: name (with * for indices), class, dtype, module or keeper
+    /// What a row is: name (with * for indices), class, dtype, module or retainer
     #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     pub(crate) by: HoldingsRowKind,
     /// Maximum number of rows
