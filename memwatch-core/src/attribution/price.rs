@@ -43,8 +43,8 @@ impl ProbeCost {
         let (one, several) = match (level, stacks) {
             (TensorLevel::Off | TensorLevel::Read, _) => (0, 0),
             (TensorLevel::Blocks, _) => (BLOCKS_PERCENT, SEVERAL_BLOCKS_PERCENT),
-            (TensorLevel::Sites, StackSelection::ByBytes) => (SITES_PERCENT, SEVERAL_SITES_PERCENT),
-            (TensorLevel::Sites, StackSelection::All) => (ALL_SITES_PERCENT, SEVERAL_ALL_SITES_PERCENT),
+            (TensorLevel::Lines, StackSelection::ByBytes) => (SITES_PERCENT, SEVERAL_SITES_PERCENT),
+            (TensorLevel::Lines, StackSelection::All) => (ALL_SITES_PERCENT, SEVERAL_ALL_SITES_PERCENT),
             (TensorLevel::Modules, _) => (MODULES_PERCENT, SEVERAL_MODULES_PERCENT),
         };
         let percent = if several_probes { several } else { one };
@@ -153,7 +153,7 @@ impl TracingRequest {
     /// fits the budget. Returns `None` if nothing may be spent, or no lines are requested.
     pub fn windows(self, events_per_second: u64) -> Option<Windows> {
         let most_ns = self.budget.ns_per_second().filter(|_| self.has_windows && self.by_default)?;
-        if self.level < TensorLevel::Sites {
+        if self.level < TensorLevel::Lines {
             return None;
         }
         let most_ns = u128::from(most_ns) * u128::from(WINDOWS_PERCENT) / 100;
@@ -203,7 +203,7 @@ impl TracingRequest {
         let has_budget = matches!(self.budget, Budget::Part(1..));
         self.by_default
             && has_budget
-            && self.level >= TensorLevel::Sites
+            && self.level >= TensorLevel::Lines
             && self.load_percent.is_some()
             && !self.budget.allows(price_ns)
             && price_ns <= MOST_TRIED_NS
@@ -252,7 +252,7 @@ pub fn per_second(events: u64, elapsed_ns: u64) -> u64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use TensorLevel::{Blocks, Modules, Off, Read, Sites};
+    use TensorLevel::{Blocks, Lines, Modules, Off, Read};
 
     pub(in crate::attribution) fn default() -> TracingRequest {
         let prices = ProbeCost { trap_ns: NonZeroU64::new(1_000).expect("a price") };
@@ -276,8 +276,8 @@ pub(super) mod tests {
     fn the_highest_level_is_chosen_that_fits_the_budget() {
         let rates = [0, 1_000, 4_000, 4_001, 5_882, 5_883, 7_547, 7_548, 120_000, u64::MAX];
         let levels = rates.map(|rate| chosen(default(), rate));
-        assert_eq!(levels, [Modules, Modules, Modules, Sites, Sites, Blocks, Blocks, Read, Read, Read]);
-        assert_eq!(chosen(TracingRequest { level: Sites, ..default() }, 10), Sites);
+        assert_eq!(levels, [Modules, Modules, Modules, Lines, Lines, Blocks, Blocks, Read, Read, Read]);
+        assert_eq!(chosen(TracingRequest { level: Lines, ..default() }, 10), Lines);
         assert_eq!(chosen(TracingRequest { level: Off, ..default() }, 10), Off);
         let fitting = TensorLevel::ALL.map(|level| default().fits(level, 5_883));
         assert_eq!(fitting, [true, true, true, false, false]);
@@ -304,7 +304,7 @@ pub(super) mod tests {
     #[test]
     fn fewer_probes_cost_less_and_a_slower_machine_more() {
         let several = TracingRequest { several_probes: true, ..default() };
-        assert_eq!((chosen(several, 4_000), chosen(default(), 4_000)), (Sites, Modules));
+        assert_eq!((chosen(several, 4_000), chosen(default(), 4_000)), (Lines, Modules));
         let slow =
             TracingRequest { prices: ProbeCost { trap_ns: NonZeroU64::new(3_000).expect("a price") }, ..default() };
         assert_eq!((chosen(slow, 2_000), chosen(default(), 2_000)), (Blocks, Modules));

@@ -19,14 +19,14 @@ pub enum TensorLevel {
     /// Events of the allocators.
     Blocks,
     /// Call sites in Python of the events.
-    Sites,
+    Lines,
     /// Phase of training and module of the events.
     Modules,
 }
 
 impl TensorLevel {
     /// All levels, the cheapest first.
-    pub const ALL: [Self; 5] = [Self::Off, Self::Read, Self::Blocks, Self::Sites, Self::Modules];
+    pub const ALL: [Self; 5] = [Self::Off, Self::Read, Self::Blocks, Self::Lines, Self::Modules];
 
     /// Name on the command line and in JSON.
     pub const fn name(self) -> &'static str {
@@ -34,7 +34,7 @@ impl TensorLevel {
             Self::Off => "off",
             Self::Read => "read",
             Self::Blocks => "blocks",
-            Self::Sites => "lines",
+            Self::Lines => "lines",
             Self::Modules => "modules",
         }
     }

@@ -109,7 +109,7 @@ fn level_choice_for_an_ended_process_creates_no_process() {
 
 #[test]
 fn a_choice_is_recorded_and_replayed() {
-    let asked = TracingRequest { level: TensorLevel::Sites, by_default: true, ..TracingRequest::default() };
+    let asked = TracingRequest { level: TensorLevel::Lines, by_default: true, ..TracingRequest::default() };
     let input = Input::TensorLevel(asked.choose((Tgid(7), 900), 120_000));
     let mut encoder = Encoder::default();
     encoder.push(&input);

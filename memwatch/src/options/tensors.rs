@@ -93,7 +93,7 @@ pub(crate) fn level(text: &str) -> Result<TensorLevel, String> {
     match text {
         "off" => Ok(TensorLevel::Off),
         "blocks" => Ok(TensorLevel::Blocks),
-        "lines" => Ok(TensorLevel::Sites),
+        "lines" => Ok(TensorLevel::Lines),
         "modules" => Ok(TensorLevel::Modules),
         _ => Err("off, blocks, lines or modules".to_owned()),
     }
@@ -137,7 +137,7 @@ mod tests {
     fn tensor_level_with_a_budget_of_zero_is_refused() {
         let none = TensorArgs { budget: Some(Budget::Part(0)), ..TensorArgs::default() };
         assert_eq!(none.check(), Ok(()));
-        let traced = TensorArgs { level: Some(TensorLevel::Sites), ..none.clone() };
+        let traced = TensorArgs { level: Some(TensorLevel::Lines), ..none.clone() };
         assert!(traced.check().is_err_and(|error| error.contains("leave out --tensors")));
         let off = TensorArgs { level: Some(TensorLevel::Off), ..none };
         assert_eq!((off.check(), TensorArgs { budget: Some(Budget::None), ..traced }.check()), (Ok(()), Ok(())));

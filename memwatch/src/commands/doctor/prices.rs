@@ -19,7 +19,7 @@ use crate::watch::source::comm;
 const LEVELS: [(TensorLevel, &str); 4] = [
     (TensorLevel::Read, "totals, peaks and counts, read from its memory"),
     (TensorLevel::Blocks, "every tensor allocation and free"),
-    (TensorLevel::Sites, "the lines of Python; blocks below 1 MiB are sampled"),
+    (TensorLevel::Lines, "the lines of Python; blocks below 1 MiB are sampled"),
     (TensorLevel::Modules, "phases and modules"),
 ];
 

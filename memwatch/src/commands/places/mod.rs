@@ -53,7 +53,7 @@ async fn places(
     let (snapshot, taken_at) = if let Some(recording) = past {
         recorded_snapshot(&recording, selected, |pipeline| pipeline.list_tensors_from(args.min_size))?
     } else {
-        let level = if which == Which::Sites { TensorLevel::Sites } else { TensorLevel::Modules };
+        let level = if which == Which::Sites { TensorLevel::Lines } else { TensorLevel::Modules };
         let request = args.price.limit(TensorRequest { level, reports_only, stacks: args.stacks, budget: None });
         let mut session = open_named(selected, request, common).await?;
         session.list_tensors_from(args.min_size);

@@ -98,7 +98,7 @@ fn wants(level: TensorLevel, purpose: Purpose) -> bool {
         | Purpose::Arena
         | Purpose::Buffers
         | Purpose::Pools => level >= TensorLevel::Blocks,
-        Purpose::Python | Purpose::Operators => level >= TensorLevel::Sites,
+        Purpose::Python | Purpose::Operators => level >= TensorLevel::Lines,
         Purpose::Phases | Purpose::Modules => level >= TensorLevel::Modules,
         // Attached on demand, when other probes show the need.
         Purpose::AllocatorWithoutTrace => false,

@@ -221,7 +221,7 @@ impl TorchWatch {
     pub(crate) fn stacks_of(&self, tgid: u32) -> u32 {
         match (self.level_of(tgid), self.request.stacks) {
             (TensorLevel::Off | TensorLevel::Read | TensorLevel::Blocks, _) => STACKS_OF_RARE,
-            (TensorLevel::Sites, StackSelection::ByBytes) => STACKS_BY_BYTES,
+            (TensorLevel::Lines, StackSelection::ByBytes) => STACKS_BY_BYTES,
             _ => STACKS_OF_ALL,
         }
     }

@@ -88,7 +88,7 @@ pub(crate) fn raised(choice: &LevelChoice, before: TensorLevel) -> Option<String
     }
     let parts = match choice.chosen {
         TensorLevel::Modules => "tensors, lines and modules",
-        TensorLevel::Sites => "tensors and lines",
+        TensorLevel::Lines => "tensors and lines",
         _ => "tensors",
     };
     let (tgid, rate, price) = (choice.tgid.0, count(choice.events_per_second), percent_of(choice.chosen_ns_per_second));
@@ -205,7 +205,7 @@ mod tests {
         );
         assert!(text(TensorLevel::Modules, 7_000).starts_with("modules and lines are off: at 7,000 tensor events/s"));
         assert!(text(TensorLevel::Modules, 5_000).starts_with("modules are off: "));
-        assert!(text(TensorLevel::Sites, 7_000).starts_with("lines are off: "));
+        assert!(text(TensorLevel::Lines, 7_000).starts_with("lines are off: "));
         assert_eq!(text(TensorLevel::Modules, 3_000), "");
         let nothing = LevelChoice { budget_ns_per_second: Some(0), ..choice(TensorLevel::Modules, true, 120_000) };
         let text = "tensors of PID 1136 are read from its memory, not traced: the budget is 0";

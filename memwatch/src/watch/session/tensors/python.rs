@@ -18,7 +18,7 @@ impl TensorTracing {
     /// Detects the Python of a process with PyTorch, if Python lines are wanted. Where no lines are
     /// traced at the moment, they are still wanted for failed allocations.
     pub(super) fn meet(&mut self, kernel: &mut KernelHalf, tgid: u32) {
-        if self.torch.level() >= TensorLevel::Sites && self.torch.level_of(tgid) >= TensorLevel::Read {
+        if self.torch.level() >= TensorLevel::Lines && self.torch.level_of(tgid) >= TensorLevel::Read {
             match self.processes.get(&tgid).map(|process| &process.python) {
                 Some(Python::Found { .. }) => self.choose_stacks(kernel, tgid),
                 _ => self.meet_python(kernel, tgid),
@@ -61,7 +61,7 @@ impl TensorTracing {
     pub(super) fn choose_stacks(&mut self, kernel: &mut KernelHalf, tgid: u32) {
         let stacks = self.torch.stacks_of(tgid);
         let copies = match self.torch.level_of(tgid) {
-            TensorLevel::Sites | TensorLevel::Modules => tensor_probes::want_copies(kernel, tgid, self.large_bytes),
+            TensorLevel::Lines | TensorLevel::Modules => tensor_probes::want_copies(kernel, tgid, self.large_bytes),
             TensorLevel::Off | TensorLevel::Read | TensorLevel::Blocks => tensor_probes::forget_copies(kernel, tgid),
         };
         log_failure(tgid, copies);
