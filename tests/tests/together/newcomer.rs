@@ -32,7 +32,7 @@ const TASKS: [NewcomerTask; 10] = [
     NewcomerTask {
         question: "why did it fail",
         words: &["oom", "--in", "{recordings}/oom.mwr"],
-        answer: &["CUDA OUT OF MEMORY  ", "requested", "cause"],
+        answer: &["CUDA OUT OF MEMORY  ", "requested", "advice"],
     },
     NewcomerTask {
         question: "does it leak",
