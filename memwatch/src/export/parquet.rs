@@ -8,7 +8,7 @@ use super::{CallPathProfile, ProfilePart};
 use crate::export::columns::{ColumnValues, number, write as write_table};
 use crate::render::places;
 
-/// Writes the call sites of all parts, in the order of `memwatch sites`.
+/// Writes the call sites of all parts, in the order of `memwatch where`.
 ///
 /// # Errors
 /// If the Parquet writer fails.

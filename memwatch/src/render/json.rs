@@ -46,7 +46,7 @@ pub(crate) enum JsonReport {
     Ps(Option<OwnerGrouping>),
     /// Report that a tracing session writes once per interval.
     Watch,
-    /// Report of `memwatch reset-peaks`.
+    /// Report of `memwatch stats --reset-peaks`.
     ResetPeaks,
     /// Final report of `memwatch run`.
     Run,

@@ -14,7 +14,7 @@ use super::overhead::{self, OverheadJson};
 use super::{ReportOrigin, places, write_report};
 
 /// Maximum length of the lists of layers and lines in a process's `tensor` field. The complete
-/// lists are in `memwatch sites`, `phases` and `modules`.
+/// lists are in `memwatch where`.
 const PLACES: usize = 10;
 
 /// Writes all statistics of the caching allocators of each process with traced tensors, as one
