@@ -299,7 +299,7 @@ mod tests {
         let mut governor = Governor::new(Read);
         let mut look = |second: u64| governor.look(default(), (Tgid(7), second * SECOND), 3_300).map(|one| one.chosen);
         assert_eq!((0..3).find_map(&mut look), None);
-        assert_eq!(look(3), Some(Lines), "layers would take 96 % of the budget, lines 68 %");
+        assert_eq!(look(3), Some(Lines), "modules would take 96 % of the budget, lines 68 %");
         assert_eq!((4..60).find_map(&mut look), None);
     }
 

@@ -1,4 +1,4 @@
-//! Names for attribution rows: stages, layers, call sites and ranges, as shown on screens.
+//! Names for attribution rows: phases, modules, call sites and ranges, as shown on screens.
 
 use memwatch_core::features::leak::view::LeakView;
 use memwatch_core::snapshot::{

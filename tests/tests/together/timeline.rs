@@ -115,7 +115,7 @@ fn perfetto_and_pandas_find_the_peaks_and_steps_that_pytorch_has_counted() {
     }
     let steps = named("training steps");
     assert_eq!((steps["slices"].as_array().map(Vec::len), &steps["open"]), (Some(STEPS), &0.into()));
-    let phases = named("stages, by allocations")["slices"].as_array().expect("slices").clone();
+    let phases = named("phases, by allocations")["slices"].as_array().expect("slices").clone();
     assert!(["forward", "backward", "optimizer"].iter().all(|phase| phases.contains(&(*phase).into())), "{phases:?}");
     let looks = &seen["job.parquet"];
     assert_eq!(looks["types"]["time"], "datetime64[ns, UTC]");

@@ -17,7 +17,7 @@ pub(crate) struct Fragment {
     #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
-    /// How much of PyTorch is traced: off (driver only), blocks (segments), sites (and lines) or layers (and modules)
+    /// How much of PyTorch is traced: off (driver only), blocks (segments), lines (also lines) or modules (also modules)
     #[arg(long = "tensors", value_name = "LEVEL", default_value = "lines", conflicts_with = "recording")]
     #[arg(value_parser = level)]
     pub(crate) level: TensorLevel,

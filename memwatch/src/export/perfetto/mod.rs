@@ -46,7 +46,7 @@ pub(crate) fn write(timeline: &TimelineView, snapshot: &Snapshot, clock: &WallCl
         timed.extend(counts(track, uuid));
     }
     for span in &timeline.spans {
-        let name = if span.kind == "step" { "training steps" } else { "stages, by allocations" };
+        let name = if span.kind == "step" { "training steps" } else { "phases, by allocations" };
         let uuid = writer.under(span.tgid, name);
         let title = if span.kind == "step" { format!("step {}", span.name) } else { span.name.clone().into_owned() };
         timed.push((span.begun_ns, 1, event(span.begun_ns, slice(SLICE_BEGIN, uuid, title))));

@@ -159,7 +159,7 @@ impl HoldingsReader {
     /// Reads everything once, and waits up to `patience` for the allocators to be idle.
     ///
     /// # Errors
-    /// The same as [`Self::read_patiently`].
+    /// Fails as [`Self::read_patiently`] does.
     pub(crate) fn read_within(
         &mut self,
         patience: Duration,

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::overhead::{self, OverheadJson};
 use super::{ReportOrigin, places, write_report};
 
-/// Maximum length of the lists of layers and lines in a process's `tensor` field. The complete
+/// Maximum length of the lists of modules and lines in a process's `tensor` field. The complete
 /// lists are in `memwatch where`.
 const PLACES: usize = 10;
 

@@ -171,7 +171,7 @@ impl<'data> SymbolLayout<'data> {
     /// Parses the headers.
     ///
     /// # Errors
-    /// The same as [`SymbolTable::parse`].
+    /// Fails as [`SymbolTable::parse`] does.
     pub(crate) fn parse<R: ReadRef<'data>>(data: R) -> Result<Self, ResolveError> {
         check_identification(data)?;
         let header = FileHeader64::<LittleEndian>::parse(data).map_err(damaged("ELF header"))?;
