@@ -55,10 +55,10 @@ fn go_on(bytes: &[u8]) {
         for time_ns in [0, 1 << 40] {
             let snapshot = pipeline.snapshot();
             for process in &snapshot.processes {
-                let _ = (pipeline.call_paths(process), pipeline.history(process.tgid, true));
+                let _ = (pipeline.state.call_paths(process), pipeline.state.history(process.tgid, true));
             }
-            let _ = (pipeline.leaks(1.0), pipeline.ooms().1, pipeline.to_anchor());
-            pipeline.list_tensors_from(1);
+            let _ = (pipeline.leaks(1.0), pipeline.ooms().1, pipeline.state.to_anchor());
+            pipeline.state.list_tensors_from(1);
             pipeline.step(Input::Tick { time_ns });
         }
     });

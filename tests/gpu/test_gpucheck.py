@@ -1,4 +1,4 @@
-"""What of the check can be tested on any machine: it needs neither a GPU nor the driver nor PyTorch."""
+"""Tests of the parts of the check that run on any machine: they need neither a GPU nor the driver nor PyTorch."""
 
 import ctypes
 import json

@@ -1,13 +1,13 @@
-/* A user's program that means harm to whoever watches it, from within a process that uses the driver library of its LD_LIBRARY_PATH.
+/* A user's program that tries to harm memwatch, from within a process that uses the driver library of its LD_LIBRARY_PATH.
 
-   calls NAME COUNT           COUNT calls of one function, or of each (`all`)
-   inside THREADS             threads that stay inside a call
-   herd COUNT                 children that make one call and stay
-   forks                      children that make one call and end, without end
-   churn THREADS              allocates and frees without end
-   mappings COUNT FOLDER NAME maps a file of this name, the path of which is as long as a path may be, page by page
+   calls NAME COUNT           calls one function, or each (`all`), COUNT times
+   inside THREADS             threads that never return from a call
+   herd COUNT                 children that make one call and keep running
+   forks                      children that make one call and exit, in an endless loop
+   churn THREADS              allocates and frees in an endless loop
+   mappings COUNT FOLDER NAME maps a file with this name and a path of maximum length, page by page
 
-   It prints "ready" once that is done or under way, and stays until it is killed. */
+   It prints "ready" when this is done or running, and runs until it is killed. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -24,10 +24,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* What a line of metrics, JSON or a terminal would be broken by. */
+/* Breaks a line of metrics, JSON or a terminal unless it is escaped. */
 #define NAME "\"}\n\x1b[2J{a=\""
 
-/* A function and its arguments: g a place for what it gives, b bytes, p properties (a device's memory), d an array's description, a a new address. */
+/* A function and its arguments: g an out-pointer, b bytes, p properties (of device memory), d an array descriptor, a a new address. */
 static const struct { const char *name, *arguments; } FUNCTIONS[] = {
     {"cuMemAlloc_v2", "gb"}, {"cuMemAllocPitch_v2", "ggbb"}, {"cuMemAllocManaged", "gb1"}, {"cuMemAllocHost_v2", "gb"},
     {"cuMemHostAlloc", "gb0"}, {"cuMemHostRegister_v2", "ab0"}, {"cuMemAllocAsync", "gb0"}, {"cuMemAllocAsync_ptsz", "gb0"},
@@ -139,7 +139,7 @@ static void mappings(long count, const char *folder, const char *file) {
         if ((mkdir(name, 0755) && errno != EEXIST) || chdir(name)) { perror("mkdir"); exit(2); }
     int opened = open(file, O_RDWR | O_CREAT, 0644);
     if (opened < 0 || ftruncate(opened, 1 << 20)) { perror(file); exit(2); }
-    /* Neighbours would become one mapping if they had the same rights. */
+    /* Alternates the access rights: the kernel would merge adjacent mappings with equal rights. */
     for (long at = 0; at < count; at++)
         if (mmap(0, 4096, at & 1 ? PROT_READ : PROT_READ | PROT_WRITE, MAP_PRIVATE, opened, 0) == MAP_FAILED) break;
     call_often("cuInit", "0", 1);
@@ -150,7 +150,7 @@ static void mappings(long count, const char *folder, const char *file) {
 int main(int words, char **word) {
     const char *what = words > 1 ? word[1] : "";
     use_driver();
-    /* What is called before the probes are in place is no attack. */
+    /* Calls before the probes are in place would not be traced. */
     if (write(1, "mapped\n", 7) != 7 || read(0, (char[1]){0}, 1) != 1) return 2;
     if (!strcmp(what, "calls") && words == 4) calls(word[2], atol(word[3]));
     if (!strcmp(what, "inside") && words == 3) threads(stay_inside, atol(word[2]));

@@ -1,12 +1,12 @@
-"""A user who means harm to whoever watches this machine, by files and by connections.
+"""A user who attacks memwatch on this machine with files and connections.
 
-sparse FOLDER LIBRARY           files with the names of frameworks' libraries, whose tables say that they have gigabytes
-libraries FOLDER LIBRARY COUNT  so many driver libraries, each in use
-leases FOLDER LIBRARY COUNT     likewise, and whoever opens one waits for a lease to be broken
-socket PATH                     clients of the agent that say nothing, speak nonsense, ask and do not read, and come and go without end
-http HOST PORT                  the same by HTTP
+sparse FOLDER LIBRARY           files with the names of frameworks' libraries, whose tables claim gigabytes
+libraries FOLDER LIBRARY COUNT  COUNT driver libraries, each in use
+leases FOLDER LIBRARY COUNT     the same, and opening one blocks until a lease is broken
+socket PATH                     clients of the agent that send nothing, send nonsense, do not read the replies, or reconnect all the time
+http HOST PORT                  the same with HTTP
 
-It prints "ready" once that is done or under way, and stays until it is killed.
+It prints "ready" when this is done or running, and runs until it is killed.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ import time
 
 GIB = 1 << 30
 PAGE = 4096
-# Of what frameworks and their languages are found by.
+# Library names by which memwatch detects frameworks and languages.
 FRAMEWORKS = [
     "libc10_cuda.so",
     "libc10.so",
@@ -63,7 +63,7 @@ def section(kind, at, size, link=0, entry=0, info=0):
 
 
 def symbols_without_end(file):
-    """A symbol table of 3 GiB, of which nothing is on the disk."""
+    """Writes a symbol table of 3 GiB in a sparse file."""
     size = 3 * GIB // 24 * 24
     file.write(header(PAGE, 3) + program(1, 5, 0, PAGE))
     file.seek(PAGE)
@@ -72,7 +72,7 @@ def symbols_without_end(file):
 
 
 def names_that_overlap(file):
-    """262,144 symbols, each with a name of thousands of letters, in one megabyte of letters."""
+    """Writes 262,144 symbols whose names, thousands of characters long, overlap in one megabyte."""
     strings, count = 1 << 20, 1 << 18
     file.write(header(PAGE, 3) + program(1, 5, 0, PAGE))
     file.seek(PAGE)
@@ -86,7 +86,7 @@ def names_that_overlap(file):
 
 
 def programs_without_end(file):
-    """As many program headers as a section says (PN_XNUM): 4,294,967,295."""
+    """Claims 4,294,967,295 program headers through a section header (PN_XNUM)."""
     file.write(header(PAGE, 3, 1 << 16, 0xFFFF))
     file.seek(PAGE)
     file.write(section(0, 0, 0, info=0xFFFFFFFF) + section(11, 0, 0) + section(3, 0, 0))
@@ -94,7 +94,7 @@ def programs_without_end(file):
 
 
 def notes_without_end(file):
-    """Notes of 4 GiB, where a build id may be."""
+    """Claims notes of 4 GiB, which may contain a build id."""
     file.write(header(0, 0, programs=2) + program(1, 5, 0, PAGE) + program(4, 4, PAGE, 4 * GIB))
     file.truncate(5 * GIB)
 
@@ -121,7 +121,7 @@ def sparse(folder, library):
 
 
 def use(library):
-    """This process has called the driver, so that it is looked at."""
+    """Calls the driver, so that memwatch inspects this process."""
     driver = ctypes.CDLL(library)
     driver.cuInit(0)
     driver.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(1 << 20))
@@ -144,7 +144,7 @@ def libraries(folder, library, count):
 
 
 def leases(folder, library, count):
-    """To open one takes /proc/sys/fs/lease-break-time, 45 seconds, unless O_NONBLOCK says otherwise."""
+    """Opening one of the files takes /proc/sys/fs/lease-break-time, 45 seconds, unless O_NONBLOCK is set."""
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     held = []
     for path in copies(folder, library, int(count)):
@@ -156,7 +156,7 @@ def leases(folder, library, count):
             try:
                 fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
             except OSError:
-                # Somebody has it open just now.
+                # Another process has the file open at the moment.
                 pass
         time.sleep(0.1)
 
@@ -167,7 +167,7 @@ def all_descriptors():
 
 
 def besides(*works):
-    """Each of these again and again, on a thread of its own."""
+    """Runs each of these in an endless loop on its own thread."""
 
     def endlessly(work):
         state = {"held": [], "random": random.Random(7)}
@@ -207,7 +207,7 @@ NONSENSE = [
 
 
 def changed(state, message):
-    """The same with some bytes of it changed."""
+    """Returns the message with some bytes changed."""
     some, message = state["random"], bytearray(message)
     for _ in range(some.randrange(1, 6)):
         message[some.randrange(len(message))] = some.randrange(256)
@@ -251,7 +251,7 @@ def attack_socket(path):
 
 def attack_http(host, port):
     all_descriptors()
-    # The agent's host, and a name that only the page's own answers may have.
+    # The agent's host name, and a foreign one.
     hosts = [f"{host}:{port}", "evil.example"]
     paths = ["/metrics", "/", "/healthz", "/web/uplot.js", "/web/../../etc/passwd", "/s/" + "0" * 64 + "/", "/open/" + "f" * 64]
 
@@ -290,7 +290,7 @@ def attack_http(host, port):
             state["held"].clear()
 
     def bytewise(state):
-        """By pace: a byte at a time, as slowly as is borne."""
+        """Sends one byte at a time, slowly enough to test the time limits."""
         with connected() as client:
             for byte in request(state):
                 client.sendall(bytes([byte]))

@@ -1,8 +1,8 @@
-"""A user's file system whose files answer everything but reads, and programs of that user that have such files mapped where a watcher would look.
+"""A user's file system whose files never answer reads, and programs of that user that have such files mapped where memwatch would read.
 
-Words: an empty folder, the user's number, and for each program what it maps: `library:NAME`, `arguments`, or `lock`. Started as root, which opens
-/dev/fuse and mounts as fusermount does. Says `ready` once all programs have mapped their files, and `read` with the reader's thread at each read that it
-leaves unanswered. It stays until it is killed, and the file system ends with it.
+Arguments: an empty folder, the user's number, and for each program what it maps: `library:NAME`, `arguments`, or `lock`. Started as root, which opens
+/dev/fuse and mounts as fusermount does. Prints `ready` once all programs have mapped their files, and `read` with the reader's thread id at each read,
+which it leaves unanswered. It runs until it is killed, which also ends the file system.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ FOREVER = 1 << 30
 # include/uapi/linux/fuse.h
 LOOKUP, FORGET, GETATTR, OPEN, READ, RELEASE, FLUSH = 1, 2, 3, 14, 15, 18, 25
 INIT, OPENDIR, RELEASEDIR, INTERRUPT, BATCH_FORGET = 26, 27, 29, 36, 42
-# Without it no signal ends the wait for a read that the server has taken.
+# Without this flag, signals do not interrupt a read that the server has accepted.
 FUSE_ASYNC_READ = 1
 FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE = 1, 2
 MOST_REQUEST_BYTES = 1 << 17
@@ -48,7 +48,7 @@ class Server:
         return struct.pack("<6Q10I", node, FILE_BYTES, FILE_BYTES // 512, 0, 0, 0, 0, 0, 0, mode, 1, self.uid, self.uid, 0, PAGE, 0)
 
     def answer(self, opcode, node, body, reader):
-        """The answer's bytes, an error's number, or None for no answer."""
+        """Returns the bytes of the answer, an error number, or None for no answer."""
         if opcode == INIT:
             return struct.pack("<4I2H2I2H8I", 7, 31, 0, FUSE_ASYNC_READ, 16, 12, PAGE, 1, 1, 0, *[0] * 8)
         if opcode == LOOKUP:
@@ -60,7 +60,7 @@ class Server:
         if opcode == GETATTR:
             return struct.pack("<Q2I", FOREVER, 0, 0) + self.attributes(node)
         if opcode in (OPEN, OPENDIR):
-            # A second open of a file for `lock` is one without the page cache.
+            # The second open of the file for `lock` bypasses the page cache.
             self.opened[node] = self.opened.get(node, 0) + 1
             is_direct = self.names.get(b"liblock.so") == node and self.opened[node] == 2
             return struct.pack("<Q2I", 1, FOPEN_DIRECT_IO | FOPEN_KEEP_CACHE if is_direct else FOPEN_KEEP_CACHE, 0)
@@ -72,7 +72,7 @@ class Server:
         return b"" if opcode in (RELEASE, RELEASEDIR, FLUSH) else errno.ENOSYS
 
     def serve(self):
-        """One request."""
+        """Answers one request."""
         request = os.read(self.device, MOST_REQUEST_BYTES)
         _, opcode, unique, node, _, _, reader = struct.unpack_from("<2I2Q3I", request)
         answer = self.answer(opcode, node, request[40:], reader)
@@ -91,20 +91,20 @@ def map_at(address, length, file):
 
 
 def program(folder, what):
-    """A program of the user: it touches nothing of what it maps."""
+    """Maps a file as a program of the user, without reading from the mapping."""
     kind, _, name = what.partition(":")
     path = os.path.join(folder, name or "liblock.so" if kind == "lock" else name or "libarguments.so")
     file = os.open(path, os.O_RDONLY)
     if kind == "library":
         map_at(None, FILE_BYTES, file)
     elif kind == "arguments":
-        # proc_pid_stat(5): arg_start and arg_end are fields 48 and 49, the name may have spaces.
+        # proc_pid_stat(5): arg_start and arg_end are fields 48 and 49; the name may contain spaces.
         with open("/proc/self/stat") as own:
             fields = own.read().rpartition(")")[2].split()
         start, end = -(-int(fields[45]) // PAGE) * PAGE, int(fields[46]) // PAGE * PAGE
         map_at(start, end - start, file)
     elif kind == "lock":
-        # A read that hangs has locked a page of the cache; who maps the file without the cache waits for that page, with the lock of the address space.
+        # A hanging read locks a page of the cache. A thread that maps the file without the cache waits for that page while it holds the lock of the address space.
         threading.Thread(target=os.pread, args=(file, 1, 0), daemon=True).start()
         time.sleep(0.5)
         print("mapped", flush=True)
@@ -124,7 +124,7 @@ def main():
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The arguments of each take some pages.
+    # The arguments of each program fill some pages.
     start = ["python3", os.path.abspath(__file__), "program", folder]
     started = [subprocess.Popen([*start, what, "x" * 4 * PAGE], stdout=subprocess.PIPE) for what in programs]
     waiting = {running.stdout for running in started}

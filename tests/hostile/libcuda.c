@@ -1,5 +1,5 @@
-/* A driver library that any user can write: it allocates nothing and reports that it did. A function that gives a handle or an address gives a new one
-   with each call. Compiled with -fno-ipa-icf: every function has a body of its own, as in a real driver. */
+/* A driver library that any user could write: it allocates nothing but returns success. A function that returns a handle or an address returns a new one
+   from each call. Compiled with -fno-ipa-icf: every function has its own code, as in a real driver. */
 
 #include <stdint.h>
 #include <unistd.h>

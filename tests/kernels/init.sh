@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# The first process of a virtual machine: runs memwatch's tests, prints what came out, and switches the machine off.
+# The first process of a virtual machine: runs memwatch's tests, prints the results, and powers the machine off.
 bb=/bin/busybox
 [ -x $bb ] || bb=/usr/bin/busybox
 export PATH=/bin:/usr/bin:/sbin HOME=/root NO_COLOR=1 TERM=dumb

@@ -1,8 +1,8 @@
-"""Renders deploy/helm/memwatch with Helm's own engine, and has Kubernetes' schemas judge it and the plain manifests.
+"""Renders deploy/helm/memwatch with Helm's own engine, and validates it and the plain manifests against Kubernetes' schemas.
 
     check_chart.py DEPLOY OUT
 
-DEPLOY is the folder deploy/ of the tree; the packed chart is written to OUT.
+DEPLOY is the folder deploy/ of the tree; the packaged chart is written to OUT.
 """
 
 import copy
@@ -13,9 +13,9 @@ import helm_python as helm
 import kubernetes_validate.utils
 import yaml
 
-# appArmorProfile is a field since 1.30.
+# appArmorProfile exists since 1.30.
 OLDEST = (1, 30)
-# What only Helm's objects have.
+# Labels that only Helm's objects have.
 OWN_LABELS = ["app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart"]
 
 
@@ -29,7 +29,7 @@ def documents(text):
 
 
 def judge(objects, version):
-    """Every object against the schema of this Kubernetes. Kinds of others (the Prometheus operator's) are none of its."""
+    """Validates every object against the schema of this Kubernetes version, except kinds of the Prometheus operator."""
     for one in objects:
         if one["apiVersion"] != "monitoring.coreos.com/v1":
             kubernetes_validate.validate(one, version, strict=True)
@@ -41,7 +41,7 @@ def rendered(chart, values, release="memwatch"):
 
 
 def without_own(node):
-    """The object without what Helm's objects have beyond the plain ones."""
+    """Returns the object without the labels that only Helm's objects have."""
     if isinstance(node, dict):
         return {key: without_own(value) for key, value in node.items() if key not in OWN_LABELS}
     return [without_own(item) for item in node] if isinstance(node, list) else node
@@ -57,20 +57,20 @@ def container(objects):
 
 def check_lint(folder):
     report = helm.lint(folder, strict=True)
-    # 1 is advice: a chart may have an icon.
+    # Severity 1 is advice, such as to add an icon.
     assert report["total_charts_linted"] == 1 and not report["errors"], report
     assert all(message["severity"] == 1 for message in report["messages"]), report
     print("helm lint: nothing wrong")
 
 
 def check_equal(chart, deploy):
-    """The chart as it ships is what deploy/kubernetes has."""
+    """Checks that the chart with default values equals deploy/kubernetes."""
     plain = documents((deploy / "kubernetes/daemonset.yaml").read_text())
     plain += documents((deploy / "kubernetes/podmonitor.yaml").read_text())
     ours = rendered(chart, {"podMonitor": {"enabled": True}})
     for kind in ["DaemonSet", "NetworkPolicy", "PodMonitor"]:
         want, got = copy.deepcopy(of_kind(plain, kind)), without_own(of_kind(ours, kind))
-        # The plain ones rely on the default of a tag that is no `latest`, and label none but the DaemonSet.
+        # The plain manifests rely on the default pull policy for tags other than `latest`, and have a label only on the DaemonSet.
         if kind == "DaemonSet":
             want["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] = "IfNotPresent"
         want["metadata"].setdefault("labels", {"app.kubernetes.io/name": "memwatch"})
@@ -79,7 +79,7 @@ def check_equal(chart, deploy):
 
 
 def check_values(chart):
-    """What values change, and that nothing else is needed."""
+    """Checks the effect of values, and that no others are required."""
     bare = rendered(chart, {
         "history": {"enabled": False}, "keep": False, "runtimeClassName": "", "networkPolicy": {"enabled": False},
         "imagePullSecrets": [{"name": "registry"}], "affinity": {"nodeAffinity": {}}, "priorityClassName": "",
@@ -107,7 +107,7 @@ def check_values(chart):
 
 
 def check_tls(chart):
-    """With a certificate's secret everything is served, probed and scraped through TLS."""
+    """Checks that with a certificate's secret everything is served, probed and scraped through TLS."""
     encrypted = rendered(chart, {
         "tls": {"secretName": "memwatch-tls"}, "podMonitor": {"enabled": True, "tlsConfig": {"serverName": "memwatch"}},
         "networkPolicy": {"egress": [{"ports": [{"protocol": "TCP", "port": 4318}]}]},
@@ -139,7 +139,7 @@ def check_refusals(chart):
 
 
 def check_judge(objects, version):
-    """The judge judges: a field that does not exist is found."""
+    """Checks the validation itself: a field that does not exist is reported."""
     wrong = copy.deepcopy(of_kind(objects, "DaemonSet"))
     wrong["spec"]["template"]["spec"]["hostPid"] = True
     try:

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Installs, upgrades and removes memwatch on a real system with systemd as its first process, and a job on the simulated GPU.
+# Installs, upgrades and removes memwatch on a real system with systemd as its first process, and runs a job on the simulated GPU.
 #
 #   check_system.sh FOLDER
 #
-# FOLDER has first.deb, second.deb (the same of a later version), first.rpm, second.rpm, and gpusim/.
+# FOLDER has first.deb, second.deb (a later version), first.rpm, second.rpm, and gpusim/.
 set -eu
 cd "$1"
 
@@ -29,7 +29,7 @@ holds() { # WHAT COMMAND...
     echo "ok: $what"
 }
 
-# Runs a command again and again, a minute or more.
+# Repeats a command until it succeeds, for a minute or more.
 waits() { # WHAT COMMAND...
     what=$1
     shift
@@ -46,7 +46,7 @@ waits() { # WHAT COMMAND...
 
 main_process() { systemctl show --property MainPID --value "$unit"; }
 pinned() { find /sys/fs/bpf/memwatch -type f 2>/dev/null | wc -l; }
-# The job holds 64 MiB since before any restart, and the agent has seen it from its start.
+# The job has held 64 MiB since before any restart, and the agent has traced it from its start.
 job_is_known() { memwatch ps --json | tr -d ' \n' | grep -q "\"pid\":$job,.*\"from_start\":true"; }
 job_holds() { memwatch ps --json | tr -d ' \n' | grep -q "\"driver_allocated_bytes\":$1,"; }
 nothing_runs() { ! pgrep -x memwatch; }
@@ -79,10 +79,10 @@ end_job() {
     wait "$job" || true
 }
 
-# The simulated driver, where a driver's libraries are.
+# Copies the simulated driver to the folder of a driver's libraries.
 cp gpusim/lib/lib*.so* gpusim/device/lib*.so* "/usr/lib/$(uname -m)-linux-gnu/"
 ldconfig
-# The machine's GPU is its ledger: whoever comes first makes it.
+# Creates the ledger, which is the machine's GPU: the first process creates it.
 echo quit | gpusim/bin/gpusim-workload >/dev/null || true
 
 is "the first process" systemd "$(cat /proc/1/comm)"
@@ -138,7 +138,7 @@ is "no link of the unit is left" "" "$(find /etc/systemd /var/lib/systemd -name 
 
 echo "== .rpm"
 holds "rpm installs it" rpm --nodeps --install first.rpm
-# Debian's presets enable everything; nothing is started by an installation.
+# Debian's presets enable every service; the installation starts none.
 is "the agent" inactive "$(systemctl is-active $unit || true)"
 holds "it can be started" systemctl start $unit
 waits "memwatch ps knows the job" sh -c "memwatch ps --json | grep -q '\"pid\": *$job'"

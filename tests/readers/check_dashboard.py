@@ -1,4 +1,4 @@
-"""Reads a dashboard into Grafana's own types and back, and prints what these do not have, as JSON: paths and values.
+"""Reads a dashboard into Grafana's own types and back, and prints as JSON what was lost: paths and values.
 
     check_dashboard.py FILE
 """
@@ -13,7 +13,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 
 def lost(before: object, after: object, path: str) -> list[str]:
-    """What is in the one and not in the other."""
+    """Returns what is in `before` but not in `after`."""
     if isinstance(before, dict) and isinstance(after, dict):
         missing = [f"{path}/{key}" for key in before if key not in after]
         return missing + [one for key in before if key in after for one in lost(before[key], after[key], f"{path}/{key}")]

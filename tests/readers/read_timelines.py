@@ -1,9 +1,9 @@
-"""Opens Perfetto traces with Perfetto's own messages, Parquet tables with pandas and scalars with TensorBoard, and prints what they have, as JSON.
+"""Opens Perfetto traces with Perfetto's own messages, Parquet tables with pandas and scalars with TensorBoard, and prints their contents as JSON.
 
     read_timelines.py FILE...
 
-Of a .pftrace its tracks with their parents, units and numbers, its slices and instants, and how many fields no message has;
-of a .parquet its columns, and its rows; of a .tfevents each scalar's steps and numbers, as TensorBoard serves them to its page.
+For a .pftrace: tracks with parents, units and values, slices and instants, and the number of unknown fields.
+For a .parquet: columns and rows. For a .tfevents: each scalar's steps and values, as TensorBoard serves them to its page.
 """
 
 import json
@@ -21,7 +21,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 
 def unknown(message: Message) -> int:
-    """How many fields of a message, and of those within, are not in its description."""
+    """Returns the number of unknown fields in a message and its submessages."""
     count = len(UnknownFieldSet(message))
     for field, value in message.ListFields():
         if field.message_type is not None:
@@ -31,7 +31,7 @@ def unknown(message: Message) -> int:
 
 
 def trace(path: Path) -> object:
-    """What a trace has."""
+    """Returns the contents of a trace."""
     read = Trace()
     read.ParseFromString(path.read_bytes())
     tracks: dict[int, dict] = {}
@@ -64,14 +64,14 @@ def trace(path: Path) -> object:
 
 
 def table(path: Path) -> object:
-    """The rows of a table."""
+    """Returns the rows of a table."""
     frame = pandas.read_parquet(path)
     types = {name: str(kind) for name, kind in frame.dtypes.items()}
     return {"types": types, "rows": json.loads(frame.to_json(orient="records"))}
 
 
 def scalars(path: Path) -> object:
-    """What TensorBoard shows of a folder that has nothing else."""
+    """Returns what TensorBoard shows of a folder with only this file."""
     folder = path.parent / f"{path.name}-board"
     folder.mkdir()
     (folder / path.name).symlink_to(path)
@@ -84,7 +84,7 @@ def scalars(path: Path) -> object:
                 with urllib.request.urlopen(f"{address}data/plugin/scalars/{words}") as answer:
                     return json.load(answer)
 
-            # It serves its page before it has read anything.
+            # TensorBoard serves its page before it has read the file.
             until = time.monotonic() + 60
             while not (tags := ask("tags")) and time.monotonic() < until:
                 time.sleep(0.1)

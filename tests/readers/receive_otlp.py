@@ -1,10 +1,10 @@
-"""Receives metrics by OTLP with OpenTelemetry's own messages and gRPC's own server, and prints what came, as JSON.
+"""Receives metrics by OTLP with OpenTelemetry's own messages and gRPC's own server, and prints them as JSON.
 
     receive_otlp.py CERTIFICATE KEY
 
-Listens on free ports of loopback for http, https, grpc and grpcs. The first line has the ports; each further one is a push with the way that
-it came by, its headers, who has sent it, its metrics with their points, and how many fields no message has. `GET /fail` on the port for http
-lets all four ways refuse what comes from then on, `GET /accept` lets them take it again.
+Listens on free loopback ports for http, https, grpc and grpcs. The first line of output has the ports; each further one is a push with its protocol,
+its headers, its resource, its metrics with their points, and the number of unknown fields. `GET /fail` on the http port makes
+all four protocols refuse later pushes, `GET /accept` makes them accept pushes again.
 """
 
 import gzip
@@ -33,13 +33,13 @@ printing = threading.Lock()
 
 
 def show(what: object) -> None:
-    """One line, at once."""
+    """Prints one line and flushes it."""
     with printing:
         print(json.dumps(what), flush=True)
 
 
 def unknown(message: Message) -> int:
-    """How many fields of a message, and of those within, are not in its description."""
+    """Returns the number of unknown fields in a message and its submessages."""
     count = len(UnknownFieldSet(message))
     for field, value in message.ListFields():
         if field.message_type is not None:
@@ -49,7 +49,7 @@ def unknown(message: Message) -> int:
 
 
 def attributes(pairs) -> dict:
-    """As a table; every one must be text, and there once."""
+    """Returns attributes as a table; asserts that each is text and unique."""
     table = {}
     for pair in pairs:
         assert pair.value.WhichOneof("value") == "string_value", pair
@@ -59,7 +59,7 @@ def attributes(pairs) -> dict:
 
 
 def metric(one) -> dict:
-    """A metric with its points."""
+    """Returns a metric with its points."""
     kind = one.WhichOneof("data")
     data = getattr(one, kind)
     points = [
@@ -91,7 +91,7 @@ def receive(by: str, headers: dict, request: ExportMetricsServiceRequest) -> Non
 
 
 class OverHttp(BaseHTTPRequestHandler):
-    """OTLP over HTTP, and what lets it fail."""
+    """OTLP over HTTP, and the requests that make it fail."""
 
     protocol_version = "HTTP/1.1"
 
@@ -139,7 +139,7 @@ class OverGrpc(MetricsServiceServicer):
 
 
 def over_http(way: str, context: ssl.SSLContext | None) -> int:
-    """Serves; the port."""
+    """Starts the HTTP server and returns its port."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), OverHttp)
     server.way, server.daemon_threads = way, True
     if context is not None:
@@ -149,7 +149,7 @@ def over_http(way: str, context: ssl.SSLContext | None) -> int:
 
 
 def over_grpc(way: str, credentials) -> int:
-    """The same."""
+    """Starts the gRPC server and returns its port."""
     server = grpc.server(ThreadPoolExecutor(2))
     add_MetricsServiceServicer_to_server(OverGrpc(way), server)
     place = "127.0.0.1:0"

@@ -1,12 +1,12 @@
-"""Who allocates in a training, as seen from inside: by hooks on modules, optimizers and nodes of the backward graph.
+"""Measures inside the program which phase and module allocate, by hooks on modules, optimizers and nodes of the backward graph.
 
-At every hook, what the caching allocator has granted since the hook before is charged to whoever was at work in between.
-The hooks allocate nothing on the device, so that a run with them allocates what a run without them does; they belong into a
-control run all the same, since they are what memwatch does without.
+At each hook, the bytes granted by the caching allocator since the previous hook are charged to the phase and module that ran
+in between. The hooks allocate nothing on the device, so a run with hooks allocates what a run without them does. memwatch is
+tested on a run without hooks; the hooks run in a separate control run.
 
-A node of the backward graph belongs to the innermost module whose call made it: to the one whose outputs lead to it, but
-not its inputs, nor the outputs of the modules called within.
-A wrapper (DistributedDataParallel and the like) is the module that it wraps.
+A node of the backward graph belongs to the innermost module whose call created it: the module whose outputs lead to the
+node, while neither its inputs nor the outputs of modules called within it do.
+A wrapper (DistributedDataParallel and the like) counts as the module that it wraps.
 """
 
 import os
@@ -24,22 +24,22 @@ WRAPPED = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
 
 
 def granted_bytes(device: int | None = None) -> int:
-    """What the allocator of the device (by default of the current one) has granted since the process began, in bytes."""
+    """Returns the bytes granted by the allocator of the device (by default the current one) since the process started."""
     return int(torch.cuda.memory_stats(device).get("allocated_bytes.all.allocated", 0))
 
 
 def leave() -> NoReturn:
-    """Ends a program that has reported all that it has to say, at once.
+    """Exits at once, after the last report.
 
-    PyTorch's backward thread lets go of the Python objects of a pass, of hooks and of recomputed parts, a little after it is over. An interpreter that ends in
-    between takes its lock away, and the program is aborted (seen with PyTorch 2.15 on Python 3.11, on a busy machine).
+    PyTorch's backward thread releases the Python objects of a pass, of hooks and of recomputed parts shortly after the pass. If the interpreter exits before
+    that, the thread cannot take the interpreter lock and the program aborts (seen with PyTorch 2.15 on Python 3.11, on a busy machine).
     """
     os._exit(0)
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who is at work: a stage, and the module, where it is for one."""
+    """What allocates: a phase, and a module if one is running."""
 
     stage: str
     model: str | None = None
@@ -52,7 +52,7 @@ OUTSIDE = Owner("outside")
 
 
 class Meter:
-    """Charges what is granted on a device, by default on the current one, to whoever is at work."""
+    """Charges the bytes granted on a device, by default the current one, to the running phase and module."""
 
     def __init__(self, device: int | None = None) -> None:
         self.bytes: Counter[Owner] = Counter()
@@ -65,9 +65,9 @@ class Meter:
         self._stack: list[Owner] = []
 
     def watch_model(self, label: str, model: torch.nn.Module) -> None:
-        """Watches every module of a model, under the names that they have without what wrappers put in.
+        """Installs hooks on every module of a model, under its name without the parts that wrappers add.
 
-        A compiled one is watched as a whole: hooks on what is in it would be compiled, too.
+        A compiled model is hooked as a whole: hooks on its submodules would be compiled too.
         """
         for name, module in model.named_modules():
             self._watch_module(label, own_name(model, name), module)
@@ -75,18 +75,18 @@ class Meter:
                 break
 
     def watch_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Watches the steps of an optimizer."""
+        """Installs hooks on the steps of an optimizer."""
         optimizer.register_step_pre_hook(lambda *_: self._push(Owner("optimizer")))
         optimizer.register_step_post_hook(lambda *_: self._pop())
 
     def backward(self, loss: torch.Tensor) -> None:
-        """The backward pass of a loss."""
+        """Runs the backward pass of a loss."""
         with self.during_backward(loss):
             loss.backward()
 
     @contextmanager
     def during_backward(self, loss: torch.Tensor) -> Iterator[None]:
-        """What runs within is the backward pass of a loss."""
+        """Marks the body of the `with` statement as the backward pass of a loss."""
         self._claim(loss, Owner("backward"))
         self._push(Owner("backward"))
         self._is_backward = True
@@ -96,7 +96,7 @@ class Meter:
         self._nodes.clear()
 
     def total(self) -> int:
-        """What was granted since the meter was made."""
+        """Returns the bytes granted since the meter was created."""
         self._charge()
         return self._seen - self._begun
 
@@ -121,7 +121,7 @@ class Meter:
         module_class = type(module).__name__
 
         def before(_module: object, arguments: object) -> None:
-            # What was made on the way here is the caller's; so are parameters that are parts of a larger tensor.
+            # Nodes created so far belong to the caller, including those of parameters that are views of a larger tensor.
             made = chain(_tensors(arguments), _parameters(module))
             for tensor in made:
                 self._claim(tensor, replace(self._owner, stage="backward", recomputed=False))
@@ -136,14 +136,14 @@ class Meter:
             claim(module, arguments, outputs)
             self._pop()
 
-        # Around the hooks that the module has already, and before the ones that they put on its outputs.
+        # Runs outside the existing hooks of the module, and before the hooks that these put on its outputs.
         module.register_forward_pre_hook(before, prepend=True)
         module.register_forward_hook(claim, prepend=True)
-        # Also where the call ends early, as a recomputation does that has what it needs.
+        # Also runs if the call ends early: a recomputation stops once it has the tensors that it needs.
         module.register_forward_hook(after, always_call=True)
 
     def _claim(self, tensor: torch.Tensor, owner: Owner) -> None:
-        """The nodes behind a tensor that are nobody's are this owner's."""
+        """Assigns to this owner the nodes behind a tensor that have no owner yet."""
         waiting = [tensor.grad_fn]
         while waiting:
             node = waiting.pop()
@@ -151,7 +151,7 @@ class Meter:
                 continue
             self._nodes[node] = owner
             if node is tensor.grad_fn:
-                # What the program hooks to the tensor runs within the node, and before what is hooked to the node.
+                # The program's hooks on the tensor run within the node, before the prehooks of the node.
                 tensor.register_hook(self._node_hook(owner))
             node.register_prehook(self._node_hook(owner))
             waiting.extend(next_node for next_node, _ in node.next_functions)
@@ -161,12 +161,12 @@ class Meter:
 
 
 def is_a(module: torch.nn.Module, wrapper: str) -> bool:
-    """Whether it is a wrapper of this class, which need not be imported: that takes seconds."""
+    """Returns whether the module is a wrapper of this class, without the slow import of the class."""
     return type(module).__name__ == wrapper
 
 
 def own_name(model: torch.nn.Module, name: str) -> str:
-    """The name of a module as the model has it without wrappers."""
+    """Returns the name of a module without the parts that wrappers add."""
     parts = [part for part in name.split(".") if part not in WRAPPED]
     if is_a(model, "DistributedDataParallel"):
         parts = parts[1:]
@@ -174,9 +174,9 @@ def own_name(model: torch.nn.Module, name: str) -> str:
 
 
 def _parameters(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """The module's own parameters and those below it, whatever kind of tensor stands for them now.
+    """Iterates over the parameters of the module and its submodules, whatever type of tensor now replaces them.
 
-    Below a wrapper that gathers them when it is called, they are those of the call before.
+    For a wrapper that gathers parameters in its forward call, they are those of the previous call.
     """
     if is_a(module, "FullyShardedDataParallel"):
         return
@@ -195,5 +195,5 @@ def _tensors(outputs: object) -> Iterator[torch.Tensor]:
 
 
 def rows(meter: Meter) -> list[dict[str, object]]:
-    """What the meter has, as JSON takes it: largest first."""
+    """Returns the measurements as rows for JSON, largest first."""
     return [{**vars(owner), "bytes": count} for owner, count in meter.bytes.most_common()]

@@ -1,10 +1,10 @@
-"""Makes and deletes JAX arrays as fast as the processor lets it: the worst case for whoever watches each chunk of JAX's arena.
+"""Creates and deletes JAX arrays as fast as possible: the worst case for tracing each chunk of JAX's arena.
 
-It reads orders from standard input, a line each, and answers with a line of JSON:
+It reads commands from standard input, one per line, and answers each with a line of JSON:
 
-    run N        makes N steps       {"step_ns": [...], "events_per_step": ...}
+        run N        runs N steps        {"step_ns": [...], "events_per_step": ...}
 
-and ends with standard input. The first line it prints says {"label": "ready", "pid": ...}.
+and exits at the end of standard input. The first line of output is {"label": "ready", "pid": ...}.
 """
 
 import gc
@@ -26,19 +26,19 @@ HOST = np.ones((256,), np.float32)
 
 
 def allocations():
-    """Chunks granted so far."""
+    """Returns the number of chunks granted so far."""
     return DEVICE.memory_stats()["num_allocs"]
 
 
 def step():
-    """Some arrays come, and go."""
+    """Creates some arrays and deletes them."""
     for array in [jax.device_put(HOST, DEVICE) for _ in range(ARRAYS)]:
         array.block_until_ready()
         array.delete()
 
 
 def run(steps):
-    """Works, and says how long each step took."""
+    """Runs the steps and returns the duration of each."""
     gc.disable()
     before, times = allocations(), []
     for _ in range(steps):
@@ -46,12 +46,12 @@ def run(steps):
         step()
         times.append(time.perf_counter_ns() - begin)
     gc.enable()
-    # Each chunk that comes in a step goes in it.
+    # Each chunk allocated in a step is freed in that step.
     return {"step_ns": times, "events_per_step": 2 * (allocations() - before) / steps}
 
 
 def main():
-    """Obeys until standard input ends."""
+    """Runs commands until standard input ends."""
     run(WARM_STEPS)
     print(json.dumps({"label": "ready", "pid": os.getpid()}), flush=True)
     for order in sys.stdin:
@@ -61,7 +61,7 @@ def main():
             case _:
                 sys.exit(f"busy_arrays.py: {order!r} is no order")
         print(json.dumps(answer), flush=True)
-    # XLA's own end needs functions of cuBLAS that the stand-in does not have.
+    # The regular exit of XLA calls functions of cuBLAS that the stand-in lacks.
     os._exit(0)
 
 

@@ -1,11 +1,11 @@
-"""Runs TensorFlow's operators on small tensors as fast as the processor lets it: the worst case for whoever watches each chunk of its arena with the name of
-the operator.
+"""Runs TensorFlow's operators on small tensors as fast as possible: the worst case for tracing each chunk of TensorFlow's arena together with the name of
+its operator.
 
-It reads orders from standard input, a line each, and answers with a line of JSON:
+It reads commands from standard input, one per line, and answers each with a line of JSON:
 
-    run N        makes N steps       {"step_ns": [...], "events_per_step": ...}
+        run N        runs N steps        {"step_ns": [...], "events_per_step": ...}
 
-and ends with standard input. The first line it prints says {"label": "ready", "pid": ...}.
+and exits at the end of standard input. The first line of output is {"label": "ready", "pid": ...}.
 """
 
 import gc
@@ -22,13 +22,13 @@ KIB = 1 << 10
 
 
 def step(x):
-    """Each operator takes a chunk, which goes with its result."""
+    """Runs operators; each allocates one chunk, which is freed with its result."""
     for _ in range(OPERATORS):
         tf.add(x, x)
 
 
 def has_chunk_of_its_own(x):
-    """Whether a result takes memory that is given back with it."""
+    """Returns whether a result occupies memory that is freed with it."""
     held = lambda: tf.config.experimental.get_memory_info("GPU:0")["current"]
     before = held()
     kept = tf.add(x, x)
@@ -38,7 +38,7 @@ def has_chunk_of_its_own(x):
 
 
 def run(x, steps):
-    """Works, and says how long each step took."""
+    """Runs the steps and returns the duration of each."""
     gc.disable()
     times = []
     for _ in range(steps):
@@ -50,7 +50,7 @@ def run(x, steps):
 
 
 def main():
-    """Obeys until standard input ends."""
+    """Runs commands until standard input ends."""
     with tf.device("/GPU:0"):
         x = tf.fill([KIB // 4], 1.0)
         run(x, WARM_STEPS)
@@ -64,7 +64,7 @@ def main():
                 case _:
                     sys.exit(f"busy_operators.py: {order!r} is no order")
             print(json.dumps(answer), flush=True)
-    # Without the libraries' own end, which needs functions that the stand-ins do not have.
+    # Skips the regular exit of the libraries, which calls functions that the stand-ins lack.
     os._exit(0)
 
 

@@ -1,13 +1,13 @@
-"""Trains a small transformer as fast as the processor lets it: the worst case for whoever watches each tensor. With --decode a small model generates
-tokens with a cache of keys and values instead, one in each step.
+"""Trains a small transformer as fast as possible: the worst case for tracing each tensor. With --decode, a small model generates tokens with a
+key-value cache instead, one token per step.
 
-It reads orders from standard input, a line each, and answers with a line of JSON:
+It reads commands from standard input, one per line, and answers each with a line of JSON:
 
-    run N        makes N steps       {"step_ns": [...], "allocations_per_step": ...}
+        run N        runs N steps        {"step_ns": [...], "allocations_per_step": ...}
     history on   PyTorch records Python stacks of allocations and frees itself (torch.cuda.memory._record_memory_history)
-    history off  and no more         {"history": ...}
+        history off  stops recording     {"history": ...}
 
-and ends with standard input. The first line it prints says {"label": "ready", "pid": ...}.
+and exits at the end of standard input. The first line of output is {"label": "ready", "pid": ...}.
 """
 
 import gc
@@ -43,7 +43,7 @@ class Trainer:
 
 
 class Decoder:
-    """A model that makes one token after the other, and what it remembers of the last ones."""
+    """A model that generates one token per step, with a cache of the last tokens."""
 
     def __init__(self) -> None:
         self.layers = [torch.nn.MultiheadAttention(WIDTH, 2, batch_first=True, device="cuda") for _ in range(LAYERS)]
@@ -53,7 +53,7 @@ class Decoder:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One token: it looks at the ones before it, and takes the place of the oldest."""
+        """Generates one token from the cached ones; it replaces the oldest in the cache."""
         token = self.token
         for index, layer in enumerate(self.layers):
             self.caches[index] = torch.cat((self.caches[index][:, 1:], token), dim=1)
@@ -62,13 +62,13 @@ class Decoder:
 
 
 def events() -> int:
-    """Tensors granted and taken back so far."""
+    """Returns the number of tensors allocated and freed so far."""
     stats = torch.cuda.memory_stats()
     return stats["allocation.all.allocated"] + stats["allocation.all.freed"]
 
 
 def run(trainer: Trainer | Decoder, steps: int) -> dict[str, object]:
-    """Works, and says how long each step took."""
+    """Runs the steps and returns the duration of each."""
     gc.disable()
     before, times = events(), []
     for _ in range(steps):
@@ -89,7 +89,7 @@ def history(on: bool) -> dict[str, object]:
 
 
 def main() -> None:
-    """Obeys until standard input ends."""
+    """Runs commands until standard input ends."""
     torch.set_num_threads(1)
     trainer = Decoder() if "--decode" in sys.argv[1:] else Trainer()
     run(trainer, WARM_STEPS)

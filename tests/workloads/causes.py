@@ -1,7 +1,7 @@
-"""Situations that have a cause, and ones that look like them: at rest one after the other, or failures, each in a process of its own.
+"""Situations with a known cause and similar ones without it: held one after another, or failures, each in a separate process.
 
-    causes.py held        a checkpoint for each situation: `expected` is the cause, `is_it` whether it is one or only looks like it
-    causes.py failed      at the checkpoint "failed" `expected` has the cause of each process that has failed by then, by its PID
+        causes.py held        a checkpoint per situation: `expected` is the cause, `is_it` whether the situation has it or only looks alike
+        causes.py failed      at the checkpoint "failed", `expected` maps the PID of each process that failed to its cause
 """
 
 import gc
@@ -26,42 +26,42 @@ Outputs: dict[int, torch.Tensor] = {}
 
 
 def room(size_mib: float) -> torch.Tensor:
-    """So much memory."""
+    """Allocates this much memory."""
     return torch.empty(int(size_mib * MIB), dtype=torch.uint8, device=CUDA)
 
 
 class Net(nn.Module):
-    """Two layers, of two MiB."""
+    """Two layers of about one MiB each."""
 
     def __init__(self, width: int = 512) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(width, width, device=CUDA), nn.Linear(width, width, device=CUDA)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """As many numbers."""
+        """Returns values of the same shape."""
         return self.second(self.first(values).relu())
 
 
 def graphs_kept(is_it: bool) -> None:
-    """Losses with their graphs, of many steps or of one."""
+    """Losses that keep their graphs, of many steps or of two."""
     KEPT["model"] = model = Net()
     KEPT["losses"] = [model(torch.randn(256, 512, device=CUDA)).square().mean() for _ in range(20 if is_it else 2)]
 
 
 def state_copies(is_it: bool) -> None:
-    """The weights of the best epochs, or batches that are as large as a weight."""
+    """Copies of the weights of the best epoch, or batches as large as a weight."""
     KEPT["model"] = model = Net()
     copies = {name: value.clone() for name, value in model.state_dict().items()}
     KEPT["book"] = {"best": copies} if is_it else {"best": [torch.empty(512, 512, device=CUDA) for _ in range(4)]}
 
 
 def instances(is_it: bool) -> None:
-    """Many models of one class, or one of many layers."""
+    """Six models of one class, or one model with many layers."""
     KEPT["models"] = [Net() for _ in range(6)] if is_it else nn.Sequential(*[nn.Linear(512, 512, device=CUDA) for _ in range(12)])
 
 
 def two_precisions(is_it: bool) -> None:
-    """Parameters of 16 bits with a copy of 32, or ones of 32 with activations."""
+    """16-bit parameters with a 32-bit copy, or 32-bit parameters with another tensor."""
     KEPT["model"] = model = Net().to(torch.bfloat16 if is_it else torch.float32)
     KEPT["master"] = [value.detach().float().clone() for value in model.parameters()] if is_it else room(4)
 
@@ -73,12 +73,12 @@ def view_keeps_storage(is_it: bool) -> None:
 
 
 def fails(tensor: torch.Tensor) -> None:
-    """With what it was called with in its frame."""
+    """Raises an error whose frame holds the argument."""
     raise ValueError(tensor.shape)
 
 
 def exception_kept(is_it: bool) -> None:
-    """An error with its frames, or without."""
+    """A kept error, with its frames or without."""
     try:
         fails(room(16))
     except ValueError as error:
@@ -86,14 +86,14 @@ def exception_kept(is_it: bool) -> None:
 
 
 class Node:
-    """Refers to another."""
+    """An object that refers to another one."""
 
     def __init__(self) -> None:
         self.tensor, self.other = room(8), None
 
 
 def cycle(is_it: bool) -> None:
-    """Nodes that nothing leads to but they themselves, or that a variable leads to."""
+    """Objects that refer to each other, and that nothing else or a variable refers to."""
     one, other = Node(), Node()
     one.other, other.other = other, one
     if not is_it:
@@ -101,21 +101,21 @@ def cycle(is_it: bool) -> None:
 
 
 def notebook(is_it: bool) -> None:
-    """What a notebook keeps of its cells, or a variable that is called alike."""
+    """The outputs of a notebook's cells, or a variable with a similar name."""
     (Out if is_it else Outputs)[5] = room(16)
 
 
 def ddp_buckets(is_it: bool) -> None:
-    """Gradients beside buckets, or in them."""
+    """Gradients besides the buckets of DistributedDataParallel, or as views of them."""
     if not distributed.is_initialized():
         distributed.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/meet", rank=0, world_size=1)
-    # Large beside the workspaces of cuBLAS.
+    # Large compared with the workspaces of cuBLAS.
     KEPT["model"] = model = nn.parallel.DistributedDataParallel(Net(2048), gradient_as_bucket_view=not is_it)
     model(torch.randn(16, 2048, device=CUDA)).square().mean().backward()
 
 
 def old_optimizers(is_it: bool) -> None:
-    """An optimizer for each phase of a training, or one."""
+    """An optimizer for each stage of a training, or one."""
     KEPT["model"] = model = Net()
     KEPT["optimizers"] = [torch.optim.Adam(model.parameters()) for _ in range(3 if is_it else 1)]
     model(torch.randn(16, 512, device=CUDA)).square().mean().backward()
@@ -130,7 +130,7 @@ HELD = [
 
 
 def held() -> None:
-    """A checkpoint for each."""
+    """Creates the situations, with a checkpoint at each."""
     gc.disable()
     for situation in HELD:
         for is_it in (True, False):
@@ -145,13 +145,13 @@ def held() -> None:
 
 
 def grow(step: Callable[[int], object]) -> None:
-    """Until it is refused."""
+    """Repeats a step until an allocation fails."""
     for number in range(1, 4096):
         step(number)
 
 
 def optimizer_state() -> None:
-    """Parameters and gradients fit, and a moment and a half of Adam's two do not."""
+    """Parameters, gradients and one of Adam's two moments fit on the GPU; the second does not."""
     model = nn.Linear(10_000, 12_000, bias=False, device=CUDA)
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     model(torch.randn(1, 10_000, device=CUDA)).sum().backward()
@@ -165,7 +165,7 @@ def activations() -> None:
 
 
 def larger_than_gpu() -> None:
-    """More than there is."""
+    """An allocation larger than the GPU."""
     room(4_000)
 
 
@@ -177,15 +177,15 @@ def own_limit() -> None:
 
 
 def fragmentation() -> None:
-    """Half of the pieces are free, and none of them is large enough."""
-    # Two such pieces share a segment of 20 MiB.
+    """Half of the pieces are free, but no free piece is large enough."""
+    # Two pieces of this size share a segment of 20 MiB.
     pieces = [room(9) for _ in range(120)]
     del pieces[::2]
     room(512)
 
 
 def other_processes() -> None:
-    """Another process has half of it."""
+    """Another process holds half of the GPU."""
     kept = []
     grow(lambda _: kept.append(room(64)))
 
@@ -194,16 +194,16 @@ FAILED = [optimizer_state, activations, larger_than_gpu, own_limit, fragmentatio
 
 
 def fork(runs: Callable[[], None]) -> int:
-    """Runs it in a process of its own, before there is any CUDA; its PID."""
+    """Runs a function in a child, which is forked before CUDA is initialised, and returns its PID."""
     tgid = os.fork()
     if tgid == 0:
         try:
-            # A watch needs a moment for what comes with a process.
+            # memwatch needs a moment to attach to a new process.
             torch.zeros(1, device=CUDA)
             time.sleep(SECONDS_BEFORE)
             runs()
         except torch.OutOfMemoryError:
-            # As a program takes that writes its traceback and ends its interpreter: its objects are read while they are there.
+            # Delays the exit, as writing a traceback does: memwatch reads the objects while they exist.
             time.sleep(SECONDS_AFTER)
             os._exit(0)
         os._exit(1)
@@ -211,7 +211,7 @@ def fork(runs: Callable[[], None]) -> int:
 
 
 def neighbour(ready: int, end: int) -> Callable[[], None]:
-    """Has memory for as long as it is wanted."""
+    """Returns a function that holds memory until the pipe `end` is written."""
 
     def holds() -> None:
         kept = room(1_000)
@@ -224,7 +224,7 @@ def neighbour(ready: int, end: int) -> Callable[[], None]:
 
 
 def failed() -> Iterator[tuple[int, str]]:
-    """Each in its process."""
+    """Runs each failure in a separate process."""
     for situation in FAILED:
         (ready, is_ready), (end, ends) = os.pipe(), os.pipe()
         beside = fork(neighbour(is_ready, end)) if situation is other_processes else None
@@ -241,10 +241,10 @@ def failed() -> Iterator[tuple[int, str]]:
 
 
 def main() -> None:
-    """One or the other."""
+    """Runs the situations or the failures."""
     options = parser(__doc__)
     options.add_argument("which", choices=("held", "failed"))
-    # A process that has begun with CUDA has no children that can.
+    # CUDA does not work in a child that is forked after CUDA was initialised.
     if "failed" in sys.argv:
         options.parse_args()
         print(json.dumps({"label": "failed", "expected": dict(failed())}), flush=True)

@@ -1,4 +1,4 @@
-"""What every workload shares: points at which it says how much device memory it holds, as PyTorch sees it.
+"""Shared by all workloads: checkpoints that print how much device memory PyTorch reports.
 
 A checkpoint prints one line of JSON and flushes it:
 
@@ -6,17 +6,17 @@ A checkpoint prints one line of JSON and flushes it:
 
 with, for each device that the workload uses (all in bytes):
 
-    memory_allocated      what tensors hold. With the allocator cudaMallocAsync: the used bytes of the driver's pool.
-    memory_reserved       what PyTorch has taken from the driver. With cudaMallocAsync: the reserved bytes of the pool.
-    max_memory_allocated  the highest memory_allocated so far. With cudaMallocAsync: the pool's own high mark.
-    max_memory_reserved   the highest memory_reserved so far. With cudaMallocAsync: the pool's own high mark.
-    memory_stats          all that torch.cuda.memory_stats() has, by its own names.
-    mem_get_info_used     what all processes together use of the device: total minus free of cudaMemGetInfo.
+        memory_allocated      bytes of live tensors. With the allocator cudaMallocAsync: the used bytes of the driver's pool.
+        memory_reserved       bytes that PyTorch holds from the driver. With cudaMallocAsync: the reserved bytes of the pool.
+        max_memory_allocated  the highest memory_allocated so far. With cudaMallocAsync: the high-water mark of the pool.
+        max_memory_reserved   the highest memory_reserved so far. With cudaMallocAsync: the high-water mark of the pool.
+        memory_stats          the full result of torch.cuda.memory_stats().
+        mem_get_info_used     device memory used by all processes: total minus free of cudaMemGetInfo.
 
-and whatever else the workload says. The workload is at rest while it waits: started with --wait, it goes on after each
-checkpoint when it reads a line from standard input. Once standard input has ended, it no longer waits.
+and further facts from the workload. With --wait, the workload stops at each checkpoint and continues when it reads a
+line from standard input. Once standard input has ended, it does not wait.
 
-The allocator is chosen by the caller, before the start, in PYTORCH_CUDA_ALLOC_CONF (newer versions of PyTorch also read
+The caller selects the allocator before the start, in PYTORCH_CUDA_ALLOC_CONF (newer versions of PyTorch also read
 PYTORCH_ALLOC_CONF): nothing, expandable_segments:True or backend:cudaMallocAsync.
 """
 
@@ -33,7 +33,7 @@ _waits = False
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """A command line with the options that every workload has."""
+    """Returns a parser with the options of all workloads."""
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--wait", action="store_true", help="after each checkpoint, wait for a line on standard input")
     options.add_argument("--fraction", type=float, metavar="F", help="limit the process to this part of each device's memory")
@@ -42,7 +42,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def begin(options: argparse.ArgumentParser, devices: int = 1) -> argparse.Namespace:
-    """Reads the command line, and ends the program with a sentence where it cannot run."""
+    """Parses the command line, and exits with a message if the workload cannot run."""
     global _waits
     arguments = options.parse_args()
     _waits = arguments.wait
@@ -59,7 +59,7 @@ def begin(options: argparse.ArgumentParser, devices: int = 1) -> argparse.Namesp
 
 
 def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """A program that memory runs out for says what it held by then."""
+    """Prints the memory held when an allocation failed."""
     if issubclass(kind, torch.OutOfMemoryError):
         used = [device for device in range(torch.cuda.device_count()) if torch.cuda.max_memory_reserved(device)]
         checkpoint("out of memory", used)
@@ -67,7 +67,7 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
 
 
 def checkpoint(label: str, devices: Iterable[int] = (0,), **facts: object) -> None:
-    """Says what is held now on `devices`, once the work given to them is done; then waits, if asked to."""
+    """Waits for the work on `devices`, prints the memory held on them and, with --wait, waits for a line."""
     global _waits
     line = {
         "label": label,

@@ -1,4 +1,4 @@
-"""Trains without a pause and counts its steps in the first eight bytes of FILE, for who measures from outside what a step takes.
+"""Trains without a pause and counts its steps in the first eight bytes of FILE, so that another process can measure the time per step.
 
     counted_steps.py FILE [--pause MS]
 """
@@ -13,7 +13,7 @@ from checkpoint import begin, checkpoint, parser
 
 
 def main() -> None:
-    """Until it is ended."""
+    """Trains until it is killed."""
     options = parser(__doc__)
     options.add_argument("file", type=Path)
     options.add_argument("--pause", type=float, default=0.0, metavar="MS", help="as if it waited for its GPU (default 0)")

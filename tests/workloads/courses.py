@@ -1,9 +1,9 @@
-"""Small jobs whose need of memory takes a known course: what forecasts and verdicts on leaks are measured on.
+"""Small jobs whose memory use follows a known course: test input for forecasts and for verdicts on leaks.
 
     courses.py linear --seconds 30 --rate 12 --seed 3
 
-The jobs train (or serve) a tiny model a few times a second. Lines that keep memory end in a comment with their name. A job whose memory
-runs out ends well, with a checkpoint "refused".
+The jobs train (or serve) a tiny model a few times a second. Lines that keep memory end in a comment with their name. A job that runs out of
+memory exits normally, with a checkpoint "refused".
 """
 
 import random
@@ -20,17 +20,17 @@ WIDTH = 64
 
 
 def size_bytes(size_mib: float) -> int:
-    """So many MiB; a block at least."""
+    """Converts MiB to bytes, at least one block of the allocator."""
     return max(512, int(size_mib * MIB))
 
 
 def room(size_mib: float) -> torch.Tensor:
-    """So much memory of the device, for a while."""
+    """Allocates device memory of this size for temporary use."""
     return torch.empty(size_bytes(size_mib), dtype=torch.uint8, device="cuda")
 
 
 class Job:
-    """A tiny model, and what it keeps."""
+    """A tiny model, and the memory that it keeps."""
 
     def __init__(self, seconds: float, rate: float, seed: int, pace: float) -> None:
         self.seconds, self.rate, self.pace = seconds, rate, pace
@@ -44,15 +44,15 @@ class Job:
         self.done = 0
 
     def part(self) -> float:
-        """How much of the time is over."""
+        """Returns the elapsed share of the job's duration."""
         return (time.monotonic() - self.start) / self.seconds
 
     def share_mib(self) -> float:
-        """What a step may keep, in MiB, for the wanted rate a second."""
+        """Returns how many MiB a step may keep, for the requested rate per second."""
         return self.rate / self.pace
 
     def train(self, work_mib: float = 24) -> None:
-        """One step of training with so much temporary memory."""
+        """Runs one training step with this much temporary memory."""
         work = room(work_mib)
         loss = self.model(torch.randn(8, WIDTH, device="cuda")).square().mean()
         loss.backward()
@@ -62,64 +62,64 @@ class Job:
         self.done += 1
 
     def keep(self, size_mib: float) -> None:
-        """Keeps what nobody needs."""
+        """Keeps memory that is never used again."""
         self.kept.append(torch.empty(size_bytes(size_mib), dtype=torch.uint8, device="cuda"))  # kept
 
     def remember(self, key: int, size_mib: float) -> None:
-        """Keeps what is asked for again."""
+        """Allocates an entry of the cache unless it exists."""
         if key not in self.cache:
             self.cache[key] = torch.empty(size_bytes(size_mib), dtype=torch.uint8, device="cuda")  # cached
 
 
 def steady(job: Job) -> None:
-    """Every step needs the same."""
+    """Every step needs the same memory."""
     job.train()
 
 
 def batches(job: Job) -> None:
-    """Steps need more or less."""
+    """The memory per step varies."""
     job.train(job.chance.uniform(8, 96))
 
 
 def evaluation(job: Job) -> None:
-    """Steps need the same, and every fortieth is followed by something large."""
+    """Steps need the same memory; a large temporary allocation follows every fortieth."""
     job.train()
     if job.done % 40 == 39:
         room(job.rate * 10)
 
 
 def warm_up(job: Job) -> None:
-    """Steps need more and more at first."""
+    """The memory per step grows at first."""
     job.train(24 + min(job.part() / 0.15, 1) * job.rate * 8)
 
 
 def linear(job: Job) -> None:
-    """Each step keeps as much."""
+    """Each step keeps the same amount."""
     job.train()
     job.keep(job.share_mib())
 
 
 def noisy(job: Job) -> None:
-    """Steps keep more or less, and need more or less."""
+    """Both the kept and the temporary memory per step vary."""
     job.train(job.chance.uniform(8, 64))
     job.keep(job.chance.uniform(0, 2 * job.share_mib()))
 
 
 def bursts(job: Job) -> None:
-    """Now and then a step keeps much."""
+    """Some steps, at random, keep a large amount."""
     job.train()
     if job.chance.random() < 0.15:
         job.keep(job.share_mib() / 0.15)
 
 
 def faster(job: Job) -> None:
-    """Steps keep more and more."""
+    """The amount kept per step grows."""
     job.train()
     job.keep(job.share_mib() * (0.5 + 1.5 * job.part()))
 
 
 def with_evaluation(job: Job) -> None:
-    """Each step keeps as much, and every fortieth is followed by something large."""
+    """Each step keeps the same amount; a large temporary allocation follows every fortieth."""
     job.train()
     job.keep(job.share_mib())
     if job.done % 40 == 39:
@@ -127,25 +127,25 @@ def with_evaluation(job: Job) -> None:
 
 
 def epochs(job: Job) -> None:
-    """Every thirtieth step keeps much."""
+    """Every thirtieth step keeps a large amount."""
     job.train()
     if job.done % 30 == 29:
         job.keep(job.share_mib() * 30)
 
 
 def slower(job: Job) -> None:
-    """Steps keep less and less."""
+    """The amount kept per step shrinks."""
     job.train()
     job.keep(job.share_mib() * (1.5 - job.part()))
 
 
 def sequence(job: Job) -> None:
-    """Each step needs more than the one before, and keeps nothing."""
+    """Each step needs more temporary memory than the one before, and keeps nothing."""
     job.train(24 + job.done * job.share_mib())
 
 
 def late(job: Job) -> None:
-    """The later two thirds keep as much with each step."""
+    """Each step keeps the same amount after the first third."""
     job.train()
     if job.part() > 0.33:
         job.keep(job.share_mib() * 1.5)
@@ -158,32 +158,32 @@ def little(job: Job) -> None:
 
 
 def cache_once(job: Job) -> None:
-    """A cache fills in the first quarter."""
+    """A cache fills during the first quarter."""
     job.train()
     job.remember(int(min(job.part(), 0.25) * 200), job.rate)
 
 
 def cache_slow(job: Job) -> None:
-    """A cache of as much as is asked for: less and less is new."""
+    """A cache is queried at random, so misses become rarer."""
     job.train()
     job.remember(int(job.chance.random() * 36), job.rate)
 
 
 def cache_late(job: Job) -> None:
-    """A cache fills in the first half, at one rate."""
+    """A cache fills during the first half, at a constant rate."""
     job.train()
     job.remember(int(min(job.part(), 0.5) * 200), job.rate)
 
 
 def fragments(job: Job) -> None:
-    """Batches of ever new sizes, of which a part stays for a while: holes between."""
+    """Batches of varying sizes, part of which are kept for a while and so leave holes."""
     job.train(job.chance.uniform(16, 64))
     job.kept = job.kept[-24:]
     job.keep(job.chance.uniform(2, 18))
 
 
 def server(job: Job) -> None:
-    """Answers requests of all sizes: no training."""
+    """Serves requests of varying sizes, without training."""
     with torch.no_grad():
         work = room(job.chance.uniform(8, 128))
         job.model(torch.randn(8, WIDTH, device="cuda"))
@@ -191,7 +191,7 @@ def server(job: Job) -> None:
 
 
 def server_leak(job: Job) -> None:
-    """Answers requests, and keeps something of each."""
+    """Serves requests, and keeps memory for each."""
     server(job)
     job.keep(job.share_mib())
 
@@ -207,7 +207,7 @@ COURSES: dict[str, Callable[[Job], None]] = {
 
 
 def main() -> None:
-    """Runs one course, and another beside it if that is asked for."""
+    """Runs one course, and with --beside another in a second process."""
     options = parser(__doc__)
     options.add_argument("course", choices=COURSES)
     options.add_argument("--seconds", type=float, default=30)

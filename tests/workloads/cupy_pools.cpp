@@ -1,11 +1,11 @@
-// CuPy's `cupy.cuda.memory` with the names, the arguments and the layout of 14.2.0 (checked against its file by the same test), and a pool that works.
+// A working pool with the function names, arguments and layout of CuPy's `cupy.cuda.memory` 14.2.0 (the same test checks them against CuPy's file).
 //
-// The functions without a prefix are for pools.py, which asks in C; `stats` is what the pool has counted itself.
+// pools.py calls the functions without a prefix, which have C linkage; `stats` returns the pool's own counts.
 #include <cstddef>
 #include <cstdint>
 #include <map>
 
-// Of the driver.
+// Functions of the driver.
 extern "C" int cuMemAlloc_v2(uint64_t *address, size_t bytes);
 extern "C" int cuMemFree_v2(uint64_t address);
 
@@ -14,7 +14,7 @@ struct _object {
     void *type;
 };
 typedef _object PyObject;
-// A `PyWeakReference`.
+// The layout of `PyWeakReference`.
 struct Weak : _object {
     PyObject *object;
 };
@@ -79,7 +79,7 @@ size_t rounded(size_t bytes) { return (bytes + 511) / 512 * 512; }
 
 extern "C" {
 Whole *make(int, Whole *, size_t) { return new Whole(); }
-// Its free chunks go back to the driver; it has no others by then.
+// Returns the free chunks to the driver; all chunks are free by then.
 void end(Whole *whole) {
     for (auto [address, chunk] : whole->free) {
         if (chunk->offset == 0) {

@@ -1,9 +1,9 @@
-"""Makes and drops small tensors, as token generation does: at one rate after the other, for whoever has to know what tracing each of them costs.
+"""Allocates and frees small tensors at one rate after another, as token generation does, to measure the cost of tracing each allocation.
 
-    decode_loop.py 50 0     fifty a second, and then as fast as the processor lets it
+        decode_loop.py 50 0     fifty per second, then as fast as possible
 
-At the beginning of each part it prints a line of JSON, {"label": "rate 50", ...}, and goes on to the next when it reads a line from standard input.
-The first tensors of a part come right after its line. With --rest it has a checkpoint, at which it rests, at the end of each part.
+At the start of each part it prints a line of JSON, {"label": "rate 50", ...}; it starts the next part when it reads a line from standard input.
+The first tensors of a part are allocated right after its line. With --rest, a checkpoint follows each part.
 """
 
 import json
@@ -15,18 +15,18 @@ import time
 import torch
 from checkpoint import begin, checkpoint, parser
 
-# How many tensors are made between two looks at standard input, in a part without a rate.
+# Number of tensors between two polls of standard input, in a part without a rate.
 BURST = 256
 
 
 def has_order() -> bool:
-    """Whether there is a line to be read, or standard input has ended."""
+    """Returns whether standard input has a line or has ended."""
     readable, _, _ = select.select([sys.stdin], [], [], 0)
     return bool(readable)
 
 
 def run(rate: int) -> None:
-    """Makes so many tensors a second, or as many as it can, until there is an order."""
+    """Allocates tensors at this rate, or as fast as possible, until standard input has a line."""
     while not has_order():
         if rate:
             torch.empty(1024, device="cuda")
@@ -38,7 +38,7 @@ def run(rate: int) -> None:
 
 
 def main() -> None:
-    """One part after the other."""
+    """Runs the parts one after another."""
     options = parser(__doc__)
     options.add_argument("rates", type=int, nargs="+", metavar="RATE", help="tensors per second; 0: as many as it can")
     options.add_argument("--rest", action="store_true", help="rest at the end of each part")

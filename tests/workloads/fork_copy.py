@@ -1,4 +1,4 @@
-"""Holds a tensor, and has a child that was forked after that, whose process id is in `child`: it has a copy of all books, and no memory on the GPU.
+"""Holds a tensor and forks a child, whose PID is in `child`: the child has a copy of the allocator state but no memory on the GPU.
 
     fork_copy.py
 """
@@ -11,13 +11,13 @@ from checkpoint import begin, checkpoint, parser
 
 
 def main() -> None:
-    """The child is there until the checkpoint is left."""
+    """Keeps the child until the checkpoint is left."""
     begin(parser(__doc__))
     kept = torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        # However its parent ends, and whoever adopts it then.
+        # Exits once the parent has exited, even if it was killed and another process adopts the child.
         while os.getppid() == parent:
             signal.sigtimedwait([], 1)
         os._exit(0)

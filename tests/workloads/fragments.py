@@ -1,4 +1,4 @@
-"""Leaves every other piece of its segments free, asks for more than any piece has, survives the refusal, and ends.
+"""Frees every other piece of its segments, requests more than any free piece has, survives the refusal, and exits.
 
     fragments.py --pairs 60 --wanted-mib 512
 """
@@ -11,12 +11,12 @@ PIECE_BYTES = 9 * MIB
 
 
 def main() -> None:
-    """Exits with 0 if the device refused what it has no piece for."""
+    """Exits with 0 if the allocation without a large enough piece failed."""
     options = parser(__doc__)
     options.add_argument("--pairs", type=int, default=60)
     options.add_argument("--wanted-mib", type=int, default=512)
     arguments = begin(options)
-    # Two such pieces share a segment of 20 MiB.
+    # Two pieces of this size share a segment of 20 MiB.
     pieces = [torch.empty(PIECE_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2 * arguments.pairs)]
     del pieces[::2]
     checkpoint("in pieces")

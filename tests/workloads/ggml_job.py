@@ -1,6 +1,6 @@
-"""ggml's own library, as llama.cpp uses it: buffers for weights, a cache and a graph, in a program that stops at checkpoints and prints what ggml says.
+"""Uses ggml's own library as llama.cpp does: buffers for weights, a cache and a graph. It stops at checkpoints and prints what ggml reports.
 
-Words: --wait to wait for a line at each checkpoint; --early for one before anything is allocated.
+Options: --wait waits for a line at each checkpoint; --early adds a stop before anything is allocated.
 """
 
 import ctypes as c
@@ -23,7 +23,7 @@ class Parameters(c.Structure):
 
 
 def library(name, functions):
-    """One of ggml's libraries, whose functions of these names return a pointer."""
+    """Loads a library of ggml and declares that these functions return a pointer."""
     folder = next(path for path in sys.path if os.path.exists(os.path.join(path, name)))
     loaded = c.CDLL(os.path.join(folder, name), c.RTLD_GLOBAL)
     for function in functions:
@@ -48,10 +48,10 @@ BASE.ggml_nbytes.restype = c.c_size_t
 
 
 class Pool:
-    """CUDA's pool for what a graph computes with for a moment, by its class's virtual functions: two destructors, `alloc`, `free`."""
+    """CUDA's pool for temporary memory of a graph, called by its virtual functions: two destructors, `alloc`, `free`."""
 
     def __init__(self):
-        # A `unique_ptr`, which the caller has room for. Older versions have no pools by stream.
+        # The function returns a `unique_ptr` in space that the caller provides. Older versions have no pools per stream.
         name = "_ZN25ggml_backend_cuda_context19new_pool_for_deviceEi"
         new = CUDA[name + "i"] if hasattr(CUDA, name + "i") else CUDA[name]
         self.address = c.c_void_p()
@@ -64,7 +64,7 @@ class Pool:
         self.pieces, self.bytes = 0, 0
 
     def use(self, sizes):
-        """All of these at once, and then none of them."""
+        """Allocates pieces of all these sizes, then frees them."""
         held = []
         for size in sizes:
             actual = c.c_size_t()
@@ -78,7 +78,7 @@ class Pool:
 
 
 class Job:
-    """What it has on the device, and the most that it had."""
+    """The buffers of the program on the device, and their peak."""
 
     def __init__(self):
         self.device = c.c_void_p(CUDA.ggml_backend_cuda_buffer_type(0))
@@ -112,7 +112,7 @@ class Job:
         return sum(BASE.ggml_backend_buffer_get_size(one) for one in own)
 
     def with_tensors(self, shapes, usage):
-        """A buffer with these tensors: name, type, width, height."""
+        """Allocates a buffer with these tensors, each given by name, type, width and height."""
         context = c.c_void_p(BASE.ggml_init(Parameters(MIB, None, True)))
         sizes = {}
         for name, kind, width, height in shapes:
@@ -132,7 +132,7 @@ class Job:
         device = c.c_void_p(BASE.ggml_backend_buft_get_device(self.device))
         BASE.ggml_backend_dev_memory(device, c.byref(free), c.byref(total))
         by_usage = {f"{name}_bytes": self.bytes(usage) for usage, name in USAGES.items()}
-        # ggml has no use for a cache; its tensors have the names that llama.cpp gives them.
+        # ggml has no usage flag for caches; their tensors have the names that llama.cpp gives them.
         caches = [one for one in self.buffers if any(name.startswith("cache_") for name in self.tensors.get(one.value, ()))]
         by_usage["kv_cache_bytes"] = sum(BASE.ggml_backend_buffer_get_size(one) for one in caches)
         by_usage["other_bytes"] -= by_usage["kv_cache_bytes"]
@@ -150,7 +150,7 @@ def checkpoint(label, job):
 
 
 def in_host_memory():
-    """Buffers of the host: the processor's own, and pinned for the device."""
+    """Allocates host buffers: one in pageable memory, and one pinned for the device."""
     kinds = (BASE.ggml_backend_cpu_buffer_type(), CUDA.ggml_backend_cuda_host_buffer_type())
     buffers = [c.c_void_p(BASE.ggml_backend_buft_alloc_buffer(c.c_void_p(kind), c.c_size_t(2 * MIB))) for kind in kinds]
     for buffer in buffers:
@@ -186,7 +186,7 @@ def main():
         job.free(buffer)
     job.drop_pool()
     checkpoint("end", job)
-    # Without the libraries' own end, which needs functions that the stand-ins do not have.
+    # Skips the regular exit of the libraries, which calls functions that the stand-ins lack.
     os._exit(0)
 
 

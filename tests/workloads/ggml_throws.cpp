@@ -1,6 +1,6 @@
-// A ggml whose functions throw, and a program that catches it: with -DLIBRARY the library, without it the program.
+// A ggml whose functions throw, and a program that catches the exceptions: compiled with -DLIBRARY it is the library, without it the program.
 //
-// Words of the program: --wait to wait for a line at each checkpoint.
+// Option of the program: --wait waits for a line at each checkpoint.
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -10,7 +10,7 @@ struct Interface {
     void *functions[11];
 };
 
-// As ggml_backend_buffer has them: what memwatch decodes is where the size and the use lie.
+// The layout of ggml_backend_buffer: memwatch decodes the offsets of size and usage.
 struct Buffer {
     Interface interface;
     void *type;
@@ -37,7 +37,7 @@ extern "C" void ggml_backend_buffer_free(Buffer *buffer) {
     throw std::runtime_error(buffer ? "not its time" : "no buffer");
 }
 #else
-// Of the driver.
+// Functions of the driver.
 extern "C" int cuInit(unsigned flags);
 extern "C" int cuDeviceGetCount(int *count);
 

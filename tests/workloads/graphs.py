@@ -1,6 +1,6 @@
-"""Trains with a CUDA graph: captured once, with a private pool of its own, then replayed; a second graph shares that pool.
+"""Trains with a CUDA graph: captured once, with a private pool, then replayed; a second graph shares that pool.
 
-Says how much was granted while a graph was captured, which is all that graphs ever allocate.
+Prints the bytes granted while graphs were captured; replays allocate nothing.
 """
 
 import torch
@@ -13,7 +13,7 @@ ROWS = 512
 
 
 def main() -> None:
-    """Captures, replays, captures again, and lets go."""
+    """Captures a graph, replays it, captures another one, and frees everything."""
     begin(parser(__doc__))
     model = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, 16)).to("cuda")
     batch = torch.randn(ROWS, WIDTH, device="cuda")

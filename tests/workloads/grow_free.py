@@ -6,12 +6,12 @@ import torch
 from checkpoint import begin, checkpoint, parser
 
 MIB = 1 << 20
-# From less than a page to more than any block that PyTorch keeps whole, on and off its rounding steps.
+# From less than a page to more than PyTorch's segments for several blocks, on and off its rounding steps.
 SIZES = (1, 512, 513, 70_000, MIB - 1, MIB, MIB + 1, 3 * MIB, 10 * MIB, 10 * MIB + 1, 20 * MIB, 33 * MIB, 77 * MIB + 5)
 
 
 def grow(count: int, chance: random.Random) -> list[torch.Tensor]:
-    """`count` tensors, of sizes drawn from SIZES."""
+    """Allocates `count` tensors, of sizes drawn from SIZES."""
     return [torch.empty(chance.choice(SIZES), dtype=torch.uint8, device="cuda") for _ in range(count)]
 
 

@@ -1,9 +1,9 @@
-"""Children of a process with a model on the GPU, each of which is hard to read: it dies, becomes another program, unmaps its memory or has garbage in it.
+"""Children of a process with a model on the GPU, each of which is hard to read: it dies, executes another program, unmaps its memory or has corrupt objects.
 
     hard_to_read.py MODE [--children N] [--step MS]
 
-forks one child after another, each at a checkpoint "child", whose process id is in `child`. The first one begins to be what MODE says at once, each
-later one so much later. The next line on standard input ends it.
+forks one child after another, each at a checkpoint "child" with its PID in `child`. The first child starts the MODE at once, each later one after a
+delay that grows by MS milliseconds. The next line on standard input kills the child.
 """
 
 import collections
@@ -29,17 +29,17 @@ TENSORS: list[torch.Tensor] = []
 
 
 def dies() -> None:
-    """It is gone."""
+    """Kills the process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def execs() -> None:
-    """It becomes another program under the same number."""
+    """Executes another program under the same PID."""
     os.execv("/bin/sleep", ["sleep", "60"])
 
 
 def unmaps() -> None:
-    """Its memory goes, the largest mappings first, until it cannot run any more."""
+    """Unmaps the memory, the largest mappings first, until the process crashes."""
     mappings = []
     with open("/proc/self/maps", encoding="utf-8") as lines:
         for line in lines:
@@ -50,7 +50,7 @@ def unmaps() -> None:
 
 
 def forks() -> None:
-    """It makes children of its own all the time: each makes its pages shared."""
+    """Forks children all the time; each fork makes the pages of the process shared."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         child = os.fork()
@@ -60,7 +60,7 @@ def forks() -> None:
 
 
 def changes() -> None:
-    """Its objects and its mappings come and go."""
+    """Creates and frees objects and mappings."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         kept = [[{str(number): (number, [number])} for number in range(200)] for _ in range(50)]
@@ -71,12 +71,12 @@ def changes() -> None:
 
 
 def rests() -> None:
-    """Whoever wants garbage in it writes it."""
+    """Waits, so that a test can write garbage into the memory."""
     signal.pause()
 
 
 def lies() -> None:
-    """Its objects say what is not true."""
+    """Corrupts the sizes and pointers of its objects."""
     gc.disable()
     word = ctypes.c_ssize_t.from_address
     long_list, long_tuple, numbers, table, queue = [1], (1, 2), {1, 2, 3}, {"a": 1}, collections.deque([1])
@@ -93,13 +93,13 @@ def lies() -> None:
     Lying = type("Lying", (), {})
     lying = Lying()
     word(id(Lying) + 256).value = id(Lying)
-    # The collector's list leads from this object to itself.
+    # Makes the collector's list lead from this object to itself.
     word(id(lying) - 16).value = id(lying) - 16
     signal.pause()
 
 
 def reserves() -> None:
-    """It has far more addresses than memory, and objects that lead there."""
+    """Reserves far more address space than it uses, with objects that point there."""
     size = 2 << 40
     reserved = LIBC.mmap(None, size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE, -1, 0)
     writable = LIBC.mmap(None, size, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE, -1, 0)
@@ -120,7 +120,7 @@ MODES = (dies, execs, unmaps, forks, changes, rests, lies, reserves)
 
 
 def main() -> None:
-    """One child after another."""
+    """Forks one child after another."""
     options = parser(__doc__)
     options.add_argument("mode", choices=[mode.__name__ for mode in MODES])
     options.add_argument("--children", type=int, default=1, metavar="N", help="how many (default 1)")
@@ -135,16 +135,16 @@ def main() -> None:
         is_ready, ready = os.pipe()
         child = os.fork()
         if child == 0:
-            # It ends with its parent, whatever becomes of that.
+            # The kernel kills the child when its parent exits.
             LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
-                # The parent ended before this call.
+                # The parent exited before prctl() was called.
                 os._exit(0)
             os.write(ready, b".")
             time.sleep(number * arguments.step / 1000)
             globals()[arguments.mode]()
             os._exit(0)
-        # Who is stopped before that would outlive its parent.
+        # Waits for prctl(): a child stopped before that would outlive its parent.
         os.read(is_ready, 1)
         os.close(is_ready)
         os.close(ready)

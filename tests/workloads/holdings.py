@@ -1,10 +1,10 @@
-"""Holds tensors in every way there is, and says afterwards what each of them is.
+"""Keeps tensors in many ways, and prints afterwards what each of them is.
 
     holdings.py
 
-The first checkpoint, `held`, is to be read from outside; only the second, `truth`, asks Python what everything is. It has `names`: address
-of the storage, class, name, shape, type of the elements; and `saved`: address and node of what only autograd has.
-"""
+memwatch reads the process at the first checkpoint, `held`; only for the second, `truth`, the program itself looks up what everything is.
+That one has `names`: address of the storage, class, name, shape and dtype; and `saved`: address and node of tensors that
+only autograd keeps."""
 
 import collections
 import functools
@@ -26,7 +26,7 @@ class Attention(torch.nn.Module):
         self.scale = torch.nn.Parameter(torch.ones(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x, attended to."""
+        """Returns the attention output for x."""
         return (self.query(x) @ self.mask) * self.scale.sum()
 
 
@@ -43,7 +43,7 @@ class Net(torch.nn.Module):
         self.frozen = torch.nn.Linear(64, 96, dtype=torch.bfloat16)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Scores of the next token."""
+        """Returns the scores of the next token."""
         x = self.embed(tokens)
         for layer in self.h:
             x = x + layer(x)
@@ -67,12 +67,12 @@ class Server:
 
 
 def made(*shape: int) -> torch.Tensor:
-    """A tensor of this shape."""
+    """Allocates a tensor of this shape."""
     return torch.zeros(*shape, device=CUDA)
 
 
 def closure(kept: torch.Tensor):
-    """A function that keeps its argument."""
+    """Returns a function that keeps the argument."""
 
     def inner() -> torch.Tensor:
         return kept
@@ -81,24 +81,24 @@ def closure(kept: torch.Tensor):
 
 
 def generate(kept: torch.Tensor):
-    """Rests before it uses its argument."""
+    """Yields before it uses its argument."""
     yield
     print(kept.sum())
 
 
 def fail(kept: torch.Tensor) -> None:
-    """Ends in an error."""
+    """Raises an error."""
     raise ValueError(tuple(kept.shape))
 
 
 @functools.lru_cache(maxsize=8)
 def cached(number: int) -> torch.Tensor:
-    """A tensor for each number."""
+    """Returns the cached tensor for a number."""
     return made(number, 3)
 
 
 def storage(tensor: torch.Tensor) -> int:
-    """The address of its storage."""
+    """Returns the address of a tensor's storage."""
     return tensor.untyped_storage().data_ptr()
 
 
@@ -120,7 +120,7 @@ except ValueError as error:
 
 
 def steps(model: Net, optimizer: torch.optim.Optimizer, history: list) -> None:
-    """Three steps of training; each leaves a tensor behind."""
+    """Runs three training steps; each adds a tensor to the history."""
     for _ in range(3):
         optimizer.zero_grad()
         loss = model(torch.randint(500, (4, 6), device=CUDA)).square().mean()
@@ -130,13 +130,13 @@ def steps(model: Net, optimizer: torch.optim.Optimizer, history: list) -> None:
 
 
 def unreachable() -> None:
-    """Leaves a cycle behind."""
+    """Creates an unreachable cycle."""
     kept = [made(24)]
     kept.append(kept)
 
 
 def result(saved: list) -> torch.Tensor:
-    """A number whose graph alone has two tensors."""
+    """Returns a number; only its graph keeps two tensors."""
     weight = made(22, 23).requires_grad_()
     powers = weight.exp()
     saved += [(storage(powers), "ExpBackward0"), (storage(weight), "AccumulateGrad")]
@@ -144,7 +144,7 @@ def result(saved: list) -> torch.Tensor:
 
 
 def of_model(model: Net, optimizer: torch.optim.Optimizer):
-    """Class, name and tensor of all that PyTorch itself names."""
+    """Iterates over class, name and tensor of everything that PyTorch names."""
     owners = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         yield "parameter", name, parameter
@@ -160,7 +160,7 @@ def of_model(model: Net, optimizer: torch.optim.Optimizer):
 
 
 def of_keepers(history: list):
-    """Path and tensor of all that the program keeps itself."""
+    """Iterates over path and tensor of everything that the program keeps itself."""
     frame = ".gi_frame" if not hasattr(in_generator, "gi_suspended") else ""
     yield "as_global", as_global
     yield "Server.shared", Server.shared
@@ -182,12 +182,12 @@ def of_keepers(history: list):
 
 
 def row(kind: str, name: str, tensor: torch.Tensor) -> list:
-    """As the checkpoint has it."""
+    """Returns the row of a tensor in the checkpoint."""
     return [storage(tensor), kind, name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
 
 
 def main() -> None:
-    """All of it."""
+    """Creates all the tensors and prints the checkpoints."""
     begin(parser(__doc__))
     model = Net().to(CUDA)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -1,4 +1,4 @@
-"""Takes memory and holds it, for somebody who starts to watch in the middle; then takes more, and frees it all."""
+"""Allocates memory and holds it, so that memwatch can attach late; then allocates more, and frees everything."""
 
 import time
 
@@ -9,12 +9,12 @@ MIB = 1 << 20
 
 
 def take(size_bytes: int, pieces: int) -> list[torch.Tensor]:
-    """`size_bytes` in as many tensors of one size."""
+    """Allocates `size_bytes` as this many tensors of one size."""
     return [torch.empty(size_bytes // pieces, dtype=torch.uint8, device="cuda") for _ in range(pieces)]
 
 
 def main() -> None:
-    """With --seconds it holds for that long; with --wait, until it reads a line."""
+    """Holds the memory for --seconds or, with --wait, until a line is read."""
     options = parser(__doc__)
     options.add_argument("--mib", type=int, default=512, metavar="N", help="how much to hold (default 512)")
     options.add_argument("--seconds", type=float, default=0.0, metavar="S", help="hold this long (default 0)")

@@ -1,6 +1,6 @@
-"""A JAX program that stops at checkpoints and prints what its device says of its memory.
+"""A JAX program that stops at checkpoints and prints the memory statistics of its device.
 
-Words: --wait to wait for a line at each checkpoint.
+Options: --wait waits for a line at each checkpoint.
 """
 
 import json
@@ -28,7 +28,7 @@ def put(count):
 
 @jax.jit
 def column_sums(weights):
-    """Its temporary memory is as large as the weights."""
+    """Sums columns; its temporary memory is as large as the weights."""
     doubled = jax.lax.optimization_barrier(weights * 2.0)
     return doubled.reshape(1024, -1).sum(axis=0)
 
@@ -57,7 +57,7 @@ def main():
     checkpoint("donated")
     small.delete()
     checkpoint("end")
-    # With all that it holds: XLA's own end needs functions of cuBLAS that the stand-in does not have.
+    # Exits with live arrays: the regular exit of XLA calls functions of cuBLAS that the stand-in lacks.
     os._exit(0)
 
 

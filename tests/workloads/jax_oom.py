@@ -1,6 +1,6 @@
-"""A JAX program that asks for more than its arena has room for, and goes on: a line of JSON says how the failure reads.
+"""A JAX program that requests more memory than its arena has free, and continues: a line of JSON contains the error message.
 
-Words: --wait to wait for a line before that.
+Options: --wait waits for a line before and after that.
 """
 
 import json
@@ -37,7 +37,7 @@ def main():
     say("failed", failure=failure)
     if "--wait" in sys.argv:
         sys.stdin.readline()
-    # With all that it holds: XLA's own end needs functions of cuBLAS that the stand-in does not have.
+    # Exits with live arrays: the regular exit of XLA calls functions of cuBLAS that the stand-in lacks.
     os._exit(0)
 
 

@@ -1,9 +1,9 @@
-"""Leaks of all kinds: each step, each of the named keepers keeps one more tensor that nobody needs.
+"""Leaks of all kinds: in each step, each of the named retainers keeps one more unused tensor.
 
     keepers.py [NAME...]
 
-Without names, all of KEEPERS keep. It goes on until a line comes on standard input, or that ends, and becomes another program at its end.
-All but the graph take their memory on one line.
+Without names, all of KEEPERS are used. Runs until standard input has a line or ends, and then executes another program.
+All but `graph` allocate on one line.
 """
 
 import functools
@@ -22,12 +22,12 @@ KIB = 1 << 10
 
 
 def made(number: int) -> torch.Tensor:
-    """A tensor of 64 KiB."""
+    """Allocates a tensor of 64 KiB."""
     return torch.full((64 * KIB // 4,), float(number), device="cuda")
 
 
 class Trainer:
-    """Collects what each step puts out."""
+    """Collects the output of each step."""
 
     everything: list[torch.Tensor] = []
 
@@ -44,30 +44,30 @@ model = torch.nn.Identity()
 
 @functools.lru_cache(maxsize=None)
 def cached(number: int) -> torch.Tensor:
-    """Remembers all results."""
+    """Caches all results."""
     return made(number)
 
 
 def callback(number: int) -> Callable[[], torch.Tensor]:
-    """A function that keeps a tensor."""
+    """Returns a function that keeps a tensor."""
     batch = made(number)
     return lambda: batch
 
 
 def fail(number: int) -> None:
-    """Ends in an error, with a tensor in its frame."""
+    """Raises an error with a tensor in its frame."""
     logits = made(number)
     raise ValueError(tuple(logits.shape))
 
 
 def hooked() -> None:
-    """The model passes each output on to a hook, which keeps it."""
+    """Registers a forward hook on the model that keeps each output."""
     seen: list[torch.Tensor] = []
     model.register_forward_hook(lambda module, inputs, output: seen.append(output))
 
 
 class Steps:
-    """What each keeper does in a step."""
+    """One method per retainer: what it does in a step."""
 
     def __init__(self) -> None:
         self.history: list[torch.Tensor] = []
@@ -116,7 +116,7 @@ KEEPERS += ["class_attribute", "registry"]
 
 
 def main() -> None:
-    """Keeps for as long as asked."""
+    """Runs steps until a line is read."""
     options = parser(__doc__)
     options.add_argument("names", nargs="*", metavar="NAME", default=KEEPERS)
     arguments = begin(options)

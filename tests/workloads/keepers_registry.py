@@ -1,3 +1,3 @@
-"""A module that other modules leave things in."""
+"""A module in which other modules keep objects."""
 
 ENTRIES: dict[str, object] = {}

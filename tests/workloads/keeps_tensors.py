@@ -1,8 +1,8 @@
-"""Trains a small model, keeps a tensor of every step that nobody needs, and fills a cache that levels off.
+"""Trains a small model, keeps an unused tensor of every step, and fills a cache that levels off.
 
     keeps_tensors.py --seconds 20
 
-Lines that matter to a test end in a comment with their name.
+Lines that a test refers to end in a comment with their name.
 """
 
 import time
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 class Trainer:
-    """A model, its optimizer, and what it should not keep."""
+    """A model, its optimizer, and tensors that it leaks."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Sequential(
@@ -27,7 +27,7 @@ class Trainer:
         self.cache: dict[int, torch.Tensor] = {}
 
     def step(self, part: float) -> None:
-        """One step of training, when `part` of the time is over."""
+        """Runs one training step; `part` is the elapsed share of the time."""
         batch = torch.randn(64, WIDTH, device="cuda")
         loss = self.model(batch).square().mean()
         loss.backward()
@@ -40,7 +40,7 @@ class Trainer:
 
 
 def main() -> None:
-    """Trains for as long as asked."""
+    """Trains for the requested time."""
     options = parser(__doc__)
     options.add_argument("--seconds", type=float, default=20)
     arguments = begin(options)

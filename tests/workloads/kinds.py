@@ -1,9 +1,9 @@
-"""Programs of many kinds, each at rest: what its allocator has, as `torch.cuda.memory._snapshot()` says it, and after the next line what its tensors are.
+"""Programs of many kinds, each idle: prints the allocator state of `torch.cuda.memory._snapshot()` and, after the next line of input, what its tensors are.
 
     kinds.py KIND [--store FILE]
 
-At the checkpoint "held" `segments` has the allocator's books, at "truth" `names` has class, name and storage of all that PyTorch itself names. Of the
-kinds `ddp`, `fsdp` and `fully_shard` two are started, with RANK 0 and 1 and the same --store. `gpt2` and `llama` need transformers.
+At the checkpoint "held", `segments` has the allocator state; at "truth", `names` has class, name and storage of everything that PyTorch names. The
+kinds `ddp`, `fsdp` and `fully_shard` need two processes, with RANK 0 and 1 and the same --store. `gpt2` and `llama` need transformers.
 """
 
 import gc
@@ -22,11 +22,11 @@ KEPT: dict[str, object] = {}
 
 
 class Mixin:
-    """What stands before `Module` among the bases decides how instances are laid out."""
+    """A base class before `Module`, which changes the layout of instances."""
 
 
 class Net(Mixin, nn.Module):
-    """A small one, with a buffer."""
+    """A small model with a buffer."""
 
     def __init__(self, width: int = 96) -> None:
         super().__init__()
@@ -35,12 +35,12 @@ class Net(Mixin, nn.Module):
         self.second = nn.Linear(2 * width, width)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """As many numbers."""
+        """Returns values of the same shape."""
         return self.second(self.norm(self.first(values)).relu())
 
 
 def trained(model: nn.Module, batch: torch.Tensor, steps: int = 2) -> torch.optim.Optimizer:
-    """Some steps; the gradients stay."""
+    """Trains some steps and keeps the gradients."""
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(steps):
         optimizer.zero_grad()
@@ -51,7 +51,7 @@ def trained(model: nn.Module, batch: torch.Tensor, steps: int = 2) -> torch.opti
 
 
 def graphs() -> list[tuple[str, nn.Module, torch.optim.Optimizer | None]]:
-    """A captured training step, and one that shares its pool."""
+    """A captured training step, and another graph that shares its pool."""
     model = Net().to(CUDA)
     batch = torch.randn(64, 96, device=CUDA)
     side = torch.cuda.Stream()
@@ -73,7 +73,7 @@ def graphs() -> list[tuple[str, nn.Module, torch.optim.Optimizer | None]]:
 
 
 def two_models() -> list[tuple[str, nn.Module, torch.optim.Optimizer | None]]:
-    """Of one class; each has its optimizer."""
+    """Two models of one class, each with an optimizer."""
     batch = torch.randn(64, 96, device=CUDA)
     found = []
     for name in ("teacher", "student"):
@@ -96,7 +96,7 @@ def rank_of(kind: str, store: str) -> list[tuple[str, nn.Module, torch.optim.Opt
 
 
 def gpt2() -> list[tuple[str, nn.Module, torch.optim.Optimizer | None]]:
-    """Hugging Face's, with weights of its own making; the embedding is tied to the head."""
+    """Hugging Face's GPT-2 with random weights; the embedding is tied to the head."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=96, n_head=4, vocab_size=1000, n_positions=64)).to(CUDA)
@@ -104,7 +104,7 @@ def gpt2() -> list[tuple[str, nn.Module, torch.optim.Optimizer | None]]:
 
 
 def llama() -> list[tuple[str, nn.Module, torch.optim.Optimizer | None]]:
-    """Hugging Face's with a cache between two passes."""
+    """Hugging Face's Llama with a cache between two passes."""
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -122,12 +122,12 @@ def llama() -> list[tuple[str, nn.Module, torch.optim.Optimizer | None]]:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What of it is in this process."""
+    """Returns the part of a distributed tensor that is in this process."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
 def names(prefix: str, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Class, name and tensor of all that PyTorch itself names."""
+    """Iterates over class, name and tensor of everything that PyTorch names."""
     owners = {id(parameter): prefix + name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         yield "parameter", prefix + name, parameter
@@ -143,7 +143,7 @@ def names(prefix: str, model: nn.Module, optimizer: torch.optim.Optimizer | None
 
 
 def rows(found: list[tuple[str, nn.Module, torch.optim.Optimizer | None]]) -> list[list[object]]:
-    """As the checkpoint has them: only what has bytes on a device."""
+    """Returns the rows of the checkpoint: only tensors with bytes on a device."""
     all_names = (row for part in found for row in names(*part))
     tensors = ((kind, name, local(tensor)) for kind, name, tensor in all_names)
     on_device = ((kind, name, tensor) for kind, name, tensor in tensors if tensor.is_cuda)
@@ -156,7 +156,7 @@ RANKS = ("ddp", "fsdp", "fully_shard")
 
 
 def main() -> None:
-    """Rests twice."""
+    """Runs the program and stops at both checkpoints."""
     options = parser(__doc__)
     options.add_argument("kind", choices=[*KINDS, *RANKS])
     options.add_argument("--store", metavar="FILE", help="where two ranks find each other")

@@ -1,9 +1,9 @@
-"""Puts the caching allocator into many states, and says at each what PyTorch's own books have: `torch.cuda.memory._snapshot()`.
+"""Puts the caching allocator into many states, and prints PyTorch's own record of each: `torch.cuda.memory._snapshot()`.
 
     late_books.py [--gpus 2] [--training]
 
-With --training it trains a small model without a pause, from the checkpoint "training" on, until it reads a line; then it rests. Else: several streams, private pools, blocks that a stream still uses, holes, a pool that has gone, an emptied cache. A checkpoint has
-`segments` beside the usual.
+With --training it prints "training", trains a small model without a pause until it reads a line, and then stops. Otherwise it creates: several streams, private
+pools, blocks still in use by a stream, holes, a deleted pool, an emptied cache. Each checkpoint also has `segments`.
 """
 
 import gc
@@ -15,7 +15,7 @@ from checkpoint import begin, checkpoint, parser
 
 
 def state(label: str, gpus: int) -> None:
-    """A checkpoint with the allocator's books."""
+    """Prints a checkpoint with the allocator state."""
     segments = torch.cuda.memory._snapshot()["segments"]
     kept = ("address", "size", "requested_size", "state")
     for segment in segments:
@@ -25,12 +25,12 @@ def state(label: str, gpus: int) -> None:
 
 
 def pieces(sizes: tuple[int, ...], device: int) -> list[torch.Tensor | None]:
-    """A tensor of bytes for each size."""
+    """Allocates a tensor of bytes for each size."""
     return [torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}") for size in sizes]
 
 
 def states(gpus: int) -> None:
-    """One after the other."""
+    """Creates the states one after another."""
     plain = pieces((100, 5000, 700_000, 3 << 20, 30 << 20), 0)
     others = [pieces((1 << 10, 12 << 20), device) for device in range(1, gpus)]
     state("plain", gpus)
@@ -59,7 +59,7 @@ def states(gpus: int) -> None:
 
 
 def train() -> None:
-    """Without a pause, until there is a line on standard input."""
+    """Trains without a pause until standard input has a line."""
     layer = torch.nn.TransformerEncoderLayer(128, nhead=2, dim_feedforward=256, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -80,7 +80,7 @@ def train() -> None:
 
 
 def main() -> None:
-    """All states, or a training."""
+    """Creates all states, or trains."""
     options = parser(__doc__)
     options.add_argument("--gpus", type=int, default=1)
     options.add_argument("--training", action="store_true")

@@ -1,5 +1,5 @@
 /*
- * A program that loads the driver library only on demand, and allocates at once: `later` waits for a line, `later at-once` does not, and
+ * A program that loads the driver library on demand and allocates: `later` waits for a line first, `later at-once` does not, and
  * `later map DIRECTORY` maps the first page of each DIRECTORY/NUMBER/libcuda.so.1 as code instead.
  */
 #include <dlfcn.h>

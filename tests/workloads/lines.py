@@ -1,9 +1,9 @@
-"""Allocates 64 MiB each in calls of a package and of torch, so that the line of each is this program's.
+"""Allocates 64 MiB per call, through a package and through torch, so that the call site of each is a line of this program.
 
     lines.py --packages FOLDER
 
-FOLDER has links to all installed packages, and gets one more, `shelf`: torch and the package are imported from there. As the packages own
-program it is run by `python -m shelf`, which no line of this file is on the stack of.
+FOLDER has links to all installed packages and gets one more, `shelf`: torch and the package are imported from there. With `python -m shelf`,
+the package runs as the program itself, and no line of this file is on the stack.
 """
 
 import sys
@@ -71,12 +71,12 @@ from shelf import PIECE, clone, put, store
 
 
 def main() -> None:
-    """Holds four pieces."""
+    """Allocates four tensors."""
     options = parser(__doc__)
     options.add_argument("--packages")
     begin(options)
     items: list[torch.Tensor] = []
-    # Where packages are is known from the first stack on that has a line of torch.
+    # memwatch learns where packages are installed from the first stack with a line of torch.
     torch.nn.Linear(8, 8).cuda()
     put(items)
     store(items)

@@ -1,7 +1,7 @@
-"""Runs programs of a folder beside each other, each as a process of its own in which PyTorch is loaded already.
+"""Runs programs of a folder in parallel, each as a forked process in which PyTorch is already loaded.
 
 usage: many.py SECONDS FOLDER NAME...
-It prints their PIDs once they run, and ends them after that time.
+Prints their PIDs once they run, and kills them after that time.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A process with so many Python objects, of which almost none has to do with PyTorch: lists and tuples.
+"""A process with N Python lists and only a few PyTorch objects.
 
     many_objects.py [--objects N]
 """
@@ -10,7 +10,7 @@ from checkpoint import begin, checkpoint, parser
 
 
 def main() -> None:
-    """At the checkpoint it rests."""
+    """Creates the objects and stops at the checkpoint."""
     options = parser(__doc__)
     options.add_argument("--objects", type=int, default=10_000_000, metavar="N", help="how many (default 10,000,000)")
     arguments = begin(options)

@@ -1,6 +1,6 @@
-"""Allocates within ranges that the program names itself, by record_function and by NVTX, and says how much within which.
+"""Allocates within ranges named by record_function and by NVTX, and prints the bytes allocated in each range.
 
-The innermost range counts, whichever way it was named. A backward pass is within the ranges of the thread that asked for it.
+The innermost range counts, whichever way it was named. A backward pass is within the ranges of the thread that started it.
 """
 
 import threading
@@ -19,7 +19,7 @@ ROWS = 512
 
 
 class Ranges:
-    """How much was granted within which range: what is granted between two calls belongs to the innermost one."""
+    """Counts the bytes granted per range: what is granted between two calls belongs to the innermost open range."""
 
     def __init__(self) -> None:
         self._bytes: Counter[str] = Counter()
@@ -27,17 +27,17 @@ class Ranges:
         self._seen = granted_bytes()
 
     def begin(self, name: str) -> None:
-        """A range begins."""
+        """Opens a range."""
         self._charge()
         self._open.append(name)
 
     def end(self) -> None:
-        """The innermost range ends."""
+        """Closes the innermost range."""
         self._charge()
         self._open.pop()
 
     def reported(self) -> dict[str, int]:
-        """All ranges that something was granted in."""
+        """Returns all ranges in which memory was granted."""
         self._charge()
         return dict(+self._bytes)
 
@@ -48,12 +48,12 @@ class Ranges:
 
 
 def take(size_mib: int) -> torch.Tensor:
-    """Memory whose amount shows where it was taken."""
+    """Allocates an amount that identifies the range."""
     return torch.empty(size_mib * MIB, dtype=torch.uint8, device="cuda")
 
 
 def by_record_function(ranges: Ranges) -> None:
-    """One range within another."""
+    """Nests record_function ranges."""
     with record_function("load"):
         ranges.begin("load")
         first = take(3)
@@ -67,7 +67,7 @@ def by_record_function(ranges: Ranges) -> None:
 
 
 def by_nvtx(ranges: Ranges) -> None:
-    """The same by NVTX: as a pair of calls, as a context and as a decorator."""
+    """Uses NVTX ranges: as a pair of calls, as a context manager and as a decorator."""
     nvtx.range_push("prepare")
     ranges.begin("prepare")
     first = take(11)
@@ -90,7 +90,7 @@ def by_nvtx(ranges: Ranges) -> None:
 
 
 def mixed(ranges: Ranges) -> None:
-    """One kind within the other, both ways."""
+    """Nests each kind of range in the other."""
     with record_function("outer"):
         ranges.begin("outer")
         nvtx.range_push("within outer")
@@ -112,7 +112,7 @@ def mixed(ranges: Ranges) -> None:
 
 
 def in_a_thread(ranges: Ranges) -> None:
-    """A range of one thread is none of another's."""
+    """Ranges of one thread do not affect another thread."""
 
     def work() -> None:
         first = take(31)
@@ -129,7 +129,7 @@ def in_a_thread(ranges: Ranges) -> None:
 
 
 def in_training(ranges: Ranges) -> None:
-    """A training step, each part in a range of its own."""
+    """Runs a training step, each part in a range."""
     model = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, 16)).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters())
     with record_function("training"):
@@ -148,7 +148,7 @@ def in_training(ranges: Ranges) -> None:
 
 
 def main() -> None:
-    """All of it, once each."""
+    """Runs all cases once."""
     begin(parser(__doc__))
     ranges = Ranges()
     torch.zeros(1, device="cuda")

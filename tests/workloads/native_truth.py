@@ -17,25 +17,25 @@ WIDTH = 96
 
 
 class Holder:
-    """Takes a tensor when it is made."""
+    """Allocates a tensor in its constructor."""
 
     def __init__(self, rows: int) -> None:
         self.held = torch.ones(rows, WIDTH, device="cuda")
 
 
 def one(rows: int) -> torch.Tensor:
-    """A tensor of so many rows."""
+    """Allocates a tensor with this number of rows."""
     return torch.zeros(rows, WIDTH, device="cuda")
 
 
 def generated() -> Iterator[torch.Tensor]:
-    """Tensors from a generator: C asks for the first of them in another place than for the ones that follow."""
+    """A generator of tensors: C calls it for the first one at another address than for the following ones."""
     for rows in range(3, 6):
         yield one(rows)
 
 
 def main() -> None:
-    """Allocates, and writes the truth."""
+    """Allocates the tensors and writes PyTorch's record."""
     options = parser(__doc__)
     options.add_argument("file")
     arguments = begin(options)

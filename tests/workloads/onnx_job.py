@@ -1,7 +1,7 @@
-"""ONNX Runtime by its C interface, which says what its arena has counted: a program that stops at checkpoints and prints that.
+"""Uses ONNX Runtime through its C interface, which reports the arena's counts: the program stops at checkpoints and prints them.
 
-Words: --wait to wait for a line at each checkpoint; --early for one before anything is allocated; --reserve for weights and a little more outside the
-arena's regions.
+Options: --wait waits for a line at each checkpoint; --early adds a stop before anything is allocated; --reserve allocates the weights and a little more
+outside the arena's regions.
 """
 
 import ctypes as c
@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-# Where the functions stand in `OrtApi` (onnxruntime_c_api.h): that table only grows at its end.
+# Indices of functions in `OrtApi` (onnxruntime_c_api.h): new versions only append to that table.
 GET_ERROR_MESSAGE, CREATE_ENV, CREATE_SESSION, RUN, CREATE_OPTIONS = 2, 3, 8, 9, 10
 CREATE_TENSOR, CREATE_MEMORY, CREATE_CPU_MEMORY, ALLOC, FREE = 49, 68, 69, 75, 76
 RELEASE_VALUE, ADD_SETTING, CREATE_ALLOCATOR, APPEND_CUDA, GET_PAIRS, RELEASE_PAIRS, GET_STATS = 96, 130, 131, 152, 298, 300, 319
@@ -20,7 +20,7 @@ WIDTH = 256
 
 
 class Allocator(c.Structure):
-    """`OrtAllocator`, as far as it is called here."""
+    """The part of `OrtAllocator` that is used here."""
 
     _fields_ = [
         ("version", c.c_uint32),
@@ -50,7 +50,7 @@ class CudaOptions(c.Structure):
 
 
 def field(number, value):
-    """A field of a Protocol Buffers message: a number, or bytes after their length."""
+    """Encodes a field of a Protocol Buffers message: a number, or length-prefixed bytes."""
     def varint(number):
         out = b""
         while number > 127:
@@ -65,7 +65,7 @@ def field(number, value):
 
 
 def model():
-    """x · w, then some steps that need memory of their own (onnx.proto: `ModelProto`)."""
+    """Encodes a model that computes x · w, then some steps with temporary memory (onnx.proto: `ModelProto`)."""
     def tensor(name):
         shape = field(2, field(1, field(2, "n")) + field(1, field(1, WIDTH)))
         return field(1, name) + field(2, field(1, field(1, FLOAT) + shape))
@@ -81,7 +81,7 @@ def model():
 
 
 class Api:
-    """`OrtApi`: functions by their number."""
+    """`OrtApi`: functions by index."""
 
     def __init__(self):
         folders = [os.path.join(path, "onnxruntime/capi") for path in sys.path]
@@ -165,7 +165,7 @@ def main():
     checkpoint("freed")
     api.call(FREE, allocator, kept.pop(1))
     checkpoint("end")
-    # Without the library's own end, which needs functions that the stand-ins do not have.
+    # Skips the regular exit of the library, which calls functions that the stand-ins lack.
     os._exit(0)
 
 

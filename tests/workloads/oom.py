@@ -1,4 +1,4 @@
-"""Asks for more memory than the device has, survives the refusal, and goes on."""
+"""Requests more memory than the device has, survives the refusal, and continues."""
 
 import torch
 from checkpoint import begin, checkpoint, parser
@@ -7,7 +7,7 @@ MIB = 1 << 20
 
 
 def ask(size_bytes: int) -> torch.Tensor | None:
-    """A tensor of this size, or None if the device has no room for it."""
+    """Allocates a tensor of this size; returns None if the device lacks memory."""
     try:
         return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
     except torch.OutOfMemoryError:
@@ -15,7 +15,7 @@ def ask(size_bytes: int) -> torch.Tensor | None:
 
 
 def main() -> None:
-    """Exits with 0 if the device refused what it cannot have."""
+    """Exits with 0 if the device refused an impossible allocation."""
     begin(parser(__doc__))
     held = [torch.empty(64 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
     checkpoint("before")

@@ -1,9 +1,9 @@
-"""Memory whose owner is not a plain variable: first at rest, then while the program moves what leads to it.
+"""Memory whose owner is not a plain variable: first while idle, then while the program changes the references to it.
 
 Checkpoints:
 
-    kept      says of each storage its class, its name and what keeps it, as `expected`
-    moves     a thread adds to a linked list and replaces a total, again and again; `list` is how long the list is at least
+        kept      for each storage, `expected` has its class, its name and its retainer
+        moves     a thread adds to a linked list and replaces a total repeatedly; `list` is the minimum length of the list
 """
 
 import gc
@@ -30,7 +30,7 @@ class Edit:
 
 
 class Canvas:
-    """Has the newest edit."""
+    """Refers to the newest edit."""
 
     def __init__(self) -> None:
         self.newest: Edit | None = None
@@ -42,7 +42,7 @@ class Canvas:
 
 
 class Mean:
-    """A sum that was never detached."""
+    """A running sum that is never detached."""
 
     __slots__ = ("sum",)
 
@@ -54,7 +54,7 @@ class Mean:
 
 
 class Policy(torch.nn.Module):
-    """Keeps itself alive."""
+    """Keeps itself alive through a bound method."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,19 +63,19 @@ class Policy(torch.nn.Module):
 
 
 class Pool:
-    """Has storages, no tensors."""
+    """Keeps storages, but no tensors."""
 
     def __init__(self) -> None:
         self.pages = [made(5000).untyped_storage() for _ in range(3)]
 
 
 def made(*shape: int) -> torch.Tensor:
-    """A tensor."""
+    """Allocates a tensor."""
     return torch.zeros(shape, device=CUDA)
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Of its storage."""
+    """Returns the address of a tensor's storage."""
     return tensor.untyped_storage().data_ptr()
 
 
@@ -85,13 +85,13 @@ means = {"sparsity": Mean()}
 
 
 def put() -> None:
-    """Rests in a method of the library, with the queue in its hands."""
+    """Blocks in a method of the library, whose frame refers to the queue."""
     while True:
         waiting.put(made(3100))
 
 
 def states(taken: list):
-    """A hidden state that goes from step to step with its graph."""
+    """Carries a hidden state from step to step with its graph."""
     weight = made(33, 33).requires_grad_()
     taken.append(address(weight))
     state = made(33, 33)
@@ -102,7 +102,7 @@ def states(taken: list):
 
 
 def listen(taken: list, is_done: threading.Event) -> None:
-    """Goes over the states, and rests after some."""
+    """Iterates over the states, and sleeps after some."""
     for number, _ in enumerate(states(taken)):
         if number == 4:
             is_done.set()
@@ -110,7 +110,7 @@ def listen(taken: list, is_done: threading.Event) -> None:
 
 
 def train(expected: list) -> None:
-    """A sum of the outputs of a network: its graph alone has what the network has computed."""
+    """Adds outputs of a network to a sum: only its graph keeps the intermediate tensors."""
     inputs = made(21, 40).requires_grad_()
     hidden = inputs.exp()
     means["sparsity"].push(hidden.sin().sum())
@@ -119,7 +119,7 @@ def train(expected: list) -> None:
 
 
 def flattened() -> torch.optim.Optimizer:
-    """Trains a copy that no module has."""
+    """Trains a master copy that no module refers to."""
     master = torch.nn.Parameter(made(4100))
     optimizer = torch.optim.AdamW([master])
     master.grad = torch.zeros_like(master)
@@ -129,7 +129,7 @@ def flattened() -> torch.optim.Optimizer:
 
 
 def distributed() -> torch.nn.Module:
-    """A model whose reducer has buckets of gradients."""
+    """Returns a model whose reducer has buckets of gradients."""
     folder = tempfile.mkdtemp()
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(90, 90, device=CUDA))
@@ -138,14 +138,14 @@ def distributed() -> torch.nn.Module:
 
 
 def draw(canvas: Canvas) -> None:
-    """Never stands still."""
+    """Changes the canvas all the time."""
     while True:
         canvas.stroke()
         time.sleep(SECONDS_BETWEEN_EDITS)
 
 
 def main() -> None:
-    """All of it."""
+    """Creates all the memory and prints the checkpoints."""
     begin(parser(__doc__))
     expected: list = []
     canvas, taken, is_done = Canvas(), [], threading.Event()

@@ -1,5 +1,5 @@
 /*
- * An allocator for torch.cuda.memory.CUDAPluggableAllocator that does nothing but to ask the CUDA runtime of the process.
+ * An allocator for torch.cuda.memory.CUDAPluggableAllocator that only calls the CUDA runtime of the process.
  */
 #include <dlfcn.h>
 #include <stddef.h>

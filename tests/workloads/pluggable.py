@@ -1,11 +1,11 @@
-"""Holds tensors that an allocator of its own has: the library LIBRARY, made of pluggable.c."""
+"""Holds tensors from a custom allocator: the library LIBRARY, built from pluggable.c."""
 
 import torch
 from checkpoint import begin, checkpoint, parser
 
 
 def main() -> None:
-    """At the checkpoint it rests."""
+    """Allocates the tensors and stops at the checkpoint."""
     options = parser(__doc__)
     options.add_argument("built", metavar="LIBRARY")
     arguments = begin(options)

@@ -1,7 +1,7 @@
-"""Pools as RAPIDS' memory manager and CuPy have them, in a program that stops at checkpoints and prints what the pools have counted themselves.
+"""Uses pools of RAPIDS' memory manager and of CuPy, stops at checkpoints and prints the pools' own counts.
 
-The first word is the library, built from rmm_pools.cpp or cupy_pools.cpp; the second what is done with it: `pools`, `cupy`, `late` or `torch`.
---wait to wait for a line at each checkpoint.
+The first argument is the library, built from rmm_pools.cpp or cupy_pools.cpp; the second selects the test: `pools`, `cupy`, `late` or `torch`.
+--wait waits for a line at each checkpoint.
 """
 
 import ctypes as c
@@ -22,7 +22,7 @@ made = []
 
 
 class Pool:
-    """A pool, and what it counts."""
+    """A pool and its own counts."""
 
     def __init__(self, sort, size, above=None, kind=None):
         self.whole = c.c_void_p(POOLS.make(sort, above and above.whole, c.c_size_t(size)))
@@ -52,7 +52,7 @@ def checkpoint(label, **facts):
 
 
 def begin():
-    """The driver's context on the first GPU."""
+    """Makes the driver's primary context of the first GPU current."""
     context = c.c_void_p()
     if DRIVER.cuInit(0) or DRIVER.cuDevicePrimaryCtxRetain(c.byref(context), 0) or DRIVER.cuCtxSetCurrent(context):
         sys.exit("no CUDA driver")
@@ -136,5 +136,5 @@ def in_torch():
 
 {"pools": pools, "cupy": cupy, "late": late, "torch": in_torch}[sys.argv[2]]()
 sys.stdout.flush()
-# Without whatever the driver's stand-ins do not do at an end.
+# Skips the regular exit, which calls functions that the stand-ins of the driver lack.
 os._exit(0)

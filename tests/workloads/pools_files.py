@@ -1,7 +1,7 @@
-"""The file of RAPIDS' memory manager, whose functions are called, and that of CuPy's, which is only mapped: both ask for a real driver before they do more.
+"""Calls functions in the library file of RAPIDS' memory manager, and only maps that of CuPy: both need a real driver for anything more.
 
-The functions of a pool that are called read and write nothing but the pool's own object, which is made up here, and the driver's address of a block.
---wait to wait for a line at each checkpoint.
+The called functions of a pool access only the pool object, which this program makes up, and the address of a block from the driver.
+--wait waits for a line at each checkpoint.
 """
 
 import ctypes as c
@@ -14,12 +14,12 @@ import sys
 MIB = 1 << 20
 PREFIX = "_ZN3rmm10_RMM_26_102mr6detail"
 POOL, FIXED = PREFIX + "25pool_memory_resource_impl", PREFIX + "31fixed_size_memory_resource_impl"
-# Where a pool has its size, and one with blocks of one size theirs.
+# Offset of the size in a pool, and of the block size in a pool with blocks of one size.
 COUNTER = 0xD0
 
 
 def of_package(pattern):
-    """A file in one of the folders where Python looks for packages."""
+    """Returns a file in one of the folders where Python looks for packages."""
     return next(path for folder in sys.path for path in glob.glob(os.path.join(folder, pattern)))
 
 
@@ -30,7 +30,7 @@ def checkpoint(label, pools=()):
 
 
 def driver():
-    """Its memory on the first GPU."""
+    """Allocates memory of the driver on the first GPU."""
     context, address = c.c_void_p(), c.c_uint64()
     cuda = c.CDLL("libcuda.so.1")
     done = [cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(c.byref(context), 0), cuda.cuCtxSetCurrent(context)]
@@ -51,7 +51,7 @@ def main():
     word = lambda value: value.to_bytes(8, "little")
     whole = c.create_string_buffer(word(address) + word(8 * MIB) + word(1))
     sized = c.c_size_t
-    # Without a size to begin with it asks nobody for memory.
+    # With an initial size of zero, the pool allocates nothing.
     getattr(rmm, POOL + "15initialize_poolEmSt8optionalImE")(c.c_void_p(at(pool)), sized(0), sized(0), sized(0))
     pool[COUNTER : COUNTER + 8] = word(8 * MIB)
     fixed[COUNTER : COUNTER + 8] = word(65536)

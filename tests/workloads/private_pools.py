@@ -1,6 +1,6 @@
-"""Leaves free memory in the pools of CUDA graphs, in a MemPool and on a stream of its own, says what PyTorch has in each, and empties the cache.
+"""Leaves free memory in the pools of CUDA graphs, in a MemPool and on a separate stream, prints what PyTorch has in each, and empties the cache.
 
-One of the graphs is gone by then, so that its pool is nobody's.
+One of the graphs is deleted by then, so its pool has no owner.
 """
 
 from collections import Counter
@@ -12,12 +12,12 @@ MIB = 1 << 20
 
 
 def take(mib: int) -> torch.Tensor:
-    """So many MiB of the device."""
+    """Allocates this many MiB on the device."""
     return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
 
 
 def captured(mib: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """A graph with twice as much, of which half is used only while it runs."""
+    """Captures a graph with twice this much memory, half of which is used only during a replay."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         scratch = take(mib).fill_(1)
@@ -27,7 +27,7 @@ def captured(mib: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
 
 
 def pools() -> dict[str, list[int]]:
-    """What PyTorch has of the driver and in use, by private pool or else by stream."""
+    """Returns the bytes reserved from the driver and the bytes in use, per private pool, or per stream outside such pools."""
     all_bytes: Counter[tuple[str, int]] = Counter()
     for segment in torch.cuda.memory_snapshot():
         pool = tuple(segment["segment_pool_id"])
@@ -38,7 +38,7 @@ def pools() -> dict[str, list[int]]:
 
 
 def main() -> None:
-    """Ends with what `empty_cache` has released."""
+    """Prints the bytes that `empty_cache` released."""
     begin(parser(__doc__))
     held = [take(24), captured(64)]
     gone = captured(96)

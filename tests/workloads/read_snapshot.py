@@ -1,8 +1,8 @@
-"""Reads a memory snapshot with PyTorch's own tools, and prints what it has of segments and of a script's frames.
+"""Reads a memory snapshot with PyTorch's own tools, and prints its number of segments and whether it has frames of a script.
 
     read_snapshot.py FILE SCRIPT
 
-prints the number of segments in the trace, and whether some frame is of SCRIPT.
+prints the number of segments in the trace, and whether any frame is in SCRIPT.
 """
 
 import pickle
@@ -13,7 +13,7 @@ from torch.cuda import _memory_viz
 
 
 def main() -> None:
-    """Reads, and lets every report of PyTorch's be made."""
+    """Reads the snapshot and creates all of PyTorch's reports."""
     snapshot = pickle.loads(Path(sys.argv[1]).read_bytes())
     for report in (_memory_viz.trace_plot, _memory_viz.segment_plot, _memory_viz.segsum, _memory_viz.trace):
         report(snapshot)

@@ -1,7 +1,7 @@
-// A librmm with the names, the arguments and the layout of RAPIDS' 26.10 (checked against its file by the same test), and pools that work: their memory is
-// the driver's, or another pool's. It throws where a pool cannot grant, through the functions that memwatch probes.
+// A librmm with the function names, arguments and layout of RAPIDS 26.10 (the same test checks them against its file), and working pools: their memory
+// comes from the driver or from another pool. It throws if a pool cannot grant an allocation, through the functions that memwatch probes.
 //
-// The functions without a namespace are for pools.py, which asks in C; `stats` is what a pool has counted itself.
+// pools.py calls the functions without a namespace, which have C linkage; `stats` returns a pool's own counts.
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-// Of the driver.
+// Functions of the driver.
 extern "C" int cuMemAlloc_v2(uint64_t *address, size_t bytes);
 extern "C" int cuMemFree_v2(uint64_t address);
 
@@ -31,7 +31,7 @@ struct block_base {
     void *pointer;
 };
 
-// What all have: where their memory comes from, and what is free of it.
+// Common part of all pools: the source of their memory, and their free pieces.
 struct memory {
     std::mutex lock;
     memory *upstream = nullptr;
@@ -74,7 +74,7 @@ struct memory {
         peak = in_use > peak ? in_use : peak;
     }
 
-    // The first free piece that is large enough.
+    // Takes the first free piece that is large enough.
     block take(size_t bytes, size_t grow) {
         for (int attempt = 0; attempt < 2; ++attempt) {
             for (auto [pointer, size] : free) {
@@ -89,7 +89,7 @@ struct memory {
     }
 };
 
-// Where the real ones have what they count.
+// Puts the counter at its offset in the real classes.
 struct alignas(16) counted {
     char before[0xd0];
     size_t counter = 0;
@@ -117,7 +117,7 @@ struct arena_memory_resource_impl : counted {
     void deallocate(void *stream, void *pointer, size_t bytes, size_t alignment) noexcept;
 };
 
-// As in the file of 26.10: what these do is all that their callers see of them.
+// Signatures as in the file of 26.10; only the effects visible to callers are implemented.
 void pool_memory_resource_impl::initialize_pool(size_t, std::optional<size_t>) { counter = 0; }
 split_block pool_memory_resource_impl::allocate_from_block(block const &from, size_t bytes) {
     block rest = from.bytes > bytes ? block{from.pointer + bytes, from.bytes - bytes, false} : block{};
@@ -232,7 +232,7 @@ memory *make(int sort, memory *above, size_t bytes) {
     }
 }
 void end(memory *whole) { delete whole; }
-// 0 where it threw.
+// Returns null if the pool threw.
 void *allocate(memory *whole, size_t bytes) {
     try {
         return whole->allocate(bytes);
@@ -245,7 +245,7 @@ void stats(memory *whole, size_t numbers[5]) {
     numbers[0] = whole->in_use, numbers[1] = whole->peak, numbers[2] = whole->granted, numbers[3] = whole->live, numbers[4] = whole->size;
 }
 
-// As PyTorch asks an allocator that somebody plugs in.
+// Functions for PyTorch's pluggable allocator.
 memory *for_torch = nullptr;
 void give_torch(memory *whole) { for_torch = whole; }
 void *torch_allocate(ptrdiff_t bytes, int, void *) { return allocate(for_torch, static_cast<size_t>(bytes)); }

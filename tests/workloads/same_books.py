@@ -1,8 +1,8 @@
-"""Compares a memory snapshot of memwatch with what PyTorch reported at a checkpoint, in every field of segments and blocks.
+"""Compares a memory snapshot of memwatch with the state that PyTorch reported at a checkpoint, in every field of segments and blocks.
 
     same_books.py SNAPSHOT CHECKPOINT
 
-prints how many fields were compared and how many differ, and the first that do. It needs no PyTorch.
+prints how many fields were compared, how many differ, and the first of those. It needs no PyTorch.
 """
 
 import json
@@ -15,7 +15,7 @@ BLOCK = ("address", "size", "requested_size", "state")
 
 
 def fields(segments: list[dict[str, object]]) -> list[tuple[object, ...]]:
-    """All of them in one order."""
+    """Returns all fields in a defined order."""
     found: list[tuple[object, ...]] = []
     for segment in sorted(segments, key=lambda segment: (segment["device"], segment["address"])):
         found += [(segment["address"], key, plain(segment[key])) for key in SEGMENT]
@@ -25,12 +25,12 @@ def fields(segments: list[dict[str, object]]) -> list[tuple[object, ...]]:
 
 
 def plain(value: object) -> object:
-    """JSON has no tuples."""
+    """Converts tuples to lists, as JSON does."""
     return list(value) if isinstance(value, tuple) else value
 
 
 def main() -> None:
-    """Compares, and prints."""
+    """Compares the two and prints the result."""
     own = fields(pickle.loads(Path(sys.argv[1]).read_bytes())["segments"])
     truth = fields(json.loads(Path(sys.argv[2]).read_text())["segments"])
     differ = [pair for pair in zip(own, truth) if pair[0] != pair[1]]

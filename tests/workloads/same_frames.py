@@ -3,11 +3,11 @@
     same_frames.py OURS TRUTH
 
 prints one line of JSON: how many blocks were `compared`, how many of them are `without_python`, how many stacks are `cut`, how many blocks have no
-native frame at all (`missing`), how many frames have a `named` function in both, and the ones that `differ`.
+native frame at all (`missing`), how many frames have a function `named` in both, and the blocks that `differ`.
 
-Native frames are compared by file and address, from what calls the allocator on: each of the two has frames of its own within. PyTorch writes
-the interpreter's loop beside the Python frames and knows only one frame of Python in each loop, so both kinds are compared each by themselves.
-PyTorch names what a library exports alone (TORCH_SYMBOLIZE_MODE=dladdr).
+Native frames are compared by file and address, from the caller of the allocator on: the inner frames are different in the two. PyTorch puts the
+interpreter loop beside the Python frames, with only one Python frame per loop, so native and Python frames are compared separately.
+PyTorch names functions by exported symbols only (TORCH_SYMBOLIZE_MODE=dladdr).
 """
 
 import json
@@ -22,19 +22,19 @@ Frames = list[dict[str, object]]
 
 
 def blocks(path: str) -> dict[int, Frames]:
-    """The frames of each live block, by its address."""
+    """Returns the frames of each live block, by its address."""
     snapshot = pickle.loads(Path(path).read_bytes())
     all_blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
     return {block["address"]: block["frames"] for block in all_blocks if block["state"] == "active_allocated"}
 
 
 def is_python(frame: dict[str, object]) -> bool:
-    """Whether a frame is of Python."""
+    """Returns whether a frame is a Python frame."""
     return str(frame["filename"]).endswith(".py")
 
 
 def callers(frames: Frames) -> Frames:
-    """The native frames that call the allocator, without the interpreter's loop."""
+    """Returns the native frames that call the allocator, without the interpreter loop."""
     native = [frame for frame in frames if not is_python(frame)]
     files = [Path(str(frame["filename"])).name for frame in native]
     if ALLOCATOR not in files:
@@ -46,18 +46,18 @@ def callers(frames: Frames) -> Frames:
 
 
 def places(frames: Frames) -> list[tuple[str, object]]:
-    """Where native frames are."""
+    """Returns file and address of native frames."""
     return [(Path(str(frame["filename"])).resolve().name, frame["line"]) for frame in frames]
 
 
 def python(frames: Frames) -> list[tuple[object, object, str]]:
-    """The frames of Python."""
+    """Returns the Python frames."""
     own = [frame for frame in frames if is_python(frame)]
     return [(frame["filename"], frame["line"], str(frame["name"]).split(".")[-1]) for frame in own]
 
 
 def plain(name: object) -> str:
-    """A name without what demanglers write differently: spaces, and what follows the function's own name."""
+    """Removes from a name the parts that demanglers format differently: spaces, and everything after the function's name."""
     return str(name).split("(")[0].replace(" ", "")
 
 

@@ -1,8 +1,8 @@
-"""Keeps small blocks of two lines and large ones of a third; half of the second line's are freed again.
+"""Keeps small blocks from two lines and large ones from a third; half of the second line's blocks are freed.
 
     small_blocks.py
 
-Lines that matter to a test end in a comment with their name.
+Lines that a test refers to end in a comment with their name.
 """
 
 import torch
@@ -15,7 +15,7 @@ LARGE = 10
 
 
 def main() -> None:
-    """All of them, one line after the other."""
+    """Allocates the blocks, one line after another."""
     begin(parser(__doc__))
     first = torch.empty(KIB, dtype=torch.uint8, device="cuda")
     checkpoint("ready")

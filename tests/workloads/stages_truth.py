@@ -1,8 +1,8 @@
-"""A few steps of a training of some kind, and who allocated how much in them.
+"""A few training steps of one kind, and how much each phase and module allocated in them.
 
 With --control, hooks in the program measure it (see attribution.py), and the last checkpoint has `truth`: bytes granted by
-stage and module. Without, the same steps run without hooks. Both say how much was granted in all since the checkpoint
-`ready`, and that is the same number.
+phase and module. Without it, the same steps run without hooks. Both print the total granted since the checkpoint `ready`,
+which is the same number.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader, TensorDataset
 WIDTH = 256
 BATCH = 16
 LENGTH = 64
-# Larger batches, in an order that leaves pieces.
+# Larger batches, in an order that leaves free pieces.
 TIMES = (4, 11, 7, 19, 5)
 
 
 class Training:
-    """What is trained: models with their optimizers, and the loss of one step."""
+    """The trained models with their optimizers, and the loss of one step."""
 
     batch = BATCH
 
@@ -32,11 +32,11 @@ class Training:
         self.accumulates = accumulates
 
     def losses(self) -> Iterable[torch.Tensor]:
-        """The losses of one step, each to be followed by its backward pass."""
+        """Iterates over the losses of one step; a backward pass follows each."""
         raise NotImplementedError
 
     def step(self, meter: Meter | None) -> None:
-        """One step of all optimizers."""
+        """Runs one step of all optimizers."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         for _ in range(self.accumulates):
@@ -50,12 +50,12 @@ class Training:
 
 
 def noise(*shape: int) -> torch.Tensor:
-    """Random numbers on the device."""
+    """Returns random numbers on the device."""
     return torch.randn(*shape, device="cuda")
 
 
 class Transformer(Training):
-    """A transformer under bf16 autocast."""
+    """A transformer with bf16 autocast."""
 
     def __init__(self) -> None:
         layer = nn.TransformerEncoderLayer(WIDTH, nhead=4, batch_first=True)
@@ -69,7 +69,7 @@ class Transformer(Training):
 
 
 class ConvNet(nn.Module):
-    """Convolutions with operations in place, which make nodes and allocate nothing, and views between layers."""
+    """Convolutions with in-place operations, which create nodes but allocate nothing, and views between layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,14 +82,14 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(64, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Ten numbers per image."""
+        """Returns ten numbers per image."""
         for block in self.blocks:
             images = self.pool(block(images))
         return self.head(images.flatten(2).transpose(1, 2)[:, 0])
 
 
 class Convolutions(Training):
-    """A convolutional network, whose loss is a module, too."""
+    """A convolutional network whose loss is also a module."""
 
     def __init__(self) -> None:
         super().__init__({"ConvNet": ConvNet()})
@@ -102,7 +102,7 @@ class Convolutions(Training):
 
 
 class Sequence(nn.Module):
-    """An LSTM of which the last state is looked at: the backward pass of that slice is large, and no layer's but the model's."""
+    """An LSTM whose last state is used: the backward pass of that slice allocates much, which belongs to the model and to no layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Sequence(nn.Module):
         self.head = nn.Linear(WIDTH, 10)
 
     def forward(self, steps: torch.Tensor) -> torch.Tensor:
-        """Ten numbers per sequence."""
+        """Returns ten numbers per sequence."""
         states, _ = self.lstm(steps)
         return self.head(states[:, -1])
 
@@ -127,7 +127,7 @@ class Lstm(Training):
 
 
 class Block(nn.Module):
-    """Two layers with what is between them."""
+    """Two layers with an activation between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,12 +135,12 @@ class Block(nn.Module):
         self.narrow = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """The same shape again."""
+        """Returns values of the same shape."""
         return values + self.narrow(nn.functional.gelu(self.wide(values)))
 
 
 class Checkpointed(nn.Module):
-    """Blocks whose insides are computed again in the backward pass."""
+    """Blocks that are recomputed in the backward pass."""
 
     def __init__(self, *, reentrant: bool) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Checkpointed(nn.Module):
         self.reentrant = reentrant
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """The same shape again."""
+        """Returns values of the same shape."""
         values = self.stem(values)
         for block in self.blocks:
             values = recomputed(block, values, use_reentrant=self.reentrant)
@@ -157,7 +157,7 @@ class Checkpointed(nn.Module):
 
 
 class Recomputation(Training):
-    """Activation checkpointing, in both ways that PyTorch has."""
+    """Activation checkpointing, in both modes of PyTorch."""
 
     def __init__(self, *, reentrant: bool) -> None:
         super().__init__({"Checkpointed": Checkpointed(reentrant=reentrant)})
@@ -175,7 +175,7 @@ class Perceptron(nn.Sequential):
 
 
 class Accumulation(Training):
-    """Gradients of four passes are accumulated for each step."""
+    """Gradients of four passes are accumulated per step."""
 
     def __init__(self) -> None:
         super().__init__({"Perceptron": Perceptron()}, accumulates=4)
@@ -186,7 +186,7 @@ class Accumulation(Training):
 
 
 class TwoModels(Training):
-    """Two models of one class, of which one computes on what the other made."""
+    """Two models of one class; the second computes on the output of the first."""
 
     def __init__(self) -> None:
         super().__init__({"Perceptron": Perceptron(), "Perceptron#2": Perceptron()})
@@ -197,7 +197,7 @@ class TwoModels(Training):
 
 
 class Compiled(Training):
-    """A compiled model, by the backend that differentiates ahead of time and makes no kernels: that would need Triton."""
+    """A model compiled by the backend that differentiates ahead of time but generates no kernels, which would need Triton."""
 
     def __init__(self) -> None:
         super().__init__({"Perceptron": torch.compile(Perceptron(), backend="aot_eager")})
@@ -208,7 +208,7 @@ class Compiled(Training):
 
 
 class Loader(Training):
-    """Batches come from a loader through page-locked memory."""
+    """Batches come from a loader through pinned memory."""
 
     def __init__(self) -> None:
         super().__init__({"Perceptron": Perceptron()})
@@ -235,14 +235,14 @@ TRAININGS = {
 
 
 def main() -> None:
-    """Trains, and says who allocated."""
+    """Trains, and prints what each phase and module allocated."""
     options = parser(__doc__)
     options.add_argument("training", choices=TRAININGS, help="what is trained")
     options.add_argument("--steps", type=int, default=3, metavar="N", help="how many steps (default 3)")
     options.add_argument("--vary", action="store_true", help="batches of another size in each step")
     options.add_argument("--control", action="store_true", help="with hooks that measure who allocates")
     arguments = begin(options)
-    # 2.11 prefers cuDNN's attention, for which the simulated cuDNN has no plan.
+    # PyTorch 2.11 prefers cuDNN's attention, for which the simulated cuDNN has no plan.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.zeros(1, device="cuda")
     checkpoint("ready")

@@ -1,4 +1,4 @@
-"""Allocates on two devices from code whose names would steer a terminal, end a page or split a line."""
+"""Allocates on two devices from code whose names contain terminal control codes, HTML or line breaks."""
 
 import torch
 from checkpoint import begin, checkpoint, parser
@@ -14,7 +14,7 @@ FILE = '/srv/=a;"</script><b>&\n\x1b[2J\u202e.py'
 
 
 def main() -> None:
-    """Gives a function these names, and calls it for each device; the devices get different amounts, to distinguish them."""
+    """Gives a function these names and calls it for each device; the amounts differ, to distinguish the devices."""
     begin(parser(__doc__), devices=len(DEVICES))
     names = {"torch": torch}
     exec(compile(SOURCE, FILE, "exec"), names)  # noqa: S102 - code of a file with such a name comes no other way

@@ -1,6 +1,6 @@
-"""A TensorFlow program that stops at checkpoints and prints what it says of its GPU's memory.
+"""A TensorFlow program that stops at checkpoints and prints what TensorFlow reports of its GPU's memory.
 
-Words: --wait to wait for a line at each checkpoint; --early for one before anything is allocated.
+Options: --wait waits for a line at each checkpoint; --early adds a stop before anything is allocated.
 """
 
 import json
@@ -43,7 +43,7 @@ def main():
         del weights
         kept.clear()
         checkpoint("end")
-    # Without the library's own end, which needs functions that the stand-ins do not have.
+    # Skips the regular exit of the library, which calls functions that the stand-ins lack.
     os._exit(0)
 
 

@@ -1,6 +1,6 @@
-"""A TensorFlow program that asks for more than its arena has room for, and goes on: a line of JSON says how the failure reads.
+"""A TensorFlow program that requests more memory than its arena has free, and continues: a line of JSON contains the error message.
 
-Words: --wait to wait for a line before that.
+Options: --wait waits for a line before and after that.
 """
 
 import json
@@ -30,7 +30,7 @@ def main():
         say("kept")
         if "--wait" in sys.argv:
             sys.stdin.readline()
-        # An arena is met with its next event.
+        # memwatch finds an existing arena at the arena's next event.
         kept.pop()
         try:
             kept.append(put(600))
@@ -40,7 +40,7 @@ def main():
         say("failed", failure=failure)
         if "--wait" in sys.argv:
             sys.stdin.readline()
-    # Without the library's own end, which needs functions that the stand-ins do not have.
+    # Skips the regular exit of the library, which calls functions that the stand-ins lack.
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
-"""A TensorFlow program that keeps results of operators whose sizes it knows, and prints at checkpoints, by operator, the bytes that it asked for in all
-and what of them it still has.
+"""A TensorFlow program that keeps results of operators whose sizes it knows, and prints at checkpoints, per operator, the bytes requested in total
+and the bytes still live.
 
-Words: --wait to wait for a line at each checkpoint; --early for one before anything is allocated.
+Options: --wait waits for a line at each checkpoint; --early adds a stop before anything is allocated.
 """
 
 import json
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 asked = {}
 held = {}
-# Before that TensorFlow keeps the name in another form.
+# Older versions of TensorFlow store the name in another form.
 named = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 20)
 
 
@@ -62,7 +62,7 @@ def main():
         long = "model/a_rather_long_name_of_a_block_of_layers/which_is_in_another_one/Reversed"
         count("…" + long[-72:], rows)
         stop("graph")
-    # With all that is still held, and without the library's own end, which needs functions that the stand-ins do not have.
+    # Exits with live tensors and skips the regular exit of the library, which calls functions that the stand-ins lack.
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
 """Trains a small transformer with AdamW on random numbers.
 
-The length of the sequences changes from step to step, and the cache is emptied now and then, so that the memory in use moves
-as it does in a real job.
+The sequence length changes from step to step, and the cache is emptied now and then, so that the memory in use varies
+as in a real job.
 """
 
 import itertools
@@ -43,7 +43,7 @@ def train_steps(trainer: Trainer, steps: int) -> None:
 
 
 def train_seconds(trainer: Trainer, seconds: float) -> None:
-    """Trains until the time is over, slowly enough to be watched, with a checkpoint after each epoch."""
+    """Trains for this time, slowly enough to be watched, with a checkpoint after each epoch."""
     end = time.monotonic() + seconds
     for number in itertools.count():
         if time.monotonic() >= end:
@@ -56,7 +56,7 @@ def train_seconds(trainer: Trainer, seconds: float) -> None:
 
 
 def main() -> None:
-    """Trains, then lets everything go."""
+    """Trains, then frees everything."""
     options = parser(__doc__)
     options.add_argument("--steps", type=int, default=3, metavar="N", help="how many steps to train (default 3)")
     options.add_argument("--seconds", type=float, metavar="S", help="train this long instead, with short sleeps")

@@ -1,7 +1,7 @@
-"""One model on two devices in one process: its first half on one, its second on the other, and who allocated how much on each.
+"""One model on two devices in one process, one half on each, and how much each phase and module allocates per device.
 
-The backward pass of the second half is over before that of the first begins, though each device's runs in a thread of its own.
-With --control, hooks measure who allocates, as in stages_truth.py, for each device by itself.
+The backward pass of the second half ends before that of the first half starts, although each device has its own thread.
+With --control, hooks measure the allocations per device, as in stages_truth.py.
 """
 
 from contextlib import ExitStack
@@ -17,7 +17,7 @@ ROWS = 2048
 
 
 class Half(nn.Sequential):
-    """Layers that are on one device; the halves differ in size, to distinguish them."""
+    """Layers on one device; the halves differ in size, to distinguish them."""
 
     def __init__(self, device: int) -> None:
         hidden = (2 + device) * WIDTH
@@ -34,7 +34,7 @@ class Pipeline(nn.Module):
         self.second = Half(1)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """The same shape again, on the other device."""
+        """Returns values of the same shape, on the other device."""
         return self.second(self.first(values).to(1))
 
 

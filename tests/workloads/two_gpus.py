@@ -1,4 +1,4 @@
-"""One process on two devices: first a thread for each, then one thread that switches between them."""
+"""One process on two devices: first with a thread per device, then with one thread that switches between them."""
 
 import threading
 

@@ -1,8 +1,8 @@
-"""Allocates by two lines as fast as the processor lets it, three blocks by one for each block by the other, until it reads a line.
+"""Allocates on two lines as fast as possible, three blocks on one for each block on the other, until it reads a line.
 
     two_lines.py
 
-Lines that matter to a test end in a comment with their name.
+Lines that a test refers to end in a comment with their name.
 """
 
 import sys
@@ -12,19 +12,19 @@ from checkpoint import begin, checkpoint, parser
 from decode_loop import has_order
 
 MIB = 1 << 20
-# How many turns there are between two looks at standard input.
+# Number of turns between two polls of standard input.
 TURNS = 64
 
 
 def turn() -> None:
-    """Three blocks, and one."""
+    """Allocates three blocks on one line, and one on the other."""
     for _ in range(3):
         torch.empty(MIB, dtype=torch.uint8, device="cuda")  # three
     torch.empty(MIB, dtype=torch.uint8, device="cuda")  # one
 
 
 def main() -> None:
-    """One turn after the other."""
+    """Runs turns until standard input has a line."""
     begin(parser(__doc__))
     kept = torch.empty(MIB, dtype=torch.uint8, device="cuda")
     checkpoint("ready")

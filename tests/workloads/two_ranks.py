@@ -1,6 +1,6 @@
-"""One of two processes that train one model together, each on a GPU of its own, and who allocated how much.
+"""One of two processes that train one model together, each on its own GPU, and how much each phase and module allocates.
 
-Started twice, with RANK 0 and 1 and the same --store. With --control, hooks measure who allocates, as in stages_truth.py.
+Start two, with RANK 0 and 1 and the same --store. With --control, hooks measure the allocations, as in stages_truth.py.
 """
 
 import os
@@ -27,7 +27,7 @@ class Net(nn.Module):
         self.head = nn.Linear(WIDTH, 16)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Sixteen numbers per row."""
+        """Returns sixteen numbers per row."""
         values = self.stem(values)
         for block in self.blocks:
             values = block(values)
@@ -45,7 +45,7 @@ def sharded(rank: int) -> nn.Module:
 
 
 def sharded_in_place(_rank: int) -> nn.Module:
-    """The same without wrappers: the modules' classes are replaced."""
+    """Sharded without wrappers: the classes of the modules are replaced."""
     net = Net().to("cuda")
     for block in net.blocks:
         fully_shard(block)

@@ -1,8 +1,8 @@
-"""Calls functions of the driver library named on the command line, without cuInit: each answers that it is not initialised.
+"""Calls functions of the driver library named on the command line, without cuInit: each returns an error for that.
 
-Each line on standard input is a function and how many bytes to ask for; the answer is a line of JSON, as the simulator's workload
-gives. Arguments are what the function's signature wants, as far as it looks at them at all. A library that cannot be loaded answers
-everything with an error.
+Each line on standard input has a function and a number of bytes; the answer is a line of JSON, as from the simulator's workload.
+Arguments fit the function's signature as far as the function reads them. If the library cannot be loaded, every answer is
+that error.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ try:
     library, refusal = ctypes.CDLL(sys.argv[1]), None
 except OSError as error:
     library, refusal = None, str(error)
-# Room for every out-pointer, handle and descriptor that a call may be given.
+# Space for every out-pointer, handle and descriptor that a call may need.
 room = ctypes.create_string_buffer(256)
 here = ctypes.c_void_p(ctypes.addressof(room))
 WORD = ctypes.c_size_t
@@ -23,7 +23,7 @@ WORD = ctypes.c_size_t
 def call(name, size):
     function = getattr(library, name)
     function.restype = ctypes.c_int
-    # cuMemCreate has its properties third, arrays their descriptor second: a size is the second argument of all others.
+    # The third argument of cuMemCreate and the second of array functions is a descriptor; for all others the second is a size.
     second = here if name.startswith(("cuArray", "cuMipmapped")) else WORD(size)
     third = here if name == "cuMemCreate" else WORD(1)
     return function(here, second, third, WORD(1), WORD(4), WORD(0))

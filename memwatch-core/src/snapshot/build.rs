@@ -5,7 +5,7 @@ mod arenas;
 mod buffers;
 pub(crate) mod explained;
 mod fragmentation;
-mod history;
+pub(crate) mod history;
 mod libraries;
 mod native;
 pub(crate) mod places;

@@ -56,7 +56,7 @@ impl TestPipeline {
     }
 
     fn explain(&self, tgid: u32) -> Explained {
-        self.pipeline.explain(Tgid(tgid)).expect("its requests were seen")
+        self.pipeline.state.explain(Tgid(tgid)).expect("its requests were seen")
     }
 
     fn explained_on(&self, tgid: u32, gpu: Option<u8>) -> ExplainedUse {
@@ -184,7 +184,7 @@ fn requests_of_a_forked_child_are_its_parents_and_end_with_it() {
     watch.requests(70, [context(CLIENT, 0x15, 2 * MIB)]);
     assert_eq!(watch.explained_on(7, Some(GPU_A)).live_bytes, 520 * MIB);
     watch.event(7, ProcessEvent::Exit);
-    assert_eq!(watch.pipeline.explain(Tgid(7)), None);
+    assert_eq!(watch.pipeline.state.explain(Tgid(7)), None);
     let ended = watch.ended(7).and_then(|ended| ended.explained_on(Some(&uuid(GPU_A))).cloned());
     assert_eq!(ended.map(|explained| explained.live_bytes), Some(520 * MIB), "what it had last");
 }
@@ -193,7 +193,7 @@ fn requests_of_a_forked_child_are_its_parents_and_end_with_it() {
 fn an_exec_leaves_nothing_of_the_image_before() {
     let mut watch = trusted();
     watch.event(7, ProcessEvent::Exec);
-    assert_eq!(watch.pipeline.explain(Tgid(7)), None);
+    assert_eq!(watch.pipeline.state.explain(Tgid(7)), None);
     watch.requests(7, begins(CLIENT, GPU_A)).requests(7, [context(CLIENT, 0x14, 2 * MIB)]);
     assert_eq!(watch.explained_on(7, Some(GPU_A)).live_bytes, 2 * MIB);
 }
@@ -372,7 +372,8 @@ fn nvml_charge_of_an_ended_process_is_attributed_to_its_forked_child() {
 #[test]
 fn main_thread_end_is_reported_while_other_threads_run() {
     let mut watch = trusted();
-    let is_reported = |watch: &TestPipeline| watch.pipeline.process(Tgid(7)).expect("it is there").main_thread_ended;
+    let is_reported =
+        |watch: &TestPipeline| watch.pipeline.state.process(Tgid(7)).expect("it is there").main_thread_ended;
     assert!(!is_reported(&watch));
     for tid in [8, 7] {
         let (kind, event, time_ns) = (RecordKind::Process as u8, ProcessEvent::ThreadEnd as u8, watch.later());

@@ -84,7 +84,7 @@ fn tensor_level_off_freezes_the_numbers_and_hides_them_from_analyses() {
     assert_eq!(allocated(&watch), Some(2 * MIB), "an event that was on its way");
     let choice = watch.running(7).level.expect("it was chosen");
     assert_eq!((choice.asked, choice.chosen, choice.events_per_second), (TensorLevel::Off, TensorLevel::Off, 120_000));
-    let process = watch.pipeline.processes.get(&Tgid(7)).expect("it runs");
+    let process = watch.pipeline.state.processes.get(&Tgid(7)).expect("it runs");
     assert!(process.current_tensors().is_none() && process.tensors_ended_ns() == Some(choice.time_ns));
     watch.event(7, ProcessEvent::Exec);
     assert_eq!(watch.running(7).level, None, "another image is another program");
@@ -104,7 +104,7 @@ fn level_choice_for_an_ended_process_creates_no_process() {
     let mut watch = traced();
     watch.event(7, ProcessEvent::Exit);
     lower(&mut watch, 4_500);
-    assert!(!watch.pipeline.knows(Tgid(7)));
+    assert!(!watch.pipeline.state.knows(Tgid(7)));
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn lower_tensor_level_reads_allocator_totals_and_keeps_traced_lines() {
     report(&mut watch, 0x3000, 3 * MIB);
     assert_eq!(allocated(&watch), Some(2 * MIB), "an event that was on its way");
     read(&mut watch, words());
-    let process = watch.pipeline.processes.get(&Tgid(7)).expect("it runs");
+    let process = watch.pipeline.state.processes.get(&Tgid(7)).expect("it runs");
     let tensors = process.current_tensors().expect("they are read");
     let allocator = &tensors.allocators()[&Ordinal(0)];
     let number = |side| allocator.number(StatFamily::AllocatedBytes, StatScope::All, side).expect("a side");
@@ -164,7 +164,7 @@ fn raised_tensor_level_follows_events_and_marks_the_gap_as_lost() {
     assert_eq!(watch.running(7).level.map(|choice| choice.chosen), Some(TensorLevel::Modules));
     report(&mut watch, 0x9000, 4 * MIB);
     assert_eq!(allocated(&watch), Some(4 * MIB), "by its own report");
-    let process = watch.pipeline.processes.get(&Tgid(7)).expect("it runs");
+    let process = watch.pipeline.state.processes.get(&Tgid(7)).expect("it runs");
     let tensors = process.current_tensors().expect("they are traced");
     let number =
         tensors.allocators()[&Ordinal(0)].number(StatFamily::Allocation, StatScope::All, "peak").expect("a side");
@@ -210,7 +210,7 @@ fn number_missed_in_a_window_is_known_again_after_a_full_trace() {
         report(&mut watch, 0x9000, 43_561_472 + MIB);
     }
     let doubt = |watch: &TestPipeline| {
-        let process = watch.pipeline.processes.get(&Tgid(7)).expect("it runs");
+        let process = watch.pipeline.state.processes.get(&Tgid(7)).expect("it runs");
         let tensors = process.current_tensors().expect("they are read");
         tensors.allocators()[&Ordinal(0)]
             .number(StatFamily::RequestedBytes, StatScope::All, "current")
@@ -296,10 +296,10 @@ fn the_end_of_a_process_has_its_allocators_last_numbers_at_every_level() {
         // The allocator's address is known from a reading or from the events.
         let place = words().try_into().expect("so many");
         let time_ns = watch.later();
-        watch.pipeline.tensors_mut(Tgid(7)).know_place(0x5000, Ordinal(0));
+        watch.pipeline.state.tensors_mut(Tgid(7)).know_place(0x5000, Ordinal(0));
         watch.pipeline.step(Input::Statistics { tgid: Tgid(7), allocator: 0x5000, time_ns, words: Box::new(place) });
         watch.event(7, ProcessEvent::Exit);
-        let ended = watch.pipeline.ended.iter().last().expect("it has ended");
+        let ended = watch.pipeline.state.ended.iter().last().expect("it has ended");
         let allocator = &ended.tensors.as_ref().expect("it had PyTorch").allocators()[&Ordinal(0)];
         let peak = allocator.number(StatFamily::AllocatedBytes, StatScope::All, "peak").expect("a side");
         assert_eq!((peak.value, peak.doubt), (45_449_216, None), "read alone: {is_read}");

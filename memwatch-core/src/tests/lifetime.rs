@@ -5,8 +5,8 @@ use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, RecordKind, RingRecord};
 
 use super::{ATTACHED_NS, GPU_A, SECOND_NS, TestPipeline, device, on_gpu_a};
-use crate::Pipeline;
 use crate::input::{DeviceReading, Input, NvmlState, ProcessFacts};
+use crate::pipeline::Pipeline;
 use crate::snapshot::ProcessView;
 use crate::test_calls::*;
 use crate::words::Tgid;
@@ -15,7 +15,7 @@ use crate::words::Tgid;
 fn a_number_used_again_within_one_batch_is_another_process() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 100).process(7)]).event(7, ProcessEvent::Exit);
-    assert!(!watch.pipeline.knows(Tgid(7)), "the shell has to ask /proc again");
+    assert!(!watch.pipeline.state.knows(Tgid(7)), "the shell has to ask /proc again");
     watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 30).process(7)]);
     watch.reading(vec![device(GPU_A, 600, [(7, 600)])]);
     let (ended, running) = (watch.ended(7).expect("kept for a while"), watch.running(7));
@@ -181,7 +181,7 @@ fn loss_of_an_unknown_process_marks_all_that_may_have_run_by_then() {
 fn loss_reported_after_its_process_ended_creates_no_process() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).event(7, ProcessEvent::Exit).lost(Some(7), Loss::RingFull, 1);
-    assert!(!watch.pipeline.knows(Tgid(7)));
+    assert!(!watch.pipeline.state.knows(Tgid(7)));
     assert_eq!(watch.ended(7).map(|ended| ended.exact), Some(false));
     assert_eq!(watch.snapshot().processes.len(), 1);
 }
@@ -249,9 +249,9 @@ fn cgroup_move_changes_the_owner_without_a_loss() {
     assert_eq!((step(&watch).as_deref(), watch.snapshot().complete), (Some("0"), true));
     watch.pipeline.step(Input::Cgroups { tgid, cgroups: job("1") });
     assert_eq!(step(&watch).as_deref(), Some("1"));
-    assert_eq!(watch.pipeline.cgroups().into_iter().collect::<Vec<_>>(), ["/slurm/uid_0/job_7/step_1"]);
+    assert_eq!(watch.pipeline.state.cgroups().into_iter().collect::<Vec<_>>(), ["/slurm/uid_0/job_7/step_1"]);
     watch.event(7, ProcessEvent::Exit);
-    assert!(watch.pipeline.cgroups().is_empty());
+    assert!(watch.pipeline.state.cgroups().is_empty());
 }
 
 #[test]
@@ -260,10 +260,10 @@ fn ended_process_is_distinguished_from_a_later_one_with_its_pid() {
     watch.starts(7);
     let facts = |start_ns| ProcessFacts { tgid: 7, start_ns, ..ProcessFacts::default() };
     let start_ns = watch.running(7).start_ns.expect("it was reported");
-    assert!(!watch.pipeline.has_ended(&facts(start_ns)), "it runs");
+    assert!(!watch.pipeline.state.has_ended(&facts(start_ns)), "it runs");
     watch.event(7, ProcessEvent::Exit);
-    assert!(watch.pipeline.has_ended(&facts(start_ns)));
-    assert!(!watch.pipeline.has_ended(&facts(start_ns + SECOND_NS)));
+    assert!(watch.pipeline.state.has_ended(&facts(start_ns)));
+    assert!(!watch.pipeline.state.has_ended(&facts(start_ns + SECOND_NS)));
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn losses_past_the_per_process_limit_count_for_all_processes() {
 
 /// Returns the number of processes in the state of the forecasts.
 fn forecast_processes(watch: &TestPipeline) -> usize {
-    watch.pipeline.detectors.forecast_state.as_ref().map_or(0, crate::features::forecast::ForecastState::processes)
+    watch.pipeline.detectors.forecast.as_ref().map_or(0, |forecast| forecast.processes())
 }
 
 #[test]

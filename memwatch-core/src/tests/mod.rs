@@ -3,9 +3,11 @@
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{ProcessEvent, ProcessRecord, RecordKind, RingRecord};
 
-use super::Pipeline;
+use crate::decode::TensorEvent;
 use crate::input::{DeviceFacts, DeviceReading, Input, NvmlState, ProcessFacts, ProcessUse, Sensors};
+use crate::pipeline::Pipeline;
 use crate::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
+use crate::state::event::{Detector, Event};
 use crate::test_calls::*;
 use crate::words::{GpuUuid, Tgid};
 
@@ -28,6 +30,13 @@ mod window;
 mod workloads;
 
 const SECOND_NS: u64 = 1_000_000_000;
+
+/// Passes an event of a caching allocator to the log of failures alone.
+fn show(pipeline: &mut Pipeline, event: &TensorEvent) {
+    if let Some(ooms) = &mut pipeline.detectors.ooms {
+        ooms.on(&Event::Tensor(event), &pipeline.state);
+    }
+}
 const ATTACHED_NS: u64 = 100 * SECOND_NS;
 /// Byte that is repeated sixteen times in a GPU's UUID.
 const GPU_A: u8 = 0xaa;

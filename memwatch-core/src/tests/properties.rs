@@ -5,8 +5,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::{GPU_A, GPU_B, device};
-use crate::Pipeline;
 use crate::input::{DeviceReading, Input, NvmlState, ProcessFacts};
+use crate::pipeline::Pipeline;
 use crate::snapshot::Snapshot;
 use crate::test_calls::device_get_uuid;
 use crate::test_driver::{DriverStep, Focus, Habits, play};

@@ -2,7 +2,7 @@
 
 use memwatch_common::record::ProcessEvent;
 
-use super::{ATTACHED_NS, SECOND_NS, TestPipeline};
+use super::{ATTACHED_NS, SECOND_NS, TestPipeline, show};
 use crate::decode::{StackRef, TensorChange, TensorEvent};
 use crate::features::oom::view::{OomView, SurvivedView};
 use crate::input::Input;
@@ -128,7 +128,7 @@ fn pytorch_failure_lists_its_refused_requests_and_recovery_is_survived() {
         TensorChange::OutOfMemory { ordinal: Ordinal(0), wanted_bytes: 500, allocated_bytes: 0, reserved_bytes: 0 };
     let time_ns = watch.later();
     let event = TensorEvent::made((Tgid(7), Tid(7)), time_ns, StackRef::NotAsked, what);
-    watch.pipeline.note_tensor_oom(&event);
+    show(&mut watch.pipeline, &event);
     let failures = watch.failures();
     assert_eq!((&*failures[0].level, asked(&failures[0])), ("tensor", vec![Some(512 * MIB)]));
     assert_eq!(watch.survived(), []);
@@ -138,7 +138,7 @@ fn pytorch_failure_lists_its_refused_requests_and_recovery_is_survived() {
     watch.passes(11 * SECOND_NS);
     let survived = watch.survived();
     assert_eq!((survived.len(), survived[0].status), (1, Some(OUT_OF_MEMORY)));
-    watch.pipeline.note_tensor_oom(&TensorEvent { time_ns: watch.now_ns, ..event });
+    show(&mut watch.pipeline, &TensorEvent { time_ns: watch.now_ns, ..event });
     assert_eq!(asked(&watch.failures()[1]), [], "that was another one");
 }
 
@@ -210,7 +210,7 @@ fn failure_after_a_second_is_separate_from_earlier_refusals() {
         let what =
             TensorChange::OutOfMemory { ordinal: Ordinal(0), wanted_bytes: bytes, allocated_bytes, reserved_bytes };
         let time_ns = watch.later();
-        watch.pipeline.note_tensor_oom(&TensorEvent::made((Tgid(7), Tid(7)), time_ns, StackRef::NotAsked, what));
+        show(&mut watch.pipeline, &TensorEvent::made((Tgid(7), Tid(7)), time_ns, StackRef::NotAsked, what));
     };
     fails(&mut watch, 600 * MIB);
     watch.passes(700_000_000);

@@ -16,7 +16,7 @@ const SUBORDINATE: u32 = 100_000;
 impl TestPipeline {
     fn bounded() -> Self {
         let mut watch = Self::begin();
-        watch.pipeline.bound(CAPACITY);
+        watch.pipeline.state.bound(CAPACITY);
         watch
     }
 
@@ -28,7 +28,7 @@ impl TestPipeline {
     }
 
     fn listed(&self, tgid: u32) -> usize {
-        self.pipeline.processes[&Tgid(tgid)].ledger.listed()
+        self.pipeline.state.processes[&Tgid(tgid)].ledger.listed()
     }
 
     fn live(&self, tgid: u32) -> u64 {
@@ -133,7 +133,7 @@ fn ended_processes_are_remembered_up_to_a_limit_per_user() {
     for tgid in 1..4900 {
         watch.starts_as(tgid, ALICE).calls([mem_alloc(1, 1).process(tgid)]).event(tgid, ProcessEvent::Exit);
     }
-    let remembered = watch.pipeline.ended.len();
+    let remembered = watch.pipeline.state.ended.len();
     assert!((2048..2400).contains(&remembered), "{remembered}");
     assert_eq!(watch.ended(5000).expect("his are as many as they were").gpus[0].peak_bytes, 7);
 }

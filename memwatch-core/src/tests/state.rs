@@ -8,15 +8,15 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::properties::{interleave, records, steps};
-use super::{ATTACHED_NS, GPU_A, GPU_B, SECOND_NS, TestPipeline, device};
-use crate::Pipeline;
+use super::{ATTACHED_NS, GPU_A, GPU_B, SECOND_NS, TestPipeline, device, show};
 use crate::allocators::pytorch::tests::properties::{AllocatorStep, TensorEventHistory, steps as tensor_steps};
 use crate::allocators::test_stacks::stack;
 use crate::attribution::price::TracingRequest;
 use crate::decode::{NodeWords, StackRef, TensorChange, TensorEvent};
 use crate::input::holdings::{Holding, Holdings, OwnerModule};
 use crate::input::{DeviceReading, Input, NvmlState, ProbeCoverage, ProcessFacts, TensorLevel};
-use crate::pipeline::state::STATE;
+use crate::pipeline::Pipeline;
+use crate::pipeline::saved::STATE;
 use crate::stack::PythonStack;
 use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
 use crate::test_calls::*;
@@ -30,14 +30,18 @@ fn answers(pipeline: &Pipeline) -> String {
     write!(all, "{:#?} {forgotten}", ooms.collect::<Vec<_>>()).expect("a String takes any text");
     for process in &snapshot.processes {
         let tgid = process.tgid;
-        write!(all, "{:#?}", (pipeline.call_paths(process), pipeline.history(tgid, true)))
+        write!(all, "{:#?}", (pipeline.state.call_paths(process), pipeline.state.history(tgid, true)))
             .expect("a String takes any text");
-        let wants = (pipeline.wants_statistics(tgid), pipeline.drifting_allocators(tgid), pipeline.lacks_trace(tgid));
-        write!(all, "{wants:#?} {} {:#?}", pipeline.has_trace(tgid), pipeline.explain(tgid))
+        let wants = (
+            pipeline.state.wants_statistics(tgid),
+            pipeline.state.drifting_allocators(tgid),
+            pipeline.state.lacks_trace(tgid),
+        );
+        write!(all, "{wants:#?} {} {:#?}", pipeline.state.has_trace(tgid), pipeline.state.explain(tgid))
             .expect("a String takes any text");
     }
-    let unplaced: Vec<_> = pipeline.unplaced().collect();
-    let others = (pipeline.to_anchor(), unplaced, pipeline.with_graph_memory().collect::<Vec<_>>());
+    let unplaced: Vec<_> = pipeline.state.unplaced().collect();
+    let others = (pipeline.state.to_anchor(), unplaced, pipeline.state.with_graph_memory().collect::<Vec<_>>());
     write!(all, "{others:#?}").expect("a String takes any text");
     all
 }
@@ -58,7 +62,7 @@ fn equal(one: &Pipeline, other: &Pipeline) -> Result<(), TestCaseError> {
 fn prepared(mut pipeline: Pipeline) -> Pipeline {
     pipeline.watch_forecasts(&[]);
     pipeline.watch_ooms();
-    pipeline.list_tensors_from(4096);
+    pipeline.state.list_tensors_from(4096);
     pipeline
 }
 
@@ -69,7 +73,7 @@ fn begun() -> Pipeline {
 }
 
 fn kept_and_loaded(pipeline: &Pipeline) -> Pipeline {
-    prepared(Pipeline::load(&pipeline.state()).expect("it is what was kept"))
+    prepared(Pipeline::load(&pipeline.save()).expect("it is what was kept"))
 }
 
 /// Applies the inputs without breaks, and with saving and loading at these places, and compares the
@@ -206,13 +210,13 @@ fn train(
     event: &TensorEvent,
     words: Option<&crate::allocators::pytorch::tests::properties::Readable>,
 ) {
-    let tensors = pipeline.tensors_mut(event.tgid);
+    let tensors = pipeline.state.tensors_mut(event.tgid);
     let wants = tensors.wants_statistics();
     tensors.apply(event);
     if let Some((allocator, words)) = words.filter(|_| wants) {
         tensors.learn_statistics(*allocator, event.time_ns, words);
     }
-    pipeline.note_tensor_oom(event);
+    show(pipeline, event);
     if event.time_ns.is_multiple_of(7_000_000) {
         pipeline.step(Input::Tick { time_ns: event.time_ns * 1000 });
     }
@@ -287,7 +291,7 @@ proptest! {
     fn bytes_of_any_kind_are_loaded_without_a_panic(
         bytes in vec(any::<u8>(), 0..300), keeps in any::<prop::sample::Index>(), at in any::<prop::sample::Index>()
     ) {
-        let mut whole = some_of_everything().state();
+        let mut whole = some_of_everything().save();
         whole.truncate(keeps.index(whole.len() + 1));
         if !whole.is_empty() && !bytes.is_empty() {
             let at = at.index(whole.len());
@@ -296,7 +300,7 @@ proptest! {
             whole.extend(bytes);
         }
         if let Ok(pipeline) = Pipeline::load(&whole) {
-            prop_assert_eq!(pipeline.state().is_empty(), false);
+            prop_assert_eq!(pipeline.save().is_empty(), false);
         }
     }
 }
@@ -357,13 +361,13 @@ fn the_layout_of_a_state_is_the_one_that_its_number_says() {
     for word in &words {
         sum.update(format!("{word} ").as_bytes());
     }
-    let layout = (STATE, sum.finalize(), pipeline.state().len());
-    assert_eq!(layout, (29, 1_973_925_548, 29_517), "another layout has another number in `state.rs`");
+    let layout = (STATE, sum.finalize(), pipeline.save().len());
+    assert_eq!(layout, (29, 4_100_872_699, 29_517), "another layout has another number in `saved.rs`");
 }
 
 #[test]
 fn serialized_state_of_another_length_is_rejected() {
-    let state = some_of_everything().state();
+    let state = some_of_everything().save();
     assert!(Pipeline::load(&state[..state.len() - 1]).is_err());
     assert!(Pipeline::load(&[&state[..], &[0]].concat()).is_err());
 }

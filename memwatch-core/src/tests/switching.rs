@@ -13,7 +13,7 @@ impl TestPipeline {
     }
 
     fn may_be_several(&self, tgid: u32) -> bool {
-        self.pipeline.context_use(Tgid(tgid)).expect("it runs").may_be_several
+        self.pipeline.state.context_use(Tgid(tgid)).expect("it runs").may_be_several
     }
 
     fn live_on(&self, tgid: u32, gpu: Option<u8>) -> u64 {
@@ -62,8 +62,8 @@ fn late_process_may_have_several_contexts_if_nvml_lists_two_gpus() {
 fn context_changes_are_counted_and_exec_resumes_tracing_them() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([ctx_push(PRIMARY_A), ctx_pop(PRIMARY_A)].map(|call| call.process(7)));
-    assert_eq!(watch.pipeline.context_changes().collect::<Vec<_>>(), [(Tgid(7), 3)]);
+    assert_eq!(watch.pipeline.state.context_changes().collect::<Vec<_>>(), [(Tgid(7), 3)]);
     watch.sees(7, false).event(7, ProcessEvent::Exec);
-    let context_use = watch.pipeline.context_use(Tgid(7)).expect("it runs");
+    let context_use = watch.pipeline.state.context_use(Tgid(7)).expect("it runs");
     assert!(context_use.sees_changes && !context_use.may_be_several);
 }

@@ -23,7 +23,7 @@ fn counted_from(probes_are_late: bool, finds_another_framework: bool) -> String 
     let what = TensorChange::Reported { ordinal, address: 0xd1, block_bytes: 512, allocated_bytes, reserved_bytes };
     let time_ns = watch.now_ns + 2 * SECOND_NS;
     let event = TensorEvent::made((Tgid(7), Tid(7)), time_ns, StackRef::NotAsked, what);
-    watch.pipeline.tensors_mut(Tgid(7)).apply(&event);
+    watch.pipeline.state.tensors_mut(Tgid(7)).apply(&event);
     let tensors = watch.running(7).tensors.expect("they are watched");
     tensors.allocators[0].counted_from.to_string()
 }

@@ -188,7 +188,7 @@ fn process_belongs_to_its_current_user() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd1, 300).process(7)]);
     for uid in [ANN, BOB] {
-        let known = watch.pipeline.facts(Tgid(7)).expect("it is known").clone();
+        let known = watch.pipeline.state.facts(Tgid(7)).expect("it is known").clone();
         watch.pipeline.step(Input::Process(ProcessFacts { uid: Some(uid), ..known }));
     }
     watch.reading(vec![device(GPU_A, 1200, [(7, 400)])]).tick();

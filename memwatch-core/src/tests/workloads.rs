@@ -88,7 +88,8 @@ fn workload_takes_a_late_name_that_a_later_container_does_not_inherit() {
     let mut watch = TestPipeline::begin();
     watch.reading(vec![device(GPU_A, 0, [])]);
     watch.starts_in(TRAIN, 7).starts_in(SERVE, 9).calls([mem_alloc(0xd1, 100).process(7)]);
-    let wanted: Vec<_> = watch.pipeline.names().nameless().map(|nameless| nameless.container.id.clone()).collect();
+    let wanted: Vec<_> =
+        watch.pipeline.state.names().nameless().map(|nameless| nameless.container.id.clone()).collect();
     assert_eq!(wanted, [TRAIN, SERVE]);
     watch.named(TRAIN, "train").tick();
     assert!(watch.workload("17db96a24ae1").is_none());

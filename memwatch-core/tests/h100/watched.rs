@@ -119,12 +119,13 @@ pub(crate) fn bytes_by_line(name: &str, count: usize) -> BTreeMap<String, u64> {
     let tgid = played(name).process().tgid;
     let mut is_kept = false;
     let keep = |pipeline: &mut Pipeline| {
-        if !is_kept && pipeline.has_trace(tgid) {
-            pipeline.keep_history(tgid, 1 << 20);
+        if !is_kept && pipeline.state.has_trace(tgid) {
+            pipeline.state.keep_history(tgid, 1 << 20);
             is_kept = true;
         }
     };
-    let history = play(name, Pipeline::new(true), keep).pipeline.history(Tgid(tgid.0), false).expect("it is kept");
+    let history =
+        play(name, Pipeline::new(true), keep).pipeline.state.history(Tgid(tgid.0), false).expect("it is kept");
     let [device] = &history.devices[..] else { panic!("there is one GPU") };
     let all: Vec<_> = device.lines.iter().filter(|line| line.action == LineAction::Alloc).collect();
     let mut sums = BTreeMap::new();

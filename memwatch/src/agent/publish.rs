@@ -225,7 +225,7 @@ impl Publisher {
             self.trail.follow(earlier);
             self.earlier = None;
         }
-        self.trail.note_used(clock::boottime_ns(), pipeline.used());
+        self.trail.note_used(clock::boottime_ns(), pipeline.state.used());
         self.last.take_if(|(made, _)| made.elapsed() >= FRESH);
         self.outlook.take_if(|(made, _)| made.elapsed() >= OUTLOOK);
     }

@@ -18,8 +18,8 @@ use crate::watch::subject::Filter;
 use crate::watch::subject::filtered;
 use crate::watch::subject::session_options;
 use memwatch_core::Pipeline;
-use memwatch_core::features::holdings::KnownHoldings;
 use memwatch_core::features::holdings::view::HoldingGrouping;
+use memwatch_core::features::holdings::{KnownHoldings, known_holdings};
 use tokio::time::Instant;
 
 /// Maximum number of names shown per process.
@@ -142,7 +142,7 @@ fn outlooks(source: &ReportSource) -> Outlooks {
 
 /// Returns the live objects of processes by name.
 fn held(pipeline: &Pipeline) -> Vec<ProcessObjects> {
-    let known = pipeline.holdings(HoldingGrouping::Name, NAMES).into_iter();
+    let known = known_holdings(&pipeline.state, HoldingGrouping::Name, NAMES).into_iter();
     known
         .map(|KnownHoldings { tgid, observed_since_ns, view, .. }| ProcessObjects { tgid, observed_since_ns, view })
         .collect()

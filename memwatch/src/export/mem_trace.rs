@@ -13,8 +13,8 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
+use memwatch_core::state::tensors::{TensorLog, TensorLogLine};
 use memwatch_core::words::Tgid;
-use memwatch_core::{TensorLog, TensorLogLine};
 
 use crate::output_file;
 use crate::render::format::printable;

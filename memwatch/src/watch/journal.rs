@@ -82,7 +82,7 @@ impl Journal {
         pipeline: &Pipeline,
         (position, aside): (u64, Aside),
     ) -> io::Result<Self> {
-        let first = Keyframed { head: head.clone(), state: pipeline.state(), position, aside: aside.clone() };
+        let first = Keyframed { head: head.clone(), state: pipeline.save(), position, aside: aside.clone() };
         let (new, begun) = (new_name(path), Instant::now());
         let file = first.write(&new)?;
         fs::rename(&new, path)?;
@@ -201,7 +201,7 @@ impl Journal {
         // The entries before this point are part of the copied state, so they must not be added to
         // the next journal.
         self.write();
-        let state = pipeline.state();
+        let state = pipeline.save();
         let (head, position, aside) = (self.head.clone(), self.position, self.last_aside.clone());
         let (new, (done, ready)) = (new_name(&self.path), sync_channel(1));
         let first = Keyframed { head, state, position, aside };
@@ -249,7 +249,7 @@ impl Journal {
             return Err(error);
         }
         let (position, aside) = (self.position, self.last_aside.clone());
-        let last = Keyframed { head: self.head, state: pipeline.state(), position, aside };
+        let last = Keyframed { head: self.head, state: pipeline.save(), position, aside };
         // The thread may still be writing the next journal under the same name.
         let ready = self.next.take().map(|next| next.ready.recv());
         drop(ready);
@@ -292,8 +292,10 @@ struct Keyframed {
 impl Keyframed {
     fn write(self, path: &Path) -> io::Result<File> {
         let Self { head, state, position, aside } = self;
-        let keyframe =
-            Keyframe::pack(KeyframeFront { layout: memwatch_core::STATE, ..KeyframeFront::default() }, &state)?;
+        let keyframe = Keyframe::pack(
+            KeyframeFront { layout: memwatch_core::pipeline::saved::STATE, ..KeyframeFront::default() },
+            &state,
+        )?;
         let mut bytes = head.bytes();
         bytes.extend(entry(position, Some(&aside), &keyframe));
         let mut file = file::create(path)?;
@@ -334,7 +336,7 @@ mod tests {
         let known = |count: u32| {
             let kept = read(&path, |found| *found == head()).expect("it is whole at any moment");
             assert_eq!(kept.position, u64::from(count) * 100);
-            assert!((1..=count).all(|tgid| kept.pipeline.knows(Tgid(tgid))), "after {count}");
+            assert!((1..=count).all(|tgid| kept.pipeline.state.knows(Tgid(tgid))), "after {count}");
         };
         take(&mut pipeline, &mut journal, 1);
         journal.begin_next(&pipeline);
@@ -378,7 +380,7 @@ mod tests {
         journal.note(&Input::Process(ProcessFacts { tgid: 7, ..ProcessFacts::default() }));
         journal.tend(&pipeline);
         assert!(
-            read(&path, |found| *found == head()).expect("it is whole").pipeline.knows(Tgid(7))
+            read(&path, |found| *found == head()).expect("it is whole").pipeline.state.knows(Tgid(7))
                 && journal.inputs > inputs
         );
     }

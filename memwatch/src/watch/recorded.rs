@@ -172,7 +172,7 @@ pub(crate) fn play_all(
 /// # Errors
 /// As [`play`].
 pub(crate) fn contexts(recording: &RecordedPeriod) -> Result<BTreeMap<GpuUuid, u64>, ExitFailure> {
-    Ok(silently(recording, false, |_| {})?.pipeline.contexts().clone())
+    Ok(silently(recording, false, |_| {})?.pipeline.state.contexts().clone())
 }
 
 fn silently(

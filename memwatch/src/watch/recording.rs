@@ -198,7 +198,7 @@ impl Recorder {
         if let RecorderSink::Ring(ring) = &self.target {
             let inputs = self.encoder.inputs();
             let boottime_to_unix_ns = i64::try_from(boottime_to_unix_ns).unwrap_or(i64::MAX);
-            let layout = memwatch_core::STATE;
+            let layout = memwatch_core::pipeline::saved::STATE;
             let front = KeyframeFront { layout, time_ns, inputs, boottime_to_unix_ns, ..KeyframeFront::default() };
             // Copying the state is faster than encoding it, so the ring's thread encodes it.
             ring.keyframe(front, pipeline.clone());

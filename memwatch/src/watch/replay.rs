@@ -6,12 +6,13 @@ use std::path::Path;
 
 use anyhow::bail;
 use memwatch_common::record::{CallRecord, RingRecord};
+use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
+use memwatch_core::pipeline::saved::STATE;
 use memwatch_core::recording::{
     Ending, FORMAT_WITH_KEYFRAMES, Front, Keyframe, PartPosition, RecordingPart, RecordingReader,
 };
 use memwatch_core::snapshot::Snapshot;
-use memwatch_core::{Pipeline, STATE};
 
 use crate::options::{RecordingTime, TimeWindow};
 use crate::render::wall_clock::WallClock;
@@ -85,7 +86,7 @@ impl ReplayedRecording {
         } else {
             Pipeline::new(!front.everybody)
         };
-        pipeline.keep_ended(!front.everybody || request.all_events || span.since_ns.is_some());
+        pipeline.state.keep_ended(!front.everybody || request.all_events || span.since_ns.is_some());
         if span.since_ns.is_none() {
             player.open(&mut pipeline);
         }
@@ -129,7 +130,7 @@ impl ReplayedRecording {
 
     /// Returns the time of the end: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) const fn now_ns(&self) -> u64 {
-        self.pipeline.now_ns()
+        self.pipeline.state.now_ns()
     }
 
     /// Returns the snapshot at the end.
@@ -327,7 +328,7 @@ impl<F: FnOnce(&mut Pipeline)> Player<F> {
         // Clears the list of freed addresses for the kernel half's allocation map, which does not
         // exist in a replay.
         if matches!(input, Input::Tick { .. }) {
-            pipeline.take_unnamed();
+            pipeline.state.take_unnamed();
         }
         pipeline.step(input);
     }
@@ -354,7 +355,7 @@ mod tests {
             let time_ns = (seconds.start() - 1) * SECOND_NS;
             pipeline.step(Input::Tick { time_ns });
             let front = KeyframeFront { layout: STATE, time_ns, ..KeyframeFront::default() };
-            bytes.extend(Keyframe::pack(front, &pipeline.state()).expect("it is small"));
+            bytes.extend(Keyframe::pack(front, &pipeline.save()).expect("it is small"));
         }
         let mut encoder = Encoder::default();
         for second in seconds {
@@ -378,7 +379,7 @@ mod tests {
     /// Returns the time of the preparation in seconds, and the replay.
     fn played(path: &Path, request: ReplayRequest) -> anyhow::Result<(u64, ReplayedRecording)> {
         let mut prepared_ns = None;
-        let replay = ReplayedRecording::play(path, request, |pipeline| prepared_ns = Some(pipeline.now_ns()))?;
+        let replay = ReplayedRecording::play(path, request, |pipeline| prepared_ns = Some(pipeline.state.now_ns()))?;
         Ok((prepared_ns.expect("it is prepared once") / SECOND_NS, replay))
     }
 

@@ -300,20 +300,20 @@ impl Session {
     }
 
     fn take_names(&mut self, found: RuntimeMessage) {
-        if let Some(input) = self.names.take(found, self.pipeline.names()) {
+        if let Some(input) = self.names.take(found, self.pipeline.state.names()) {
             self.pipeline.step(input);
         }
     }
 
     /// Whether every runtime that may know a container of this session has been asked for names.
     pub(crate) fn has_asked_for_names(&self) -> bool {
-        self.names.want(self.pipeline.names());
+        self.names.want(self.pipeline.state.names());
         self.names.is_settled()
     }
 
     /// Detects the frameworks of processes, and reads PyTorch's counters.
     fn look_at_frameworks(&mut self) {
-        let tgids = self.pipeline.watched().map(|tgid| tgid.0).collect();
+        let tgids = self.pipeline.state.watched().map(|tgid| tgid.0).collect();
         for (tgid, frameworks) in self.frameworks.look(&tgids) {
             self.pipeline.step(Input::Frameworks { tgid: Tgid(tgid), frameworks });
         }
@@ -325,11 +325,11 @@ impl Session {
     /// Reads the memory of control groups. Where the kernel does not report moves, also reads the
     /// control groups of processes.
     fn take_groups(&mut self) {
-        if let Some(memory) = self.groups.device_memory(self.pipeline.cgroups().into_iter()) {
+        if let Some(memory) = self.groups.device_memory(self.pipeline.state.cgroups().into_iter()) {
             self.pipeline.step(Input::CgroupMemory(memory));
         }
         if !self.kernel.reports_moves {
-            self.pipeline.watched().for_each(|tgid| self.groups.note_move(tgid.0));
+            self.pipeline.state.watched().for_each(|tgid| self.groups.note_move(tgid.0));
         }
     }
 
@@ -368,12 +368,12 @@ impl Session {
 
     /// Returns the number of watched processes and the number of GPUs that NVML lists.
     pub(crate) fn extent(&self) -> (usize, usize) {
-        (self.pipeline.watched().count(), self.pipeline.gpus())
+        (self.pipeline.state.watched().count(), self.pipeline.state.gpus())
     }
 
     /// Whether a target or a child of one is alive. Always true in a machine-wide session.
     pub(crate) fn is_anybody_left(&self) -> bool {
-        self.everybody || self.pipeline.watched().next().is_some()
+        self.everybody || self.pipeline.state.watched().next().is_some()
     }
 
     /// Returns the targets that have not mapped a driver library.
@@ -385,7 +385,7 @@ impl Session {
         let facts = self.processes.facts(tgid, target).filter(|_| !self.processes.is_over(tgid));
         // A listed process may be exiting after its exit record was processed: it would appear as a
         // new process.
-        if let Some(mut facts) = facts.filter(|facts| !self.pipeline.has_ended(facts)) {
+        if let Some(mut facts) = facts.filter(|facts| !self.pipeline.state.has_ended(facts)) {
             self.presence.unreported(tgid);
             // A process that had not mapped the library at that time has made no call.
             facts.started_under_watch |= self.libraries.is_expected(tgid);
@@ -397,10 +397,10 @@ impl Session {
     fn prepare(&mut self, options: &SessionOptions) {
         // A session of named processes belongs to one user, who pays for its memory.
         if self.everybody {
-            self.pipeline.bound(own_limit::room() as usize);
+            self.pipeline.state.bound(own_limit::room() as usize);
         }
         if options.logs_tensors {
-            self.pipeline.log_tensors();
+            self.pipeline.state.log_tensors();
         }
         self.prepare_recording(options);
         self.driver_version.news().into_iter().for_each(|version| self.pipeline.step(version));
@@ -422,7 +422,7 @@ impl Session {
 
     /// Ends processes that are known from NVML or `/proc` alone and so get no exit record.
     fn forget_gone(&mut self, now_ns: u64) {
-        let mut gone = self.presence.due(self.pipeline.watched(), now_ns);
+        let mut gone = self.presence.due(self.pipeline.state.watched(), now_ns);
         gone.retain(|tgid| !self.processes.exists(tgid.0));
         if gone.is_empty() {
             return;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use memwatch_core::TensorLog;
 use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
+use memwatch_core::state::tensors::TensorLog;
 use memwatch_core::words::Tgid;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 

@@ -1,4 +1,4 @@
-"""What `gpu-check` does on a machine with a GPU: asks the driver, asks memwatch, and writes down what they answered.
+"""The parts of `gpu-check`, which runs on a machine with a GPU: they query the driver and memwatch and record the answers.
 
-Python's standard library only: the machine may have nothing else beside the driver and PyTorch.
+They use Python's standard library only, since the machine may have nothing else beside the driver and PyTorch.
 """

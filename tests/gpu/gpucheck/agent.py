@@ -1,4 +1,4 @@
-"""A memwatch agent that sees processes from their start, and what it explains of them."""
+"""A memwatch agent that traces processes from their start, and its explanation of their memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ASK_LIMIT_S = 30.0
 
 
 class Agent:
-    """Runs as long as the `with` block; when that begins, its probes are in place."""
+    """Runs during the `with` block; its probes are in place when the block begins."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -50,7 +50,7 @@ class Agent:
             return " ".join(file.read().split())
 
     def explained(self, tgid: int) -> dict | None:
-        """What `memwatch explain` says of a process now; None where it says nothing."""
+        """Returns the output of `memwatch explain` for a process; None if there is none."""
         command = [self._bench.memwatch, "--agent", str(self._socket), "--json", "explain", "--pid", str(tgid)]
         asked = subprocess.run(
             [*command, "--duration", "100ms"], capture_output=True, text=True, check=False, timeout=_ASK_LIMIT_S
@@ -62,8 +62,8 @@ class Agent:
         return next((row for row in processes if row["pid"] == tgid), None)
 
     def settled(self, tgid: int) -> dict | None:
-        """The same, once of each of its GPUs it is decided whether it is believed, and nothing has changed since NVML was read; else the last that
-        there was."""
+        """Returns the explanation once memwatch has decided for each GPU whether to trust it, and nothing has changed since NVML was read. After the time
+        limit, returns the last explanation."""
         end = time.monotonic() + _SETTLE_LIMIT_S
         while True:
             found = self.explained(tgid)

@@ -1,4 +1,4 @@
-"""What the kernel driver's own books explain of NVML's numbers, and what is not known of them yet."""
+"""Which part of NVML's numbers the objects of the kernel driver explain, and open questions about them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpucheck.job import ALLOCATORS, Job
 from gpucheck.nvml import LISTS, Nvml, NvmlError
 
 _MIB = 1 << 20
-# A program that does one thing at each line of its input.
+# A program that executes each line of its input.
 _STEPPED = """
 import sys
 from gpucheck.cuda import Driver
@@ -31,7 +31,7 @@ for line in sys.stdin:
     except Exception as error:
         print(error, flush=True)
 """
-# Programs that draw or encode for a few seconds, by the name of the first.
+# Programs that draw or encode for a few seconds, by the program's name.
 _GRAPHICS = {
     "vkcube": ["vkcube", "--c", "400"],
     "ffmpeg": [
@@ -47,7 +47,7 @@ class _Stepped:
         self.tgid = process.pid
 
     def do(self, line: str) -> str:
-        """Has it do this; `done`, or why it could not."""
+        """Makes the program execute a line; returns `done` or the error."""
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
@@ -68,7 +68,7 @@ def _stepped(bench: Bench, **environment: str) -> Iterator[_Stepped]:
 
 
 def explained(bench: Bench) -> Answer:
-    """A training under each of PyTorch's allocators, seen from its start, at every point where it reports."""
+    """Traces a training with each of PyTorch's allocators from its start, and compares at every checkpoint."""
     rows: list[dict] = []
     with Agent(bench) as agent:
         for allocator in ALLOCATORS:
@@ -94,7 +94,7 @@ def _uses(process: dict | None) -> list[dict]:
 
 
 def judge(rows: list[dict]) -> Answer:
-    """Whether parts are all that NVML charges, wherever both are known."""
+    """Checks that the parts add up to what NVML charges, wherever both are known."""
     compared = [row for row in rows if row["used_bytes"]]
     wrong = [row for row in compared if row["unexplained_bytes"] != 0 or row["parts_bytes"] != row["used_bytes"]]
     doubted = [row for row in compared if row["trust"] != "trusted"]
@@ -107,7 +107,7 @@ def judge(rows: list[dict]) -> Answer:
 
 
 def context_parts(bench: Bench) -> Answer:
-    """A program that makes a context and nothing else."""
+    """Explains a program that only creates a context."""
     with Agent(bench) as agent, _stepped(bench) as program:
         done = program.do("driver.enter()")
         if done != "done":
@@ -126,7 +126,7 @@ def context_parts(bench: Bench) -> Answer:
 
 
 def host_physical(bench: Bench) -> Answer:
-    """64 MiB by cuMemCreate in each place of the host's that the driver knows."""
+    """Allocates 64 MiB with cuMemCreate in each host location that the driver supports."""
     rows = []
     with Agent(bench) as agent, _stepped(bench) as program:
         program.do("driver.enter()")
@@ -153,7 +153,7 @@ def _host_growth(before: dict, after: dict) -> dict[str, int]:
 
 
 def two_gpus(bench: Bench) -> Answer:
-    """A program with memory on two GPUs that see each other's."""
+    """Explains a program with memory on two GPUs that have peer access."""
     driver = Driver()
     if driver.count() < 2:
         return not_answered("there is one GPU here")
@@ -173,7 +173,7 @@ def two_gpus(bench: Bench) -> Answer:
 
 
 def instances(bench: Bench) -> Answer:
-    """A program on the first instance of a divided GPU."""
+    """Explains a program on the first instance of a MIG GPU."""
     try:
         uuid = Nvml().first_instance()
     except NvmlError as error:
@@ -190,7 +190,7 @@ def instances(bench: Bench) -> Answer:
 
 
 def graphics(bench: Bench) -> Answer:
-    """Programs that draw or encode, where they are installed."""
+    """Explains programs that draw or encode, if they are installed."""
     there = {name: words for name, words in _GRAPHICS.items() if shutil.which(words[0])}
     if not there:
         return not_answered(f"none of {', '.join(_GRAPHICS)} is installed here")

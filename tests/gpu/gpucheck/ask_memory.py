@@ -1,4 +1,4 @@
-"""Questions to the driver and NVML that need no probes."""
+"""Questions to the driver and NVML that are answered without probes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _KIB = 1 << 10
 
 
 class _Meters:
-    """Every number that says how much is used, read together."""
+    """All counters of used memory, read together."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.nvml = Nvml(driver.uuid())
 
     def read(self, tgid: int | None = None) -> dict[str, int | None]:
-        """In bytes: this process (or another) and the whole device."""
+        """Reads used bytes of this process (or another) and of the whole device."""
         return {
             "nvml_process_bytes": self.nvml.used_by(tgid or os.getpid()),
             "nvml_device_bytes": self.nvml.memory()["used_bytes"],
@@ -37,13 +37,13 @@ def _growth(before: dict, after: dict) -> dict[str, int | None]:
 
 
 def _by_process_or_device(growth: dict[str, int | None]) -> int:
-    """The process's own value, or the device's where NVML does not list the process (another pid namespace, say)."""
+    """Returns the growth of the process, or that of the device if NVML does not list the process (in another pid namespace, for example)."""
     process_bytes = growth["nvml_process_bytes"]
     return growth["nvml_device_bytes"] if process_bytes is None else process_bytes
 
 
 def nvml_versions(_: Bench) -> Answer:
-    """Reads both versions one after the other."""
+    """Reads both versions in succession."""
     nvml = Nvml()
     first, second = nvml.memory(), nvml.memory_v2()
     difference = first["used_bytes"] - second["used_bytes"]
@@ -62,7 +62,7 @@ def nvml_versions(_: Bench) -> Answer:
 
 
 def context(bench: Bench) -> Answer:
-    """Makes a context step by step, then does the same in PyTorch."""
+    """Creates a context step by step, then does the same in PyTorch."""
     driver = Driver()
     nvml = Nvml(driver.uuid())
     rows = []
@@ -96,7 +96,7 @@ def context(bench: Bench) -> Answer:
 
 
 def small_blocks(_: Bench) -> Answer:
-    """1000 blocks of 4 KiB, then sizes around 1 and 2 MiB."""
+    """Allocates 1000 blocks of 4 KiB, then sizes around 1 and 2 MiB."""
     driver = Driver()
     driver.enter()
     meters = _Meters(driver)
@@ -117,7 +117,7 @@ def small_blocks(_: Bench) -> Answer:
 
 
 def pool_growth(_: Bench) -> Answer:
-    """One allocation per size from an empty pool, then many small ones in a row."""
+    """Makes one allocation per size from an empty pool, then many small ones in a row."""
     driver = Driver()
     driver.enter()
     meters, pool = _Meters(driver), Pool(driver)
@@ -157,7 +157,7 @@ sys.stdin.readline()
 
 
 def ipc_importer(bench: Bench) -> Answer:
-    """A second process opens 256 MiB of this one."""
+    """Opens 256 MiB of this process in a second process."""
     driver = Driver()
     driver.enter()
     meters = _Meters(driver)

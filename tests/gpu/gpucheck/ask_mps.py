@@ -1,4 +1,4 @@
-"""Whose memory NVML says it is when a process works through NVIDIA's MPS."""
+"""Which process NVML charges for memory that is used through NVIDIA's MPS."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ sys.stdin.readline()
 
 
 def clients(bench: Bench) -> Answer:
-    """Starts a daemon that only our own client can find, lets the client take 256 MiB, and ends both."""
+    """Starts a daemon that only our own client can find, allocates 256 MiB in the client, and stops both."""
     control = shutil.which(_CONTROL) or shutil.which(_CONTROL, path=os.pathsep.join(_PLACES))
     if control is None:
         return not_answered(f"{_CONTROL} is not installed here")

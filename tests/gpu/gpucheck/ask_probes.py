@@ -1,4 +1,4 @@
-"""Questions that are answered by watching the driver's functions."""
+"""Questions that are answered by probes on the driver's functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpucheck.job import ALLOCATORS, Job
 from gpucheck.tracefs import Probes
 from gpucheck.watcher import sources
 
-# What is traced: small enough that a trace can be read.
+# The traced programs, small enough that their traces can be read.
 RUNS = (
     ("transformer", ("--layers", "2", "--dim", "512", "--steps", "2")),
     ("grow_free", ("--tensors", "40")),
@@ -25,7 +25,7 @@ _WARM_STEPS, _STEPS = 3, 10
 
 
 def sites(bench: Bench) -> Answer:
-    """`memwatch doctor --json` on this driver's file."""
+    """Runs `memwatch doctor --json` on this driver's file."""
     doctor = subprocess.run(
         [bench.memwatch, "doctor", "--json", *sources(bench)], capture_output=True, text=True, check=False
     )
@@ -57,7 +57,7 @@ def sites(bench: Bench) -> Answer:
 
 
 def absent(rows: list[dict], version: tuple[int, int]) -> tuple[list[str], list[str]]:
-    """Functions that a driver of this CUDA version should have and lacks, and those newer than it, which is no limitation."""
+    """Returns functions that a driver of this CUDA version should have but lacks, and those that only newer versions have."""
     missing, newer = [], []
     for row in rows:
         since = tuple(int(part) for part in row["since"].split("."))
@@ -66,7 +66,7 @@ def absent(rows: list[dict], version: tuple[int, int]) -> tuple[list[str], list[
 
 
 def runtime_calls(bench: Bench) -> Answer:
-    """The runtime's functions, called with sizes that occur nowhere else, in PyTorch's own runtime library."""
+    """Calls the functions of PyTorch's own runtime library with sizes that occur nowhere else."""
     with Probes(bench.libcuda, calls.TRACED) as probes, Job(bench, bench.script("runtime_calls.py")) as job:
         probes.follow(job.tgid)
         probes.start()
@@ -85,7 +85,7 @@ def runtime_calls(bench: Bench) -> Answer:
 
 
 def traces(bench: Bench) -> Answer:
-    """Every run under every allocator, traced from before its first call to its end."""
+    """Traces every run with every allocator from before its first call to its end."""
     rows, files, symbols = [], [], {}
     for name, arguments in RUNS:
         for allocator in ALLOCATORS:
@@ -114,7 +114,7 @@ def _by_allocator(symbols: dict[str, set[str]]) -> str:
 
 
 def trace(bench: Bench, script: str, arguments: Sequence[str], allocator: str) -> tuple[list[calls.Call], int]:
-    """A workload's calls from before its first to its end, and how many lines the kernel lost."""
+    """Returns a workload's calls from before the first to the end, and the number of lines that the kernel lost."""
     file = bench.workload(script)
     with Probes(bench.libcuda, calls.TRACED) as probes, Job(bench, file, *arguments, allocator=allocator) as job:
         probes.follow(job.tgid)
@@ -126,7 +126,7 @@ def trace(bench: Bench, script: str, arguments: Sequence[str], allocator: str) -
 
 
 def compare_with_trace(bench: Bench, path: Path) -> list[str]:
-    """Runs what a trace was made of here, and lists what has to change for it to make the same calls."""
+    """Repeats the run of a recorded trace here, and returns the differences between the two sequences of calls."""
     facts, wanted = calls.read(path)
     script, *arguments = facts["script"].split()
     found, lost = trace(bench, script, arguments, facts["allocator"])
@@ -136,7 +136,7 @@ def compare_with_trace(bench: Bench, path: Path) -> list[str]:
 
 
 def hot_calls(bench: Bench) -> Answer:
-    """Counts in a training loop; the rate is that of steps timed while no probe was there."""
+    """Counts calls in a training loop; the rate is that of steps timed without probes."""
     with Job(bench, bench.script("train_steps.py")) as job:
         job.say()
         job.hear()

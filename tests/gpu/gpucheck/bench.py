@@ -1,4 +1,4 @@
-"""What a step gets: where things are on this machine, and what an answer looks like."""
+"""Environment of a step: the paths on this machine, and the form of an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass
 class Bench:
-    """The machine under the check, as every step sees it."""
+    """The machine under test, as passed to every step."""
 
     root: Path
     python: str
@@ -20,33 +20,33 @@ class Bench:
     libcuda: Path
     nvml: Path
     is_simulated: bool
-    # What the machine is, for a trace's head.
+    # Properties of the machine, for the header of a trace.
     facts: dict[str, object] = field(default_factory=dict)
-    # Where the answer of the running step goes, also half-way: a step that runs out of time has then reported something.
+    # File for the answer of the running step. A partial answer is saved there too, in case the step runs out of time.
     result: Path | None = None
 
     def workload(self, name: str) -> Path:
-        """One of the workloads that the integration tests run, too."""
+        """Returns the path of a workload that the integration tests also run."""
         return self.root / "workloads" / name
 
     def script(self, name: str) -> Path:
-        """One of the PyTorch scripts that only the check runs."""
+        """Returns the path of a PyTorch script that only this check runs."""
         return self.root / "scripts" / name
 
     def save(self, answer: Answer) -> None:
-        """Writes the answer as it stands."""
+        """Writes the present answer."""
         if self.result is not None:
             fresh = self.result.with_suffix(".new")
             fresh.write_text(json.dumps(asdict(answer)))
             os.replace(fresh, self.result)
 
     def to_json(self) -> str:
-        """The bench for a step's own process."""
+        """Serialises the bench for the process of a step."""
         return json.dumps({key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()})
 
     @classmethod
     def from_json(cls, text: str) -> Bench:
-        """The bench as [`Bench.to_json`] wrote it."""
+        """Reads the bench as written by [`Bench.to_json`]."""
         facts = json.loads(text)
         paths = {"root", "memwatch", "work", "traces", "libcuda", "nvml", "result"}
         return cls(**{key: Path(value) if key in paths and value is not None else value for key, value in facts.items()})
@@ -54,10 +54,10 @@ class Bench:
 
 @dataclass
 class Answer:
-    """What a step found out.
+    """The result of a step.
 
-    `state` is one of: answered; differs (it was measured, and is not what it should be); not answered (it cannot be measured
-    here, `text` says why); failed (the step itself broke).
+    `state` is one of: answered; differs (measured, but not as expected); not answered (cannot be measured here, for the
+    reason in `text`); failed (the step itself failed).
     """
 
     state: str
@@ -66,20 +66,20 @@ class Answer:
 
 
 def answered(text: str, **evidence: object) -> Answer:
-    """It was measured."""
+    """The question was measured as expected."""
     return Answer("answered", text, evidence)
 
 
 def differs(text: str, **evidence: object) -> Answer:
-    """It was measured, and is not what memwatch's rules say."""
+    """The measurement contradicts memwatch's rules."""
     return Answer("differs", text, evidence)
 
 
 def not_answered(why: str, **evidence: object) -> Answer:
-    """It cannot be measured here."""
+    """The question cannot be measured here."""
     return Answer("not answered", why, evidence)
 
 
 def mib(size_bytes: int | None) -> str:
-    """Bytes for a sentence."""
+    """Formats bytes for a sentence."""
     return "unknown" if size_bytes is None else f"{size_bytes / (1 << 20):.2f} MiB"

@@ -1,4 +1,4 @@
-"""The driver calls that are traced, and a trace of them as a file that another run can be compared with."""
+"""The traced driver calls, and traces of them as files that other runs can be compared with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpucheck.tracefs import Hit
 
-# Every call that takes or gives back memory, with the argument (from 0) that holds the size, None where there is none.
+# Every call that allocates or frees memory, with the index of its size argument from 0, or None if it has none.
 TRACED: dict[str, int | None] = {
     "cuMemAlloc_v2": 1,
     "cuMemAllocPitch_v2": 2,
@@ -55,7 +55,7 @@ TRACED: dict[str, int | None] = {
     "cuCtxCreate_v4": None,
     "cuCtxDestroy_v2": None,
 }
-# Calls that frameworks make all the time.
+# Calls that frameworks make very often.
 HOT: dict[str, int | None] = dict.fromkeys(
     (
         "cuCtxSetCurrent",
@@ -81,20 +81,20 @@ _UNKNOWN = "-"
 
 @dataclass(frozen=True)
 class Call:
-    """One driver call, as it was when it returned."""
+    """One driver call, with its result."""
 
     symbol: str
     requested_bytes: int | None
     status: int | None
     thread: int
-    # The address that it returns to, where the probes record it; no part of a trace.
+    # The return address of the call, if the probes record it; not part of a trace.
     caller: int | None = field(default=None, compare=False)
 
 
 def pair(hits: Iterable[Hit]) -> list[Call]:
-    """Entries with their returns, in the order of the entries; threads are numbered as they appear.
+    """Pairs entries with returns, in the order of the entries; threads are numbered in the order in which they appear.
 
-    A call that never returned, as a call at the process's exit, has no status.
+    A call that never returned, such as one during the process's exit, has no status.
     """
     entries: list[tuple[Hit, int]] = []
     statuses: dict[int, int] = {}
@@ -114,12 +114,12 @@ def pair(hits: Iterable[Hit]) -> list[Call]:
 
 
 def tally(calls: Iterable[Call]) -> dict[str, int]:
-    """How often each function was called, the most frequent first."""
+    """Returns the number of calls per function, the most frequent first."""
     return dict(Counter(call.symbol for call in calls).most_common())
 
 
 def write(path: Path, facts: dict[str, object], calls: Iterable[Call]) -> None:
-    """Writes a trace: the facts as comments, a header, a line per call; equal calls in a row share one."""
+    """Writes a trace: the facts as comments, a header, and a line per call; successive equal calls share a line."""
     comments = [f"# {name}: {value}" for name, value in facts.items()]
     rows = _repeated((call.symbol, call.requested_bytes, call.status, call.thread) for call in calls)
     path.write_text("\n".join([*comments, _COLUMNS, *rows]) + "\n")
@@ -131,7 +131,7 @@ def _repeated(values: Iterable[tuple]) -> list[str]:
 
 
 def read(path: Path) -> tuple[dict[str, str], list[Call]]:
-    """A trace's facts and calls. ValueError where the file is no trace."""
+    """Returns a trace's facts and calls. Raises ValueError if the file is not a trace."""
     lines = path.read_text().splitlines()
     facts = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
     rows = [line for line in lines if not line.startswith("# ")]
@@ -147,7 +147,7 @@ def _calls(row: str) -> list[Call]:
 
 
 def differences(wanted: list[Call], found: list[Call]) -> list[str]:
-    """What has to be taken out of (-) and put into (+) `found` to get `wanted`; threads are not compared."""
+    """Returns the calls to remove from (-) and add to (+) `found` to get `wanted`; threads are not compared."""
 
     def rows(calls: list[Call]) -> list[str]:
         return _repeated((call.symbol, call.requested_bytes, call.status) for call in calls)

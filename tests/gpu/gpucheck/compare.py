@@ -1,4 +1,4 @@
-"""memwatch against PyTorch's own numbers and NVML's, at every point where a script reports."""
+"""Compares memwatch with PyTorch's own numbers and NVML's at every checkpoint of a script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpucheck.tracefs import NoTracing, Probes
 from gpucheck.watcher import Watcher
 
 RUNS = (("transformer", ("--steps", "3")), ("grow_free", ()), ("oom", ()))
-# With cudaMallocAsync the pool lives in the driver: memwatch counts what is used of it, not what it keeps.
+# With cudaMallocAsync, the pool belongs to the driver: memwatch counts its used bytes, not its reserved ones.
 _TRUTH = {
     "native": ("memory_reserved", "max_memory_reserved"),
     "expandable_segments": ("memory_reserved", "max_memory_reserved"),
@@ -20,7 +20,7 @@ _TRUTH = {
 
 
 def against_torch(bench: Bench) -> Answer:
-    """Three scripts under three allocators, watched from before their first call."""
+    """Runs three scripts with three allocators, traced from before their first call."""
     rows: list[dict] = []
     taken: list[dict] = []
     for name, arguments in RUNS:
@@ -33,7 +33,7 @@ def against_torch(bench: Bench) -> Answer:
 
 
 def _watched(bench: Bench, name: str, arguments: tuple[str, ...], allocator: str) -> tuple[list[dict], list[dict]]:
-    """The checkpoints of one script, and what it took outside PyTorch by its end."""
+    """Returns the checkpoints of one script, and the memory it took outside PyTorch by its end."""
     rows: list[dict] = []
     others: list[dict] = []
     with Job(bench, bench.workload(f"{name}.py"), *arguments, "--wait", allocator=allocator) as job:
@@ -48,7 +48,7 @@ def _watched(bench: Bench, name: str, arguments: tuple[str, ...], allocator: str
 
 
 class _Recorder:
-    """Records who calls the driver for memory, where this kernel has probes through tracefs."""
+    """Records the callers of the driver's memory functions, if this kernel offers probes through tracefs."""
 
     def __init__(self, bench: Bench, tgid: int) -> None:
         self._tgid = tgid
@@ -69,7 +69,7 @@ class _Recorder:
             self._probes.__exit__()
 
     def outside(self) -> tuple[list[dict], int] | None:
-        """What was taken outside PyTorch so far, and how often memory was given back there; None where that is not known."""
+        """Returns what was taken outside PyTorch so far, and the number of frees there; None if this is unknown."""
         if self._probes is None or self._probes.lost():
             return None
         maps = Path(f"/proc/{self._tgid}/maps").read_text()
@@ -105,7 +105,7 @@ def _row(
 
 
 def judge(rows: list[dict], taken: list[dict]) -> Answer:
-    """The answer from all checkpoints and all that was taken outside PyTorch."""
+    """Returns the answer from all checkpoints and everything taken outside PyTorch."""
     wrong = [row for row in rows if not agrees(row)]
     rests = [row["used_minus_live_bytes"] for row in rows if row["used_minus_live_bytes"] is not None]
     text = f"{len(rows) - len(wrong)} of {len(rows)} checkpoints agree in live bytes and peak, without a lost record"
@@ -125,15 +125,15 @@ def _named(taken: list[dict]) -> str:
 
 
 def agrees(row: dict) -> bool:
-    """memwatch has what PyTorch has and what other libraries took, and nothing was lost."""
+    """Returns whether memwatch counts the memory of PyTorch plus that of other libraries, without lost records."""
     beside = row["outside_torch_bytes"] or 0
     return row["memwatch_live_bytes"] == row["torch_live_bytes"] + beside and _peak_agrees(row, beside) and row["lost"] == 0
 
 
 def _peak_agrees(row: dict, beside: int) -> bool:
-    # An expandable segment grows block by block: before the driver refuses one it has really given the others, which
-    # PyTorch takes back without counting them in its own peak.
+    # An expandable segment grows block by block: before the driver refuses a block, it has granted the earlier ones, which
+    # PyTorch frees without counting them in its own peak.
     if row["allocator"] == "expandable_segments" and row["failures"]:
         return row["memwatch_peak_bytes"] >= row["torch_peak_bytes"]
-    # What others took may have come after PyTorch's peak.
+    # Other libraries may have allocated after PyTorch's peak.
     return row["torch_peak_bytes"] <= row["memwatch_peak_bytes"] <= row["torch_peak_bytes"] + beside

@@ -1,4 +1,4 @@
-"""The CUDA driver API, called as a program without the runtime calls it."""
+"""The CUDA driver API, called directly as by a program without the runtime."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _NEVER = 2**64 - 1
 
 
 class CudaError(Exception):
-    """A driver call that was refused."""
+    """A driver call that returned an error."""
 
 
 class IpcHandle(ctypes.Structure):
-    """What one process gives another to open its memory; passed by value."""
+    """The handle with which another process opens memory; passed by value."""
 
     _fields_ = (("bytes", ctypes.c_ubyte * 64),)
 
@@ -37,7 +37,7 @@ class AllocationProperties(ctypes.Structure):
 
 
 def driver_version() -> tuple[int, int]:
-    """The newest CUDA that the driver serves; needs no GPU."""
+    """Returns the newest CUDA version that the driver supports; needs no GPU."""
     version = c_int()
     library.load(library.DRIVER).cuDriverGetVersion(byref(version))
     return version.value // 1000, version.value % 1000 // 10
@@ -54,50 +54,50 @@ class Driver:
         self.device = device
 
     def count(self) -> int:
-        """How many devices there are."""
+        """Returns the number of devices."""
         count = c_int()
         self.call("cuDeviceGetCount", byref(count))
         return count.value
 
     def use(self, ordinal: int) -> None:
-        """All that follows concerns this device."""
+        """Selects the device for all later calls."""
         self.call("cuDeviceGet", byref(self.device), c_int(ordinal))
 
     def enable_peer(self, ordinal: int) -> None:
-        """The current context may use the memory of another device's primary one."""
+        """Gives the current context access to the memory of another device's primary context."""
         other, context = c_int(), c_void_p()
         self.call("cuDeviceGet", byref(other), c_int(ordinal))
         self.call("cuDevicePrimaryCtxRetain", byref(context), other)
         self.call("cuCtxEnablePeerAccess", context, c_uint(0))
 
     def create_physical(self, size_bytes: int, place: int, number: int) -> int:
-        """cuMemCreate of pinned memory: at 1 of this device, 2 of the host, 3 of the host's node of that number."""
+        """Calls cuMemCreate for pinned memory; place 1 is this device, 2 the host, 3 the host's NUMA node with this number."""
         properties = AllocationProperties(type=1, place=place, number=number)
         handle = c_uint64()
         self.call("cuMemCreate", byref(handle), c_size_t(size_bytes), byref(properties), c_uint64(0))
         return handle.value
 
     def call(self, symbol: str, *arguments: object) -> None:
-        """Calls a function. CudaError where it answers anything but 0."""
+        """Calls a function. Raises CudaError unless it returns 0."""
         status = getattr(self.lib, symbol)(*arguments)
         if status != 0:
             raise CudaError(f"{symbol} answered {status}")
 
     def uuid(self) -> str:
-        """The device's UUID, as NVML writes it."""
+        """Returns the device's UUID in NVML's form."""
         raw = (ctypes.c_ubyte * 16)()
         self.call("cuDeviceGetUuid_v2", byref(raw), self.device)
         text = bytes(raw).hex()
         return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
     def version(self) -> int:
-        """The newest CUDA that the driver serves: 1000 * major + 10 * minor."""
+        """Returns the newest CUDA version that the driver supports: 1000 * major + 10 * minor."""
         version = c_int()
         self.call("cuDriverGetVersion", byref(version))
         return version.value
 
     def retain_context(self) -> c_void_p:
-        """The primary context, not yet current."""
+        """Retains the primary context without making it current."""
         context = c_void_p()
         self.call("cuDevicePrimaryCtxRetain", byref(context), self.device)
         return context
@@ -107,27 +107,27 @@ class Driver:
         self.call("cuCtxSetCurrent", self.retain_context())
 
     def synchronize(self) -> None:
-        """Waits for everything; a pool gives memory back only here."""
+        """Waits for all work; a pool releases memory only here."""
         self.call("cuCtxSynchronize")
 
     def device_used_bytes(self) -> int:
-        """What all processes together use, as cuMemGetInfo reports it."""
+        """Returns the memory used by all processes, as reported by cuMemGetInfo."""
         free, total = c_size_t(), c_size_t()
         self.call("cuMemGetInfo_v2", byref(free), byref(total))
         return total.value - free.value
 
     def alloc(self, size_bytes: int) -> int:
-        """cuMemAlloc."""
+        """Calls cuMemAlloc."""
         pointer = c_uint64()
         self.call("cuMemAlloc_v2", byref(pointer), c_size_t(size_bytes))
         return pointer.value
 
     def free(self, pointer: int) -> None:
-        """cuMemFree."""
+        """Calls cuMemFree."""
         self.call("cuMemFree_v2", c_uint64(pointer))
 
     def ipc_handle(self, pointer: int) -> bytes:
-        """What another process needs to open this memory."""
+        """Returns the handle with which another process opens this memory."""
         handle = IpcHandle()
         self.call("cuIpcGetMemHandle", byref(handle), c_uint64(pointer))
         return bytes(handle.bytes)
@@ -140,7 +140,7 @@ class Driver:
 
 
 class Pool:
-    """The device's default pool, reported to keep everything, as PyTorch reports it."""
+    """The device's default pool, configured as PyTorch does, to keep all memory."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -149,13 +149,13 @@ class Pool:
         driver.call("cuMemPoolSetAttribute", self.handle, c_int(_POOL_THRESHOLD), byref(c_uint64(_NEVER)))
 
     def alloc(self, size_bytes: int) -> int:
-        """cuMemAllocAsync on the default stream."""
+        """Calls cuMemAllocAsync on the default stream."""
         pointer = c_uint64()
         self.driver.call("cuMemAllocAsync", byref(pointer), c_size_t(size_bytes), c_void_p(0))
         return pointer.value
 
     def empty(self, pointers: list[int]) -> None:
-        """Frees these and lets the pool give back what it keeps."""
+        """Frees these pointers and makes the pool release the memory that it keeps."""
         for pointer in pointers:
             self.driver.call("cuMemFreeAsync", c_uint64(pointer), c_void_p(0))
         self.driver.synchronize()
@@ -167,9 +167,9 @@ class Pool:
         return value.value
 
     def reserved_bytes(self) -> int:
-        """What the pool holds of the device."""
+        """Returns the device memory that the pool holds."""
         return self._attribute(_POOL_RESERVED)
 
     def used_bytes(self) -> int:
-        """What allocations hold of the pool."""
+        """Returns the bytes of the pool that allocations use."""
         return self._attribute(_POOL_USED)

@@ -1,4 +1,4 @@
-"""Where the functions of a shared library begin in its file: as much of ELF as an uprobe needs."""
+"""File offsets of the functions in a shared library: the part of ELF that a uprobe needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FUNCTION = 2
 
 
 def function_offsets(library: Path) -> dict[str, int]:
-    """The file offset of every function in the dynamic symbol table, by name. ValueError where there is no such table."""
+    """Returns the file offset of every function in the dynamic symbol table, by name. Raises ValueError if there is no such table."""
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image:
         return dict(_functions(image))
 

@@ -1,4 +1,4 @@
-"""Programs that a step starts and talks to, line by line."""
+"""Programs that a step starts and communicates with, line by line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpucheck.bench import Bench
 
-# Lets somebody attach before the program loads anything: the script starts when a line comes.
+# Delays the script until it reads a line, so that a tracer can attach before the program loads anything.
 _GATE = (
     "import runpy, sys; sys.stdin.readline(); sys.argv = sys.argv[1:]; "
     "sys.path.insert(0, sys.argv[0].rpartition('/')[0]); runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -26,18 +26,18 @@ START_LIMIT_S = 120.0
 
 
 class Silent(Exception):
-    """A program ended, or reported nothing for too long."""
+    """A program exited, or printed nothing for too long."""
 
 
 class Lines:
-    """The lines of a pipe, each waited for no longer than a limit."""
+    """Reads lines from a pipe, each with a time limit."""
 
     def __init__(self, pipe: object) -> None:
         self._descriptor = pipe.fileno()
         self._rest = b""
 
     def next(self, limit_s: float) -> str:
-        """The next line. Silent where none comes in time."""
+        """Returns the next line. Raises Silent if none arrives in time."""
         end = time.monotonic() + limit_s
         while b"\n" not in self._rest:
             ready, _, _ = select.select([self._descriptor], [], [], max(end - time.monotonic(), 0))
@@ -50,7 +50,7 @@ class Lines:
 
 
 class Job:
-    """A PyTorch script that waits at a gate, then at each of its checkpoints; ends with the `with` block."""
+    """A PyTorch script that waits for a line before its start and at each of its checkpoints; killed when the `with` block ends."""
 
     def __init__(self, bench: Bench, script: Path, *arguments: str, allocator: str = "native") -> None:
         environment = dict(os.environ)
@@ -81,18 +81,18 @@ class Job:
 
     @property
     def tgid(self) -> int:
-        """The process id."""
+        """Returns the process id."""
         return self.process.pid
 
     def say(self, line: str = "") -> None:
-        """Opens the gate, ends the wait at a checkpoint, or gives a script its next order."""
+        """Sends a line: starts the script, ends the wait at a checkpoint, or is a script's next command."""
         try:
             os.write(self.process.stdin.fileno(), line.encode() + b"\n")
         except BrokenPipeError as error:
             raise Silent(self._last_words()) from error
 
     def hear(self, limit_s: float = START_LIMIT_S) -> dict:
-        """The next line of JSON that the script prints."""
+        """Returns the next line of JSON that the script prints."""
         while True:
             try:
                 line = self._lines.next(limit_s)
@@ -102,7 +102,7 @@ class Job:
                 return json.loads(line)
 
     def checkpoints(self) -> Iterator[dict]:
-        """Every checkpoint; the script waits while the caller looks, and goes on afterwards."""
+        """Iterates over the checkpoints; the script waits at each until the next iteration."""
         self.say()
         while True:
             try:
@@ -115,7 +115,7 @@ class Job:
             self.say()
 
     def end(self, limit_s: float = 30.0) -> int:
-        """Closes the script's input and waits for its end; returns the exit status."""
+        """Closes the script's input, waits until it exits, and returns the exit status."""
         self.process.stdin.close()
         try:
             return self.process.wait(limit_s)

@@ -1,4 +1,4 @@
-"""Loads the driver's libraries, also where the loader does not look for them by itself."""
+"""Loads the driver's libraries, even from folders that the loader does not search."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 DRIVER = "libcuda.so.1"
 NVML = "libnvidia-ml.so.1"
-# Where containers mount the driver, and where distributions without an entry in the loader's cache put it.
+# Mount points of the driver in containers, and folders of distributions without an entry in the loader's cache.
 _FOLDERS = ("/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib64", "/run/opengl-driver/lib", "/usr/lib/wsl/lib")
 
 
 def load(name: str) -> ctypes.CDLL:
-    """The library of this name. OSError where there is none."""
+    """Loads the library with this name. Raises OSError if there is none."""
     refusal = None
     for candidate in (name, *(f"{folder}/{name}" for folder in _FOLDERS)):
         try:
@@ -23,7 +23,7 @@ def load(name: str) -> ctypes.CDLL:
 
 
 def mapped(beginning: str) -> Path | None:
-    """The file that this process has mapped whose name begins like this."""
+    """Returns the file mapped by this process whose name has this prefix."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and Path(fields[5]).name.startswith(beginning):
@@ -32,7 +32,7 @@ def mapped(beginning: str) -> Path | None:
 
 
 def path_of(name: str) -> Path:
-    """The real file behind a library's name. OSError where it cannot be loaded."""
+    """Returns the real file of a library's name. Raises OSError if it cannot be loaded."""
     load(name)
     found = mapped(name.split(".so")[0] + ".so")
     if found is None:

@@ -1,4 +1,4 @@
-"""What the machine is, and whether it can do what is asked of it."""
+"""Properties of the machine, and whether it supports the check."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gpucheck.bench import Bench
 from gpucheck.nvml import Nvml
 from gpucheck.watcher import sources
 
-# A sandbox may offer the device without the file; looking at either loads nothing.
+# A sandbox may provide the device without the version file. Checking for either loads no driver.
 _SIGNS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidia0"))
-# The doctor's checks without which no probe can be set.
+# Checks of the doctor without which probes are impossible.
 _NEEDED = ("kernel", "architecture", "btf", "lockdown", "cap_bpf", "cap_perfmon", "kernel_half", "test_call")
 
 
 def no_gpu() -> str | None:
-    """Why this is no machine with a GPU, None where it is one. Asks nothing that would load a driver."""
+    """Returns the reason why the machine has no GPU, or None if it has one. Does nothing that would load a driver."""
     return None if any(sign.exists() for sign in _SIGNS) else f"there is neither {_SIGNS[0]} nor {_SIGNS[1]}"
 
 
 def facts(bench: Bench) -> dict[str, object]:
-    """The machine in words."""
+    """Returns a description of the machine."""
     nvml = Nvml()
     return {
         "gpu": nvml.name(),
@@ -56,7 +56,7 @@ def _first_line(command: list[str]) -> str:
 
 
 def no_probes(bench: Bench) -> str | None:
-    """Why memwatch can set no probe here, in the kernel's words; None where it can."""
+    """Returns the kernel's reason why memwatch cannot attach probes here; None if it can."""
     try:
         doctor = subprocess.run(
             [bench.memwatch, "doctor", "--json", *sources(bench)], capture_output=True, text=True, check=False, timeout=60
@@ -68,7 +68,7 @@ def no_probes(bench: Bench) -> str | None:
 
 
 def refusal(report: dict, kernel: str) -> str | None:
-    """The same from the doctor's report."""
+    """Returns that reason from the doctor's report."""
     checks = report["data"]["checks"]
     missing = [check for check in checks if check["id"] in _NEEDED and check["state"] == "missing"]
     if not missing:

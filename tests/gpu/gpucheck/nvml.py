@@ -1,4 +1,4 @@
-"""NVML, as far as it says who uses how much."""
+"""The part of NVML that reports used memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpucheck import library
 
 _TOO_SMALL = 7
 _UNAVAILABLE = 2**64 - 1
-# Which calls list processes; MPS clients stand in a list of their own.
+# Calls that list processes; MPS clients have a separate list.
 LISTS = {"compute": "Compute", "graphics": "Graphics", "mps": "MPSCompute"}
 
 
 class NvmlError(Exception):
-    """A call that NVML refused."""
+    """A call for which NVML returned an error."""
 
 
 class _Memory(ctypes.Structure):
@@ -36,7 +36,7 @@ class _Process(ctypes.Structure):
 
 
 class Nvml:
-    """NVML after its init, and one device."""
+    """NVML after its initialisation, and one device."""
 
     def __init__(self, uuid: str | None = None) -> None:
         self.lib = library.load(library.NVML)
@@ -61,21 +61,21 @@ class Nvml:
         return buffer.value.decode()
 
     def name(self) -> str:
-        """The device's name."""
+        """Returns the device's name."""
         return self._text("nvmlDeviceGetName", self.device)
 
     def driver_version(self) -> str:
-        """The driver's version."""
+        """Returns the driver's version."""
         return self._text("nvmlSystemGetDriverVersion")
 
     def memory(self) -> dict[str, int]:
-        """The device's memory as version 1 of the call reports it."""
+        """Returns the device's memory as reported by version 1 of the call."""
         memory = _Memory()
         self._call("nvmlDeviceGetMemoryInfo", self.device, byref(memory))
         return {"total_bytes": memory.total, "free_bytes": memory.free, "used_bytes": memory.used}
 
     def memory_v2(self) -> dict[str, int]:
-        """The same as version 2 reports it, with what is reserved apart."""
+        """Returns the device's memory as reported by version 2, with reserved memory separate."""
         memory = _MemoryV2(version=ctypes.sizeof(_MemoryV2) | 2 << 24)
         self._call("nvmlDeviceGetMemoryInfo_v2", self.device, byref(memory))
         return {
@@ -86,7 +86,7 @@ class Nvml:
         }
 
     def processes(self, kind: str = "compute") -> dict[int, int | None]:
-        """Used bytes by process id, None where NVML does not know them."""
+        """Returns used bytes by process id, None if NVML does not know them."""
         symbol = f"nvmlDeviceGet{LISTS[kind]}RunningProcesses_v3"
         count = c_uint(64)
         while True:
@@ -101,7 +101,7 @@ class Nvml:
         return {row.pid: None if row.used == _UNAVAILABLE else row.used for row in rows[: count.value]}
 
     def first_instance(self) -> str | None:
-        """The UUID of the first instance of the first GPU; None where it has none."""
+        """Returns the UUID of the first MIG instance of the first GPU; None if there is none."""
         count = c_uint()
         self._call("nvmlDeviceGetMaxMigDeviceCount", self.device, byref(count))
         for index in range(count.value):
@@ -114,5 +114,5 @@ class Nvml:
         return None
 
     def used_by(self, tgid: int) -> int | None:
-        """What a process uses, None where it is not listed or its bytes are not known."""
+        """Returns the used bytes of a process; None if it is not listed or its bytes are unknown."""
         return self.processes().get(tgid)

@@ -1,7 +1,7 @@
-"""What a process takes from the driver outside PyTorch: the calls for memory that other libraries make themselves.
+"""Memory that a process takes from the driver outside PyTorch: calls that other libraries make themselves.
 
-PyTorch's caching allocator reaches the driver through the CUDA runtime or from its own libraries. A library with a runtime of
-its own, as cuBLAS, calls the driver from its own code: the return address of the call is in its file.
+PyTorch's caching allocator calls the driver through the CUDA runtime or from its own libraries. A library with its own
+copy of the runtime, such as cuBLAS, calls the driver from its own code: the return address is in its file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import PurePath
 
 from gpucheck.calls import Call
 
-# Calls that take device memory, with the argument that is the size, and the one that gives it back, with its address.
+# Calls that allocate device memory, with the index of their size argument, and their free functions, with that of the address.
 WATCHED: dict[str, int | None] = {
     "cuMemAlloc_v2": 1,
     "cuMemAllocAsync": 1,
@@ -24,14 +24,14 @@ WATCHED: dict[str, int | None] = {
     "cuMemFree_v2": 0,
 }
 _FREE = "cuMemFree_v2"
-# PyTorch's own libraries and the runtime that they share.
+# PyTorch's libraries and the runtime that they share.
 _PYTORCH = ("libcudart", "libc10", "libtorch")
 _UNKNOWN = "code of no file"
 
 
 @dataclass(frozen=True)
 class Code:
-    """A range of addresses and the file that is mapped there."""
+    """A range of addresses and the file mapped there."""
 
     begin: int
     end: int
@@ -39,7 +39,7 @@ class Code:
 
 
 def code_of(maps: str) -> list[Code]:
-    """The files in the text of `/proc/PID/maps`."""
+    """Returns the files in the text of `/proc/PID/maps`."""
     found = []
     for line in maps.splitlines():
         fields = line.split(maxsplit=5)
@@ -50,9 +50,9 @@ def code_of(maps: str) -> list[Code]:
 
 
 def taken(calls: Iterable[Call], code: Iterable[Code]) -> tuple[list[dict], int]:
-    """What was taken outside PyTorch, by library and size, and how often memory was given back there.
+    """Returns what was taken outside PyTorch, by library and size, and the number of frees there.
 
-    The bytes of what is given back are not known here: the driver's answer to the first call is not recorded.
+    The size of freed memory is unknown here: the address that the allocation returned is not recorded.
     """
     code = list(code)
     sizes: Counter[tuple[str, str, int]] = Counter()
@@ -73,7 +73,7 @@ def taken(calls: Iterable[Call], code: Iterable[Code]) -> tuple[list[dict], int]
 
 
 def total_bytes(rows: Iterable[dict]) -> int:
-    """All of it."""
+    """Returns the sum over all rows."""
     return sum(row["size_bytes"] * row["times"] for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""What a training step costs more while memwatch watches."""
+"""Overhead of memwatch per training step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALLOCATORS = ("native", "cudaMallocAsync")
 
 
 def per_step(bench: Bench) -> Answer:
-    """One process; watched and unwatched stretches take turns, and which comes first alternates."""
+    """Measures one process per allocator; traced and untraced intervals alternate, and so does the order within a round."""
     rows = []
     for allocator in _ALLOCATORS:
         rows.append(_measured(bench, allocator))
@@ -56,7 +56,7 @@ def _steps(job: Job, count: int) -> list[int]:
 
 
 def summary(unwatched: list[list[int]], watched: list[list[int]]) -> dict:
-    """Medians over all steps, and the spread of the per-round differences; times go in as nanoseconds."""
+    """Returns medians over all steps, and the spread of the differences per round; the input times are nanoseconds."""
     medians = [(statistics.median(one), statistics.median(other)) for one, other in zip(unwatched, watched)]
     added = [100 * (other / one - 1) for one, other in medians]
     before = statistics.median(time for stretch in unwatched for time in stretch)

@@ -1,22 +1,22 @@
-"""The report for people, from the report for programs."""
+"""Creates the Markdown report from the JSON report."""
 
 from __future__ import annotations
 
 import re
 
 SCHEMA = "memwatch.gpu-check/1"
-# Longer tables stand in the JSON report only.
+# Longer tables are in the JSON report only.
 _LONGEST_TABLE = 60
 _SIMULATED = "[simulated] "
 
 
 def file_stem(date: str, gpu: str, driver: str) -> str:
-    """The beginning of the report's file names: `<date>-<gpu>-<driver>`."""
+    """Returns the prefix of the report's file names: `<date>-<gpu>-<driver>`."""
     return "-".join(re.sub(r"[^a-z0-9.]+", "-", part.lower()).strip("-") for part in (date, gpu, driver))
 
 
 def markdown(report: dict) -> str:
-    """The whole report. Every line of one from the simulated GPU says so."""
+    """Returns the whole report. With a simulated GPU, every line has a label that says so."""
     lines = [f"# memwatch on {report['machine'].get('gpu', 'an unknown GPU')}, {report['date']}", ""]
     lines += _facts(report["machine"])
     if report["no_probes"]:

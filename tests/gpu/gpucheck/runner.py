@@ -1,4 +1,4 @@
-"""Runs every step in a process of its own and writes the reports."""
+"""Runs every step in its own process and writes the reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpucheck.job import Silent
 from gpucheck.steps import STEPS, Step
 
 _FINE, _ERROR, _USAGE, _NOT_PERMITTED, _UNSUPPORTED = 0, 1, 2, 4, 5
-# A step that starts with less than this left cannot end well.
+# A step with less time left than this is not started.
 _LEAST_S = 8.0
 
 
@@ -43,7 +43,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
 
 
 def main(root: Path, words: list[str]) -> int:
-    """The whole check; returns the exit code."""
+    """Runs the whole check and returns the exit code."""
     arguments = _arguments(words)
     if arguments.step:
         return _run_here(arguments.step)
@@ -109,7 +109,7 @@ def _check(bench: Bench, arguments: argparse.Namespace, steps: list[Step]) -> in
         "interrupted": False,
         "steps": [],
     }
-    # The first Ctrl-C or SIGTERM ends the running step; the reports are written with what is there.
+    # The first Ctrl-C or SIGTERM ends the running step; the reports contain the answers so far.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for step in steps:
@@ -165,7 +165,7 @@ def _asked(bench: Bench, step: Step, no_probes: str | None, deadline: float) -> 
 
 
 def _run_apart(bench: Bench, step: Step, limit_s: float) -> Answer:
-    """In a process group of its own, so that everything the step started ends with it."""
+    """Runs a step in a separate process group, so that everything it started ends with it."""
     bench.result = bench.work / f"{step.name}.json"
     command = [sys.executable, str(bench.root / "gpu-check"), "--step", step.name]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
@@ -194,7 +194,7 @@ def _end_group(process: subprocess.Popen) -> None:
 
 
 def _run_here(name: str) -> int:
-    """In the step's own process: the bench comes in, the answer goes into the bench's result file."""
+    """Runs a step in this process: reads the bench from standard input and writes the answer to the bench's result file."""
     bench = Bench.from_json(sys.stdin.read())
     step = next(step for step in STEPS if step.name == name)
     try:
@@ -202,7 +202,7 @@ def _run_here(name: str) -> int:
     except tracefs.NoTracing as error:
         answer = Answer("not answered", f"no probes through tracefs: {error}")
     except Exception as error:
-        # One broken step must not take the others' answers with it; the report shows where it broke.
+        # A failed step must not discard the answers of others; the report shows where it failed.
         trace = traceback.format_exc().splitlines()
         saved = json.loads(bench.result.read_text()) if bench.result and bench.result.exists() else None
         before = f"; until then: {saved['text']}" if saved else ""

@@ -1,4 +1,4 @@
-"""The questions, in the order in which they are asked: the cheap and safe ones first."""
+"""The questions, in the order in which they are answered: the cheap and safe ones first."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Step:
 
     name: str
     question: str
-    # How it is answered, for the report.
+    # How the question is answered, for the report.
     method: str
-    # After this time the step is ended, and what it had saved is its answer.
+    # After this time the step is killed, and its last saved answer counts.
     limit_s: int
-    # Whether it needs a kernel that allows probes.
+    # Whether the step needs a kernel that allows probes.
     needs_probes: bool
     run: Callable[[Bench], Answer]
 

@@ -1,4 +1,4 @@
-"""Entry and return probes on a library's functions through the kernel's own tracing files: no eBPF, no compiler."""
+"""Entry and return probes on a library's functions through tracefs: without eBPF and without a compiler."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _REGISTERS = {
     "x86_64": ("%di", "%si", "%dx", "%cx", "%r8", "%r9"),
     "aarch64": tuple(f"%x{index}" for index in range(6)),
 }
-# Where the return address is before a function's first instruction.
+# Location of the return address before a function's first instruction.
 _CALLER = {"x86_64": "+0(%sp)", "aarch64": "%x30"}
 _LINE = re.compile(r"^.*?-(?P<tid>\d+)\s+\[\d+\]\s+\S+\s+(?P<time>[\d.]+): (?P<name>\w+): \([^)]*\)(?P<rest>.*)$")
 
 
 class NoTracing(Exception):
-    """This kernel offers no probes through tracefs; the text is its answer."""
+    """This kernel offers no probes through tracefs; the text is its error."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Hit:
 
 
 def parse(text: str) -> list[Hit]:
-    """The hits in the kernel's text, in their order; comments and foreign lines are passed over."""
+    """Returns the hits in the kernel's text, in order; skips comments and unknown lines."""
     hits = []
     for line in text.splitlines():
         found = None if line.startswith("#") else _LINE.match(line)
@@ -57,9 +57,9 @@ def parse(text: str) -> list[Hit]:
 def definitions(
     group: str, library: Path, wanted: dict[str, int | None], returns: bool, callers: bool = False
 ) -> list[str]:
-    """One line for uprobe_events per probe. `wanted` gives the argument, from 0, that is the size; None records no size.
+    """Returns one line for uprobe_events per probe. `wanted` has the index of the size argument from 0; None records no size.
 
-    `callers` records the address that each call returns to.
+    `callers` also records the return address of each call.
     """
     registers = _REGISTERS[platform.machine()]
     caller = f" caller={_CALLER[platform.machine()]}:x64" if callers else ""
@@ -75,7 +75,7 @@ def definitions(
 
 
 class Probes:
-    """Probes that exist as long as the `with` block; they see every process that uses the library file."""
+    """Probes that exist during the `with` block; they fire for every process that uses the library file."""
 
     def __init__(
         self, library: Path, wanted: dict[str, int | None], returns: bool = True, callers: bool = False
@@ -120,16 +120,16 @@ class Probes:
         return folder
 
     def follow(self, tgid: int) -> None:
-        """Records only this process and what it starts from now on."""
+        """Limits the trace to this process and the processes that it starts from now on."""
         (self._instance / "options" / "event-fork").write_text("1")
         (self._instance / "set_event_pid").write_text(str(tgid))
 
     def start(self) -> None:
-        """Lets the probes fire."""
+        """Enables the probes."""
         self._switch("1")
 
     def stop(self) -> None:
-        """Takes the probes out; what was recorded stays."""
+        """Disables the probes; the recorded hits are kept."""
         self._switch("0")
 
     def _switch(self, value: str) -> None:
@@ -139,16 +139,16 @@ class Probes:
             raise NoTracing(f"the kernel refuses to switch the probes: {error}") from error
 
     def hits(self) -> list[Hit]:
-        """What was recorded so far."""
+        """Returns the hits recorded so far."""
         return parse((self._instance / "trace").read_text(errors="replace"))
 
     def lost(self) -> int:
-        """How many lines the kernel overwrote or dropped."""
+        """Returns the number of lines that the kernel overwrote or dropped."""
         stats = [path.read_text() for path in self._instance.glob("per_cpu/cpu*/stats")]
         return sum(int(number) for text in stats for number in re.findall(r"(?:overrun|dropped events): (\d+)", text))
 
     def counts(self) -> dict[str, int]:
-        """How often each probe was hit, in every process together, recorded or not."""
+        """Returns the hits per probe over all processes, whether recorded or not."""
         counts = {}
         for line in (self._root / "uprobe_profile").read_text().splitlines():
             fields = line.split()
@@ -158,7 +158,7 @@ class Probes:
 
 
 def _append(path: Path, line: str) -> None:
-    # Not Python's mode "a": it seeks to the end, which these files refuse.
+    # Python's mode "a" seeks to the end, which these files refuse.
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
         os.write(descriptor, line.encode() + b"\n")
@@ -167,12 +167,12 @@ def _append(path: Path, line: str) -> None:
 
 
 def group_of(run_tgid: int) -> str:
-    """How the names begin of everything that the steps of one run make in tracefs."""
+    """Returns the prefix of all names that the steps of one run create in tracefs."""
     return f"gpucheck_{run_tgid}_"
 
 
 def sweep(root: Path, beginning: str) -> None:
-    """Removes the probes of every group whose name begins like this."""
+    """Removes the probes of every group whose name has this prefix."""
     for instance in (root / "instances").glob(f"{beginning}*"):
         for switch in instance.glob(f"events/{beginning}*/enable"):
             switch.write_text("0")
@@ -184,7 +184,7 @@ def sweep(root: Path, beginning: str) -> None:
 
 
 def sweep_run(run_tgid: int) -> None:
-    """Removes what killed steps of a run left, wherever tracefs is mounted, and the mounts that they made."""
+    """Removes what killed steps of a run left in tracefs, wherever that is mounted, and the mounts that they made."""
     beginning = group_of(run_tgid)
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if " tracefs " in line]
     for place in {*mounts, *_PLACES}:

@@ -1,4 +1,4 @@
-"""memwatch, watching a job, and what its reports say of the job."""
+"""A memwatch process that traces a job, and its reports about the job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REPORT_LIMIT_S = 10.0
 
 
 class Watcher:
-    """A memwatch process; when the `with` block begins, its probes are in place."""
+    """A memwatch process; its probes are in place when the `with` block begins."""
 
     def __init__(self, bench: Bench, tgid: int, interval: str = "200ms") -> None:
         self.tgid = tgid
@@ -52,13 +52,13 @@ class Watcher:
             return " ".join(file.read().split()) or "it reported nothing"
 
     def report(self, limit_s: float = _REPORT_LIMIT_S) -> dict:
-        """The next report."""
+        """Returns the next report."""
         return json.loads(self._lines.next(limit_s))
 
     def settled(self) -> tuple[dict, dict | None]:
-        """The first report with NVML values that are younger than this call, and the job's process in it.
+        """Returns the first report with NVML values that are newer than this call, and the job's process in it.
 
-        The process is None while memwatch has seen nothing of it.
+        The process is None while memwatch has no data about it.
         """
         now = datetime.now(timezone.utc)
         end = time.monotonic() + _REPORT_LIMIT_S
@@ -72,12 +72,12 @@ class Watcher:
 
 
 def sources(bench: Bench) -> list[str]:
-    """The options that name the libraries."""
+    """Returns the options that select the libraries."""
     return ["--libcuda", str(bench.libcuda), "--nvml-lib", str(bench.nvml)]
 
 
 def moment(text: str) -> datetime:
-    """A time of a report; fractions beyond the microsecond are cut off."""
+    """Parses a time of a report, truncated to microseconds."""
     seconds, _, fraction = text.rstrip("Z").partition(".")
     whole = datetime.strptime(seconds, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
     return whole.replace(microsecond=int(f"{fraction:0<6}"[:6]) if fraction else 0)

@@ -1,4 +1,4 @@
-"""Makes what a PyTorch process holds beside its tensors appear one by one: context, kernels, cuBLAS."""
+"""Allocates one by one what a PyTorch process holds beside its tensors: context, kernels, cuBLAS."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from checkpoint import begin, checkpoint, parser
 
 
 def main() -> None:
-    """A checkpoint after each."""
+    """Prints a checkpoint after each part."""
     begin(parser(__doc__))
     held = torch.empty(1 << 20, dtype=torch.float32, device="cuda")
     checkpoint("first tensor")

@@ -1,4 +1,4 @@
-"""Calls CUDA's runtime allocation functions with sizes that occur nowhere else, and says what they answered."""
+"""Calls CUDA's runtime allocation functions with sizes that occur nowhere else, and prints their results."""
 
 import ctypes
 import json
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-# The name of the allocation function, its size, whether a stream or flags follow the size, and the function that frees.
+# Name of the allocation function, size, further arguments such as flags or a stream, and the name of the free function.
 CALLS = (
     ("cudaMalloc", 7_654_321, (), "cudaFree"),
     ("cudaMallocManaged", 654_321, (ctypes.c_uint(1),), "cudaFree"),
@@ -17,13 +17,13 @@ CALLS = (
 
 
 def runtime() -> ctypes.CDLL:
-    """The runtime library that PyTorch itself uses."""
+    """Loads the runtime library that PyTorch uses."""
     files = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libcudart" in line}
     return ctypes.CDLL(sorted(files)[0])
 
 
 def main() -> None:
-    """Prints one line of JSON."""
+    """Calls the functions and prints one line of JSON."""
     torch.cuda.init()
     torch.cuda.current_stream()
     library = runtime()

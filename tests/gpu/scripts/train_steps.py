@@ -1,6 +1,6 @@
-"""Trains on order: reads a number of steps from standard input, trains them, prints how long each took, and reads on.
+"""Trains on command: reads a number of steps from standard input, runs them, and prints the duration of each.
 
-Everything a step allocates has the same size each time, so that steps can be compared.
+Every step makes the same allocations, so that steps can be compared.
 """
 
 import json
@@ -16,7 +16,7 @@ LAYERS = 6
 
 
 def main() -> None:
-    """One line of JSON per order: {"step_ns": [...]}."""
+    """Prints one line of JSON per command: {"step_ns": [...]}."""
     layer = torch.nn.TransformerEncoderLayer(WIDTH, nhead=8, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -1,6 +1,6 @@
 /*
- * `ioctl` as libcuda calls it: requests to files of this driver are read and answered here, all others go to the kernel. A
- * program's own calls never come here: see device.map.
+ * The `ioctl` that libcuda calls: requests to files of this driver are answered here, all others are passed to the kernel. A
+ * program's own calls do not reach this function: see device.map.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -132,7 +132,7 @@ static void control(struct request *request, void *argument)
 }
 
 struct row {
-    uint32_t number, bytes; /* 0: as the layout has it */
+    uint32_t number, bytes; /* 0: as in the layout */
     bool has_class;
     void (*run)(struct request *, void *);
 };
@@ -146,7 +146,7 @@ static const struct row rows[] = {
     {RM_CONTROL, RM_CONTROL_BYTES, false, control},
 };
 
-/* Like the real driver, which looks at number and size of a request: EINVAL for others. */
+/* Returns EINVAL unless the request's number and size match, as the real driver does. */
 static int request_of_manager(struct request *request, void *argument)
 {
     const struct row *row = rows;
@@ -180,7 +180,7 @@ static int manager(unsigned long number, void *argument)
     return request_of_manager(&request, argument);
 }
 
-/* Requests without a meaning here. */
+/* Requests that have no effect in the simulation. */
 static bool is_idle(unsigned long number)
 {
     return number == UVM_REGISTER_GPU || number == UVM_REGISTER_SPACE || number == UVM_SEMAPHORE_POOL;
@@ -235,7 +235,7 @@ EXPORTED int ioctl(int file, unsigned long number, ...)
     return answer(file, number, argument);
 }
 
-/* The same under an earlier version, for a libcuda that has two stubs. */
+/* The same function with an earlier symbol version, for a libcuda with two stubs. */
 EXPORTED int earlier_ioctl(int file, unsigned long number, void *argument)
 {
     return answer(file, number, argument);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* -1 before the first request, -2 without a journal. */
+/* -1 before the first request, -2 if there is no journal. */
 static int file = -1;
 
 static int open_journal(void)

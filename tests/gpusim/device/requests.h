@@ -1,6 +1,6 @@
 /*
- * The requests of the simulated kernel driver: numbers, sizes and offsets of those of NVIDIA's open-gpu-kernel-modules, 515 to
- * 595. Their sources there: nv_escape.h and nv-ioctl-numbers.h (numbers), nvos.h (arguments), cl0080.h, cl2080.h, ctrl2080gpu.h,
+ * Requests of the simulated kernel driver: numbers, sizes and offsets as in NVIDIA's open-gpu-kernel-modules, 515 to
+ * 595. Their source files: nv_escape.h and nv-ioctl-numbers.h (numbers), nvos.h (arguments), cl0080.h, cl2080.h, ctrl2080gpu.h,
  * ctrl0000gpu.h (parameters), uvm_ioctl.h, nvstatuscodes.h. All numbers are little-endian.
  */
 #ifndef GPUSIM_REQUESTS_H
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 
-/* The number of a request whose argument has this size. */
+/* The ioctl number of a request with an argument of this size. */
 #define RM_REQUEST(number, bytes) _IOC(_IOC_READ | _IOC_WRITE, 'F', (number), (bytes))
 
 enum rm_number {
@@ -23,7 +23,7 @@ enum rm_number {
     RM_XFER = 0xd3,
 };
 
-/* Sizes of arguments that are the same in all versions. */
+/* Argument sizes that are the same in all versions. */
 enum {
     RM_ALLOC_MEMORY_BYTES = 56,
     RM_FREE_BYTES = 16,
@@ -34,13 +34,13 @@ enum {
     RM_ALLOC_MOST_BYTES = 56,
 };
 
-/* Where client, parent and object lie in every argument that has them. */
+/* Offsets of client, parent, object and class in every argument that has them. */
 enum { RM_AT_CLIENT = 0, RM_AT_PARENT = 4, RM_AT_OBJECT = 8, RM_AT_CLASS = 12 };
 
-/* ALLOC: its parameters lie where the pointer shows. */
+/* ALLOC: offset of the pointer to its parameters. */
 enum { ALLOC_AT_PARAMETERS = 16 };
 
-/* FREE, ALLOC_MEMORY (size - 1 is its limit), DUP, CONTROL, XFER. */
+/* FREE, ALLOC_MEMORY (its limit is size - 1), DUP, CONTROL, XFER. */
 enum {
     FREE_AT_STATUS = 12,
     ALLOC_MEMORY_AT_FLAGS = 16,
@@ -74,7 +74,7 @@ enum {
     HEAP_FREE = 3,
 };
 
-/* The parameters of memory: NV_MEMORY_ALLOCATION_PARAMS, 120 bytes to 535, 128 from 545. */
+/* Memory parameters (NV_MEMORY_ALLOCATION_PARAMS): 120 bytes up to 535, 128 from 545. */
 enum {
     MEMORY_AT_FLAGS = 8,
     MEMORY_AT_ATTR = 24,
@@ -83,7 +83,7 @@ enum {
     MEMORY_PARAMETERS_BYTES = 128,
 };
 
-/* The parameters of a device and of an instance of a GPU: deviceId, swizzId. */
+/* Parameters of a device (deviceId) and of a GPU instance (swizzId). */
 enum { DEVICE_AT_ID = 0, DEVICE_PARAMETERS_BYTES = 56, INSTANCE_AT_ID = 8, INSTANCE_PARAMETERS_BYTES = 16 };
 
 /* Classes of objects. */
@@ -99,7 +99,7 @@ enum rm_class {
     CLASS_ADDRESS_SPACE = 0x90f1,
 };
 
-/* Bits of a memory's attributes, and the flag of memory that has addresses only. */
+/* Bits of memory attributes, and the flag of memory that reserves addresses only. */
 enum {
     ATTR_PAGE_SIZE = 3u << 23,
     ATTR_PAGE_4K = 1u << 23,
@@ -126,7 +126,7 @@ enum {
     ID_PARAMETERS_BYTES = 40,
 };
 
-/* UVM's requests are plain numbers. A mapping is base, length, offset, then far behind client and memory, and its status. */
+/* UVM requests are plain numbers. A mapping has base, length and offset, and at a higher offset client, memory and status. */
 enum {
     UVM_REGISTER_SPACE = 25,
     UVM_REGISTER_GPU = 37,
@@ -154,15 +154,15 @@ enum rm_status {
     STATUS_NOT_FOUND = 0x57,
 };
 
-/* What differs between driver versions. */
+/* Differences between driver versions. */
 struct rm_layout {
-    const char *name; /* as GPUSIM_RM names it */
+    const char *name; /* as in GPUSIM_RM */
     uint32_t alloc_bytes, alloc_at_status;
-    uint32_t memory_bytes;  /* of a memory's parameters */
+    uint32_t memory_bytes;  /* size of memory parameters */
     uint32_t map_at_client; /* in UVM_MAP_EXTERNAL; the memory and the status follow */
 };
 
-/* The first is the usual one. `odd` has a size that no driver has. */
+/* The first layout is the default. `odd` has a size that no driver uses. */
 static const struct rm_layout rm_layouts[] = {
     {"580", 48, 40, 128, 9252}, {"535", 48, 40, 120, 1188}, {"525", 40, 36, 120, 1188},
     {"515", 40, 32, 120, 1188}, {"nvos21", 32, 28, 120, 9252}, {"odd", 56, 40, 128, 9252},

@@ -13,7 +13,7 @@ static uint64_t charged_bytes[8];
 static struct device_answer decided;
 static bool is_decided;
 
-/* GPUSIM_RM_FAIL: the request for video memory that fails, counted from 1, and how. */
+/* GPUSIM_RM_FAIL: index of the video-memory request that fails, counted from 1, and the kind of failure. */
 static unsigned long failing, asked_for_memory;
 static bool fails_by_status;
 
@@ -58,7 +58,7 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
     return bytes > UINT64_MAX - missing ? UINT64_MAX : bytes + missing;
 }
 
-/* Pages of 2 MiB but where others are asked for; host memory has small ones. */
+/* Rounds up to pages of 2 MiB unless the request sets a page size; host memory has 4 KiB pages. */
 static uint64_t granted_bytes(const struct request *request)
 {
     if (request->class == CLASS_HOST_MEMORY)
@@ -79,7 +79,7 @@ static uint32_t granted_attr(const struct request *request)
     return kept | ATTR_CONTIGUOUS | (page ? page : ATTR_PAGE_2M);
 }
 
-/* NVML charges a process for its objects of this class, those excepted that have addresses only or lie in the host's memory. */
+/* NVML charges a process for objects of this class, except those in host memory or with addresses only. */
 static bool is_charged(const struct request *request)
 {
     return request->class == CLASS_VIDEO_MEMORY && !(request->attr & ATTR_LOCATION) && !(request->flags & FLAG_VIRTUAL);
@@ -98,7 +98,7 @@ static int gpu_of_device(uint32_t instance)
     return NO_GPU;
 }
 
-/* Where the GPU is divided, what its device allocates comes from the instance that the client has subscribed to. */
+/* On a MIG GPU, the device allocates from the instance to which the client has subscribed. */
 static void subscribe(struct object *object, const void *parameters)
 {
     int gpu = (int)(get32(parameters, INSTANCE_AT_ID) - FIRST_GPU_INSTANCE);
@@ -119,7 +119,7 @@ static uint32_t charge(struct request *request, struct object *object)
     return STATUS_OK;
 }
 
-/* What the new object's class asks for. */
+/* Applies the effects of the new object's class. */
 static uint32_t furnish(struct request *request, struct object *object, const void *parameters)
 {
     if (request->class == CLASS_DEVICE) {
@@ -185,7 +185,7 @@ void manager_allocate(struct request *request, const void *parameters)
     }
 }
 
-/* As the real one answers: what is not there is free. */
+/* Succeeds for unknown objects, as the real driver does. */
 void manager_free(struct request *request)
 {
     struct object *object = object_find(request->client, request->object);
@@ -194,7 +194,7 @@ void manager_free(struct request *request)
     request->status = STATUS_OK;
 }
 
-/* Another process's object cannot be looked at from here. */
+/* Objects of another process cannot be checked here. */
 static bool source_is_possible(const struct request *request)
 {
     return !object_find(request->source_client, request->source_client)

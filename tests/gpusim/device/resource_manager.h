@@ -1,17 +1,17 @@
-/* What the resource manager (RM) and UVM do with a request that was read. */
+/* Handling of decoded requests by the resource manager (RM) and UVM. */
 #ifndef GPUSIM_RESOURCE_MANAGER_H
 #define GPUSIM_RESOURCE_MANAGER_H
 
 #include "device_library.h"
 #include "journal.h"
 
-/* Each sets the request's status, and what it grants. */
+/* Each sets the request's status and the granted values. */
 void manager_allocate(struct request *request, const void *parameters);
 void manager_free(struct request *request);
 void manager_duplicate(struct request *request);
 void manager_control(struct request *request, void *parameters);
 
-/* Whether memory that is to be mapped exists. */
+/* Checks that the memory to map exists. */
 void manager_map(struct request *request);
 
 const struct device_machine *manager_machine(void);

@@ -4,7 +4,7 @@
 
 static struct ledger *ledger;
 static struct ledger_process *own;
-static struct process_identity identity; /* of who has, or had, the slot */
+static struct process_identity identity; /* of the process that has, or had, the slot */
 
 CUresult accounting_start(void)
 {

@@ -21,7 +21,7 @@ struct free_block {
 static uint64_t range_start, range_end, next_unused;
 static struct free_block *free_blocks[BUCKETS];
 
-/* The fixed start keeps device addresses recognisable in logs; where it is taken, any other place will do. */
+/* The fixed start keeps device addresses recognisable in logs; if it is taken, any other range is used. */
 static bool reserve_range(void)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;

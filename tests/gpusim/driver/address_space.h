@@ -1,5 +1,5 @@
 /*
- * Device addresses: one range of this process's address space, reserved once and committed by the kernel as it is written,
+ * Device addresses: one range of this process's address space, reserved once and committed by the kernel on first write,
  * so that small copies keep their data. Needs the driver lock.
  */
 #ifndef GPUSIM_ADDRESS_SPACE_H
@@ -9,16 +9,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A block of whole granules. The latest block of exactly this size given back comes first. 0 when the range is exhausted. */
+/* Takes a block of whole granules: first the block of exactly this size that was returned last. 0 when the range is exhausted. */
 uint64_t address_space_take(uint64_t bytes, uint64_t alignment);
 
-/* Gives a block back whole; its next owner reads zeros. */
+/* Returns a whole block; its next owner reads zeros. */
 void address_space_give(uint64_t address, uint64_t bytes);
 
-/* Drops what was written to whole pages of the range. */
+/* Discards data written to whole pages of the range. */
 void address_space_discard(uint64_t address, uint64_t bytes);
 
-/* Whether an address belongs to the device range at all. */
+/* Whether an address belongs to the device range. */
 bool address_space_contains(uint64_t address);
 
 #endif

@@ -9,7 +9,7 @@ static struct allocation **table;
 static size_t count, capacity;
 static uint64_t next_identity = 1;
 
-/* How many allocations start at or below the address. */
+/* Number of allocations that start at or below the address. */
 static size_t position_after(uint64_t address)
 {
     size_t low = 0, high = count;

@@ -10,9 +10,9 @@
 
 struct array {
     struct context *context;
-    struct allocation backing; /* its texels; bytes 0 where the memory is mapped in later */
+    struct allocation backing; /* its texels; bytes is 0 if the memory is mapped later */
     CUDA_ARRAY3D_DESCRIPTOR descriptor;
-    struct array *levels; /* a mipmapped array's views; they own nothing */
+    struct array *levels; /* views of a mipmapped array's levels, without memory */
     struct array *next;
 };
 
@@ -40,7 +40,7 @@ static uint64_t extent(uint64_t length, unsigned level)
     return shrunk ? shrunk : 1;
 }
 
-/* width * max(height, 1) * max(depth, 1) * channels * channel bytes, summed over the levels; 0 where that overflows. */
+/* width * max(height, 1) * max(depth, 1) * channels * channel bytes, summed over the levels; 0 on overflow. */
 static uint64_t texel_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels)
 {
     uint64_t total_bytes = 0;
@@ -197,7 +197,7 @@ DRIVER_API(cuArrayGetDescriptor_v2)(CUDA_ARRAY_DESCRIPTOR *descriptor, CUarray a
     return driver_check();
 }
 
-/* Sparse residency is page tables: the memory is a cuMemCreate of its own. */
+/* A sparse array only maps pages: the memory comes from cuMemCreate. */
 DRIVER_API(cuMemMapArrayAsync)(void *list, unsigned count, CUstream stream)
 {
     (void)list, (void)count, (void)stream;

@@ -4,7 +4,7 @@
 
 #include "context.h"
 
-/* Frees the arrays that go with a context. */
+/* Frees the arrays that belong to a context. */
 void arrays_free_context(struct context *context);
 
 #endif

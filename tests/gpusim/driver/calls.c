@@ -1,10 +1,10 @@
-/* Which exported functions this process has called: written to the file GPUSIM_CALLS at its end. */
+/* Writes the names of the exported functions that this process has called to the file GPUSIM_CALLS at exit. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "proc_table.h"
 
-/* Counted by the exported trampolines (build), in the order of gpusim_symbols. Threads may overwrite each other's count. */
+/* Counted by the exported trampolines (build), in the order of gpusim_symbols. Concurrent increments may be lost. */
 extern unsigned gpusim_calls[] __attribute__((visibility("hidden")));
 
 static void __attribute__((destructor)) write_calls(void)

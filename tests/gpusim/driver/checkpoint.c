@@ -1,4 +1,4 @@
-/* Checkpointing works on another process: the one named by its process id, not the caller. */
+/* Checkpoint calls act on the process with the given process id, not on the caller. */
 #include "accounting.h"
 #include "driver.h"
 #include "log.h"

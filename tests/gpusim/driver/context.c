@@ -169,7 +169,7 @@ static CUresult create(struct context **created, unsigned flags, CUdevice ordina
     CUresult result = enter_device(ordinal, &device);
     if (result != CUDA_SUCCESS)
         return result;
-    /* The record of a destroyed context is kept: other threads may still hold it as current. */
+    /* The record of a destroyed context is kept: it may still be current on other threads. */
     struct context *context = driver_record(sizeof *context);
     *context = (struct context){.device = device, .flags = flags, .identity = next_identity++};
     result = stack.depth < STACK_DEPTH ? open_context(context) : CUDA_ERROR_INVALID_VALUE;
@@ -218,7 +218,7 @@ DRIVER_API(cuCtxDestroy_v2)(CUcontext context)
     return result;
 }
 
-/* ---- the calling thread's stack ---- */
+/* ---- context stack of the calling thread ---- */
 
 DRIVER_API(cuCtxPushCurrent_v2)(CUcontext context)
 {

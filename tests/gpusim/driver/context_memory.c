@@ -10,15 +10,15 @@
 #include "settings.h"
 #include "video_memory.h"
 
-/* What code of a function, and each of the pieces for the first streams, take. */
+/* Size of a function's code, and of each piece for the first streams. */
 #define EXTRA_BYTES (2 * MEBIBYTE)
 enum { STREAM_PIECES = 35 };
 
-/* One object, as it is held. */
+/* An object of a context. */
 struct held {
     struct video_memory video; /* bytes 0: no video memory */
     uint32_t object, parent;
-    uint64_t address; /* where video memory is mapped */
+    uint64_t address; /* address of the mapped video memory */
     bool goes_with_parent;
 };
 
@@ -26,8 +26,8 @@ struct context_memory {
     int device;
     struct held *held;
     size_t count;
-    uint64_t bytes; /* of video memory */
-    size_t local;   /* the piece for local memory; `count` without one */
+    uint64_t bytes; /* of video memory, in total */
+    size_t local;   /* index of the piece for local memory; SIZE_MAX without one */
     uint64_t local_bytes_per_thread;
     bool has_streams;
 };
@@ -57,7 +57,7 @@ static void resize(struct context_memory *memory, int64_t more_bytes)
     accounting_context_resized(memory->device, more_bytes);
 }
 
-/* Where the real one maps these: nothing of the process lies there, and nobody writes to it. */
+/* Uses the address range of the real driver, which no memory of the process occupies. The memory is never written. */
 static void map(struct held *held)
 {
     static uint64_t next_address = 0x200000000ull;
@@ -80,8 +80,8 @@ static bool add_video(struct context_memory *memory, struct rm_memory asked)
 }
 
 /*
- * A context of another size than the real one is made of pieces in the same proportions, in whole small pages; the last piece
- * takes what is left, so that they add up to the setting.
+ * A context of another size than the real one consists of pieces in the same proportions, in whole small pages; the last piece
+ * takes the rest, so that the sum equals the setting.
  */
 static struct rm_memory scaled(const struct context_object *object, uint64_t left_bytes, bool is_last)
 {
@@ -91,7 +91,7 @@ static struct rm_memory scaled(const struct context_object *object, uint64_t lef
     if (overhead_bytes == CONTEXT_MEBIBYTES * MEBIBYTE)
         return asked;
     uint64_t granted_bytes = round_up(object->asked_bytes, GRANULE_BYTES);
-    /* In MiB: no product of two sizes in bytes overflows then. */
+    /* Uses MiB, so that the product of two sizes cannot overflow. */
     uint64_t bytes = granted_bytes / KIBIBYTE * (overhead_bytes / MEBIBYTE) / CONTEXT_MEBIBYTES * KIBIBYTE;
     bytes -= bytes % 4096;
     asked.attr = (object->attr & ~(uint32_t)ATTR_PAGE_SIZE) | ATTR_PAGE_4K;
@@ -182,7 +182,7 @@ void context_memory_give(struct context_memory *memory)
 {
     while (memory->count)
         drop(memory, &memory->held[--memory->count]);
-    /* Without a kernel driver it is one sum. */
+    /* Without a kernel driver there is only one total. */
     if (memory->bytes) {
         accounting_vacate(memory->device, memory->bytes);
         resize(memory, -(int64_t)memory->bytes);
@@ -191,7 +191,7 @@ void context_memory_give(struct context_memory *memory)
     free(memory);
 }
 
-/* ---- what comes with use ---- */
+/* ---- memory taken on use ---- */
 
 static bool add_extra(struct context_memory *memory)
 {
@@ -220,7 +220,7 @@ bool context_memory_add_streams(struct context_memory *memory)
     return true;
 }
 
-/* Frees the piece for local memory and takes a larger one under the same handle; there is none where that does not fit. */
+/* Frees the piece for local memory and takes a larger one under the same handle; if that fails, no piece is left. */
 static bool replace_local(struct context_memory *memory, uint64_t bytes)
 {
     struct held *held = &memory->held[memory->local];

@@ -1,6 +1,6 @@
 /*
- * The objects that libcuda makes for a context, in their order, as logged on an H100 80GB with driver 580.159.04: 17 of video
- * memory, 518 MiB in all, host memory, and channels with their engines.
+ * The objects that libcuda creates for a context, in their order, as logged on an H100 80GB with driver 580.159.04: 17 of video
+ * memory, 518 MiB in total, host memory, and channels with their engines.
  */
 #ifndef GPUSIM_CONTEXT_OBJECTS_H
 #define GPUSIM_CONTEXT_OBJECTS_H
@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What an object stands below: the latest group or channel before it. */
+/* Parent of an object: the latest group or channel before it. */
 enum context_parent { BELOW_DEVICE, BELOW_SUBDEVICE, BELOW_GROUP, BELOW_CHANNEL };
 
 enum context_class {
@@ -31,7 +31,7 @@ struct context_object {
 extern const struct context_object context_objects[];
 extern const size_t context_object_count;
 
-/* The bytes of a granule of the real context that scale with GPUSIM_CONTEXT_MB: 518 of them. */
+/* MiB of the real context, which are scaled to GPUSIM_CONTEXT_MB. */
 #define CONTEXT_MEBIBYTES 518ull
 
 /* Local memory on an H100: for each of 2048 threads on 132 multiprocessors. */

@@ -1,4 +1,4 @@
-/* Settings of a context, and the synchronisation that lets pools give memory back. */
+/* Settings of a context, and its synchronisation, at which pools release memory. */
 #include "context.h"
 #include "context_memory.h"
 #include "driver.h"
@@ -10,7 +10,7 @@ enum { STACK = 0, LIMITS = 7 };
 /* Stack, printf FIFO, device heap, sync depth, pending launches, L2 granularity, persisting L2. */
 static size_t limits[LIMITS] = {1024, 1048576, 8388608, 2, 2048, 128, 0};
 
-/* A stack is local memory, which every thread that the device can hold gets at once. */
+/* A stack is local memory, which is allocated for all threads that the device can hold. */
 static bool stack_fits(size_t bytes)
 {
     struct context *context;

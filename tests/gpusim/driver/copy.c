@@ -1,6 +1,6 @@
 /*
- * Copies. Only the first GPUSIM_KEEP_BYTES of a copy are made, so that a large job does not need the host memory of a GPU:
- * the rest of a longer copy is lost, and reads back as zeros.
+ * Copies. Only the first GPUSIM_KEEP_BYTES are copied, so that a large job does not need as much host memory as a GPU has:
+ * the rest of a longer copy is lost and reads as zeros.
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -96,7 +96,7 @@ DRIVER_API(cuMemcpyPeerAsync)(
     return copy(destination, source, bytes);
 }
 
-/* ---- two and three dimensions: arrays have no contents, linear sides are copied row by row ---- */
+/* ---- two and three dimensions: arrays have no contents, linear memory is copied row by row ---- */
 
 static uint64_t first_byte(const copy_2d_side *side)
 {

@@ -1,8 +1,8 @@
 /*
- * The part of the CUDA driver ABI that the simulator speaks.
+ * The part of the CUDA driver ABI that the simulator implements.
  *
  * These are our own declarations of public ABI facts (names, argument order, numeric values and struct layouts); no vendor
- * header is needed or copied. Only what the simulator reads or writes is named: the rest of a struct is padding.
+ * header is needed or copied. Only fields that the simulator reads or writes are named: the rest of a struct is padding.
  */
 #ifndef GPUSIM_CUDA_ABI_H
 #define GPUSIM_CUDA_ABI_H
@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 typedef uint64_t CUdeviceptr;
-typedef int CUdevice; /* the ordinal that this process sees, not the NVML index */
+typedef int CUdevice; /* the ordinal in this process, not the NVML index */
 typedef uint64_t CUmemGenericAllocationHandle;
 
 typedef struct context *CUcontext;
@@ -127,7 +127,7 @@ typedef struct {
     int handle_types;
     CUmemLocation location;
     void *windows_attributes;
-    size_t max_size_bytes; /* 0: no limit of its own */
+    size_t max_size_bytes; /* 0: no limit */
     uint16_t usage;
     uint8_t reserved[54];
 } CUmemPoolProps;
@@ -145,7 +145,7 @@ typedef enum {
 } CUmemPool_attribute;
 
 typedef struct { uint8_t bytes[64]; } CUmemPoolPtrExportData;
-typedef struct { uint8_t bytes[64]; } CUipcMemHandle; /* travels by value, on the stack */
+typedef struct { uint8_t bytes[64]; } CUipcMemHandle; /* passed by value, on the stack */
 
 typedef struct {
     unsigned device_count;

@@ -35,7 +35,7 @@ DRIVER_API(cuDeviceGetName)(char *name, int length, CUdevice ordinal)
     return result;
 }
 
-/* The first version knows no MIG instances: it answers with the GPU's. */
+/* The first version does not support MIG instances: it returns the UUID of the GPU. */
 DRIVER_API(cuDeviceGetUuid)(CUuuid *uuid, CUdevice ordinal)
 {
     const struct ledger *ledger = accounting_ledger();

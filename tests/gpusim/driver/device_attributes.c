@@ -2,7 +2,7 @@
 
 #include "device.h"
 
-/* Numbers of cuDeviceGetAttribute with the values of the model that we pretend to be: an H100 SXM. */
+/* Values of cuDeviceGetAttribute for the simulated model: an H100 SXM. */
 static const struct {
     int attribute;
     int value;

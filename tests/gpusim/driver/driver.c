@@ -18,7 +18,7 @@ static enum driver_state state;
 static pid_t owner;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Read by the exported trampolines (build: Prologue::Cmp); equal to GUARD_TAKEN, their je is taken. */
+/* Read by the exported trampolines (build: Prologue::Cmp); their je is taken if it equals GUARD_TAKEN. */
 uint32_t gpusim_guard __attribute__((visibility("hidden")));
 enum { GUARD_TAKEN = 0x67707573 };
 
@@ -43,7 +43,7 @@ CUresult driver_check(void)
 
 CUresult driver_enter(void)
 {
-    /* Looked at before the lock too: in a forked child the lock may be held by a thread that is not there. */
+    /* Also checked before the lock: in a forked child, a thread that exists only in the parent may hold the lock. */
     CUresult result = driver_check();
     if (result != CUDA_SUCCESS)
         return result;
@@ -96,7 +96,7 @@ uint64_t round_up(uint64_t bytes, uint64_t unit)
 
 static void in_forked_child(void)
 {
-    /* A child's child has the files as well. */
+    /* A grandchild also inherits the files. */
     if (current_state() == READY || current_state() == FORKED) {
         __atomic_store_n(&state, FORKED, __ATOMIC_RELEASE);
         accounting_disown();
@@ -108,7 +108,7 @@ __attribute__((constructor)) static void set_guard(void)
     gpusim_guard = settings_is("GPUSIM_GUARD", "taken") ? GUARD_TAKEN : 0;
 }
 
-/* A thread may still be inside a call; it gets a moment, then the slot goes all the same, as the process ends. */
+/* Waits a moment for a thread inside a call. If the lock is not released, the slot is reaped after the process has exited. */
 __attribute__((destructor)) static void end_of_process(void)
 {
     if (current_state() != READY || owner != getpid())

@@ -8,7 +8,7 @@
 struct event {
     unsigned flags;
     double recorded_milliseconds;
-    uint64_t reached_ns; /* when the work that was launched before it has ended */
+    uint64_t reached_ns; /* end of the work launched before the event was recorded */
 };
 
 static double now_milliseconds(void)

@@ -1,4 +1,4 @@
-/* Memory that Vulkan or another API owns: aliases of 0 bytes. */
+/* Memory of Vulkan or another API: aliases of 0 bytes. */
 #include <stdlib.h>
 
 #include "address_space.h"

@@ -15,7 +15,7 @@ static void fill_elements(uint64_t address, unsigned element_bytes, uint32_t val
         memcpy((char *)address + index * element_bytes, &value, element_bytes);
 }
 
-/* A large fill with zeros drops the pages instead of writing them; any other large fill stops at what is kept. */
+/* A large fill with zeros discards the pages; any other large fill writes only the bytes that are kept. */
 static CUresult fill(uint64_t address, unsigned element_bytes, uint32_t value, uint64_t count)
 {
     CUresult result = driver_check();

@@ -20,7 +20,7 @@ struct graph_executable {
 
 static struct graph_executable *executables;
 
-/* A node has no more to say than that it exists. */
+/* All nodes share this address: a node has no contents. */
 static uint8_t a_node;
 
 struct graph *graph_create(void)
@@ -145,7 +145,7 @@ DRIVER_API(cuGraphDestroy)(CUgraph graph)
     return result;
 }
 
-/* A captured graph counts as one node at least: kernels are not recorded, and callers take 0 for an empty capture. */
+/* A captured graph has at least one node: kernels are not recorded, and callers treat 0 as an empty capture. */
 DRIVER_API(cuGraphGetNodes)(CUgraph graph, CUgraphNode *nodes, size_t *count)
 {
     (void)nodes;
@@ -213,7 +213,7 @@ DRIVER_API(cuGraphExecDestroy)(CUgraphExec executable)
     return result;
 }
 
-/* ---- a device's graph memory ---- */
+/* ---- graph memory of a device ---- */
 
 DRIVER_API(cuDeviceGraphMemTrim)(CUdevice ordinal)
 {

@@ -1,4 +1,4 @@
-/* Graphs, as far as memory goes: kernels are not recorded. Needs the driver lock. */
+/* Graphs with their memory nodes; kernels are not recorded. Needs the driver lock. */
 #ifndef GPUSIM_GRAPH_H
 #define GPUSIM_GRAPH_H
 
@@ -6,7 +6,7 @@
 
 struct graph *graph_create(void);
 
-/* Adds a node that allocates, or frees, memory when the graph runs. */
+/* Adds a node that allocates or frees memory at launch. */
 CUresult graph_add_allocation(struct graph *graph, int device, uint64_t bytes, CUdeviceptr *address);
 CUresult graph_add_free(struct graph *graph, CUdeviceptr address);
 

@@ -9,9 +9,9 @@
 struct node {
     uint64_t address, block_bytes;
     struct video_memory video; /* bytes 0: not backed */
-    bool fresh;                /* backed by the launch that is going on */
+    bool fresh;                /* backed by the current launch */
     bool freed_by_graph;
-    bool outstanding; /* launched, and freed by nobody yet */
+    bool outstanding; /* launched and not yet freed */
 };
 
 struct graph_memory {
@@ -71,7 +71,7 @@ static bool back_node(struct graph_memory *memory, struct node *node)
     return true;
 }
 
-/* The nodes that have nothing behind them yet: all of them, or none. */
+/* Backs all nodes that are not backed, or none. */
 static bool back(struct graph_memory *memory)
 {
     size_t index = 0;

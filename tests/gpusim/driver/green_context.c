@@ -1,4 +1,4 @@
-/* Green contexts: a share of the multiprocessors; the memory is the primary context's, which each of them retains. */
+/* Green contexts: a share of the multiprocessors. Each retains the primary context, which owns its memory. */
 #include <stdlib.h>
 
 #include "context.h"
@@ -7,7 +7,7 @@
 #include "stream.h"
 
 struct green_context {
-    struct context view; /* what cuCtxFromGreenCtx hands out; its owner is the primary context */
+    struct context view; /* the result of cuCtxFromGreenCtx; its owner is the primary context */
     CUdevResource resource;
 };
 
@@ -15,7 +15,7 @@ struct device_resource_list {
     CUdevResource first;
 };
 
-enum { MULTIPROCESSORS = 16 }; /* the device attribute */
+enum { MULTIPROCESSORS = 16 }; /* number of the device attribute */
 
 DRIVER_API(cuDeviceGetDevResource)(CUdevice ordinal, CUdevResource *resource, int type)
 {
@@ -94,7 +94,7 @@ DRIVER_API(cuGreenCtxDestroy)(CUgreenCtx green)
     if (!green || !green->view.alive) {
         result = CUDA_ERROR_INVALID_CONTEXT;
     } else {
-        /* The record stays: it may be current on some thread. */
+        /* The record is kept: the context may be current on some thread. */
         green->view.alive = false;
         context_release_primary(green->view.device);
     }

@@ -4,7 +4,7 @@
 
 #include "allocation.h"
 
-/* Releases host memory that goes with its context. */
+/* Releases host memory when its context is destroyed. */
 void host_memory_drop(struct allocation *allocation);
 
 #endif

@@ -1,4 +1,4 @@
-/* Legacy inter-process handles: an alias of another allocation, 0 bytes, closed as often as it was opened. */
+/* Legacy inter-process handles: an alias of another allocation, 0 bytes, which must be closed as often as it was opened. */
 #include <stdbool.h>
 #include <string.h>
 

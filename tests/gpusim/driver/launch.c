@@ -1,4 +1,4 @@
-/* Kernel attributes, launches that do nothing but take time, and occupancy. */
+/* Kernel attributes, launches that only take time, and occupancy. */
 #include <stdio.h>
 #include <string.h>
 
@@ -113,14 +113,14 @@ DRIVER_API(cuFuncSetSharedMemConfig)(CUfunction function, int configuration)
     return driver_check();
 }
 
-/* What a kernel needs for each thread: the number in a name like `local_1952`, else nothing. */
+/* Local memory per thread of a kernel: the number in a name like `local_1952`, else 0. */
 static uint64_t local_bytes(const struct kernel *kernel)
 {
     unsigned long bytes;
     return sscanf(kernel->name, "local_%lu", &bytes) == 1 && bytes < MEBIBYTE ? bytes : 0;
 }
 
-/* The first launch brings the code to the device, and a larger need of local memory makes that grow. */
+/* The first launch loads the code to the device; local memory grows if the kernel needs more. */
 static CUresult load(struct kernel *kernel)
 {
     struct context *context;
@@ -156,7 +156,7 @@ DRIVER_API(cuLaunchKernel)(
 DRIVER_API(cuLaunchKernelEx)(const void *configuration, CUfunction function, void **parameters, void **extra)
 {
     (void)parameters, (void)extra;
-    /* Its first three words of 32 bits are the grid. */
+    /* The first three 32-bit words are the grid. */
     const unsigned *grid = configuration;
     return launch(function, (uint64_t)grid[0] * grid[1] * grid[2]);
 }

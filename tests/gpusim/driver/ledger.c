@@ -105,7 +105,7 @@ struct ledger *ledger_open(void)
         log_line(LOG_ALWAYS, "cannot open the ledger %s: %s", path, strerror(errno));
         return NULL;
     }
-    /* Let go by hand: the mapping keeps the open file, and a lock on it, beyond the close. */
+    /* Unlocks explicitly: the mapping keeps the open file, and its lock, after the close. */
     flock(file, LOCK_EX);
     struct ledger *ledger = map_file(file, path);
     flock(file, LOCK_UN);
@@ -115,7 +115,7 @@ struct ledger *ledger_open(void)
 
 void ledger_lock(struct ledger *ledger)
 {
-    /* Nothing derived is stored beside the slots, so a holder that was killed leaves nothing to repair. */
+    /* No derived values are stored outside the slots, so no repair is needed after a holder was killed. */
     if (pthread_mutex_lock(&ledger->mutex) == EOWNERDEAD)
         pthread_mutex_consistent(&ledger->mutex);
 }
@@ -149,7 +149,7 @@ static bool is_charged(const struct ledger *ledger, int exporter, uint32_t sourc
     return false;
 }
 
-/* What a process had, one object of it or with 0 all of them, is charged to the first that has it as well. */
+/* Charges an exporter's object, or all its objects if `source` is 0, to the first importer. */
 static void hand_on(struct ledger *ledger, int exporter, uint32_t source)
 {
     for (int row = 0; row < LEDGER_IMPORTS; row++) {
@@ -188,7 +188,7 @@ static void clear(struct ledger *ledger, struct ledger_process *process)
     hand_on(ledger, gone.tgid, 0);
 }
 
-/* Where the kernel hides the stack start, an exec is noticed only here. */
+/* If the kernel hides the start of the stack, an exec is detected only here. */
 static void clear_earlier_image(struct ledger *ledger, const struct process_identity *identity)
 {
     for (uint32_t slot = 0; slot < ledger->slot_bound; slot++) {
@@ -218,7 +218,7 @@ struct ledger_process *ledger_claim_slot(struct ledger *ledger)
     return claimed;
 }
 
-/* Rows of children that are gone are free again. */
+/* Also frees the rows of children that have exited. */
 static bool has_heir(struct ledger *ledger, const struct process_identity *parent)
 {
     bool found = false;

@@ -16,7 +16,7 @@ struct process_status {
     uint64_t stack_start;
 };
 
-/* Positions in /proc/<tgid>/stat, counted from the state, which follows the parenthesised command. */
+/* Indices of fields in /proc/<tgid>/stat, counted from the state, which follows the command in parentheses. */
 enum { THREADS = 17, START_TIME = 19, STACK_START = 25 };
 
 static bool parse_status(char *text, struct process_status *status)
@@ -40,10 +40,10 @@ static bool parse_status(char *text, struct process_status *status)
     return status->start_time_ticks != 0;
 }
 
-/* The machine's first pid namespace (include/linux/proc_ns.h of the kernel). */
+/* Inode of the initial pid namespace (include/linux/proc_ns.h of the kernel). */
 static const uint64_t FIRST_PID_NAMESPACE = 0xEFFFFFFC;
 
-/* Where the machine's own /proc is, for a process in a pid namespace of its own: a container. Else its own. */
+/* The path of the host's /proc, for a process in its own pid namespace (a container). Otherwise the process's own /proc. */
 static const char *machine_proc(void)
 {
     const char *directory = getenv("GPUSIM_PROC");
@@ -67,7 +67,7 @@ static bool read_status(int tgid, struct process_status *status)
     return parse_status(text, status);
 }
 
-/* The number by which the machine knows this process: what `self` is called there. */
+/* The host's process id of this process: the target of `self` in that /proc. */
 static int own_tgid(void)
 {
     char path[256];

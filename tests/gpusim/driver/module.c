@@ -1,4 +1,4 @@
-/* Modules, libraries and kernels. Code runs nowhere, so a kernel is its name. */
+/* Modules, libraries and kernels. No code runs, so a kernel is only a name. */
 #include "module.h"
 
 #include <stdlib.h>
@@ -55,8 +55,8 @@ static CUresult find_kernel(struct kernel **kernel_out, struct module *module, c
 }
 
 /*
- * A variable's size is not known without reading the image, so each gets the same generous range. It takes no memory of
- * the device: code and variables are part of the context overhead.
+ * The size of a variable is unknown without reading the image, so each gets the same generous range. It takes no device
+ * memory: code and variables are part of the context overhead.
  */
 static struct global *new_global(struct module *module, const char *name, int device)
 {
@@ -91,7 +91,7 @@ static CUresult find_global(CUdeviceptr *address, size_t *bytes, struct module *
     return global ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Kernel handles outlive their module here: a stale one is then harmless. */
+/* Kernel handles outlive their module, so that a stale handle is harmless. */
 static CUresult unload(struct module *module)
 {
     CUresult result = driver_enter();

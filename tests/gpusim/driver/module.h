@@ -1,4 +1,4 @@
-/* What modules and launches share. */
+/* Shared by modules and launches. */
 #ifndef GPUSIM_MODULE_H
 #define GPUSIM_MODULE_H
 
@@ -9,7 +9,7 @@
 struct kernel {
     struct module *module;
     char *name;
-    bool loaded; /* launched once: its code is on the device */
+    bool loaded; /* launched before: its code is on the device */
     int dynamic_shared_bytes; /* as set by the caller; 0: the default */
     struct kernel *next;
 };

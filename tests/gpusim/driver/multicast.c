@@ -1,4 +1,4 @@
-/* Multicast objects: handles of the same space as physical memory that hold none themselves. */
+/* Multicast objects: their handles are numbered with those of physical memory, but they have no memory. */
 #include <stdlib.h>
 
 #include "allocation.h"

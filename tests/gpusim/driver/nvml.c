@@ -9,7 +9,7 @@
 #include "settings.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ledger *ledger; /* mapped once and kept: other threads may be reading it at a shutdown */
+static struct ledger *ledger; /* mapped once and kept: other threads may read it during a shutdown */
 static int users;
 static struct nvml_device devices[LEDGER_DEVICES];
 static struct nvml_device parent = {NVML_PARENT};
@@ -181,7 +181,7 @@ NVML_API nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice *device)
     return NVML_ERROR_NOT_FOUND;
 }
 
-/* ---- what a device is ---- */
+/* ---- properties of a device ---- */
 
 NVML_API nvmlDeviceGetName(nvmlDevice device, char *text, unsigned length)
 {
@@ -229,7 +229,7 @@ NVML_API nvmlDeviceGetCudaComputeCapability(nvmlDevice device, int *major, int *
     return nvml_check(device);
 }
 
-/* 128 for each of an H100's multiprocessors. */
+/* 128 per multiprocessor of an H100. */
 NVML_API nvmlDeviceGetNumGpuCores(nvmlDevice device, unsigned *cores)
 {
     *cores = 132 * 128;
@@ -255,7 +255,7 @@ NVML_API nvmlDeviceGetPowerUsage(nvmlDevice device, unsigned *milliwatts)
     return nvml_check(device);
 }
 
-/* PyTorch looks these up and takes "not supported" for an answer, but not a missing symbol. */
+/* PyTorch looks up these symbols and accepts "not supported" as an answer, but not a missing symbol. */
 NVML_API nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice device, unsigned link, int *type)
 {
     (void)device, (void)link, (void)type;

@@ -1,6 +1,6 @@
 /*
- * The part of the NVML ABI that the simulator speaks: our own declarations of public ABI facts. The library reads the same
- * ledger as the driver, so it reports the truth about every simulated process.
+ * The part of the NVML ABI that the simulator implements: our own declarations of public ABI facts. The library reads the same
+ * ledger as the driver, so its reports about simulated processes are exact.
  */
 #ifndef GPUSIM_NVML_H
 #define GPUSIM_NVML_H
@@ -23,7 +23,7 @@ typedef enum {
     NVML_ERROR_UNKNOWN = 999,
 } nvmlReturn;
 
-typedef struct nvml_device { int index; } *nvmlDevice; /* of the ledger, or NVML_PARENT */
+typedef struct nvml_device { int index; } *nvmlDevice; /* index in the ledger, or NVML_PARENT */
 enum { NVML_PARENT = -1 }; /* the GPU whose MIG instances the ledger's devices are */
 
 typedef struct {
@@ -45,13 +45,13 @@ typedef struct {
     unsigned process;
     uint64_t used_bytes;
     unsigned gpu_instance, compute_instance;
-} nvmlProcessInfo_v2; /* the _v2 and _v3 calls use it */
+} nvmlProcessInfo_v2; /* of the _v2 and _v3 calls */
 _Static_assert(sizeof(nvmlProcessInfo_v2) == 24, "nvmlProcessInfo_v2");
 
 typedef struct {
     nvmlProcessInfo_v2 info;
     uint64_t protected_bytes;
-} nvmlProcessInfo_wide; /* what the _v3 calls of drivers 535.43 to 535.98 write instead */
+} nvmlProcessInfo_wide; /* written by the _v3 calls of drivers 535.43 to 535.98 instead */
 _Static_assert(sizeof(nvmlProcessInfo_wide) == 32, "nvmlProcessInfo_wide");
 
 typedef struct {
@@ -72,16 +72,16 @@ typedef struct {
 /* The ledger between nvmlInit and nvmlShutdown, else NULL. */
 struct ledger *nvml_ledger(void);
 
-/* NVML_SUCCESS for a device of an initialised library; else what its calls return. */
+/* NVML_SUCCESS for a device of an initialised library; otherwise the error that its calls return. */
 nvmlReturn nvml_check(nvmlDevice device);
 
 /* The handle of a device of the ledger, or of NVML_PARENT. */
 nvmlDevice nvml_device(int index);
 
-/* Whether it is a MIG instance; of an initialised library. */
+/* Whether the device of an initialised library is a MIG instance. */
 bool nvml_is_instance(nvmlDevice device);
 
-/* The number of the GPU instance of a device of the ledger: as on an H100, the smallest profile's begin at 7. */
+/* The GPU instance number of a ledger device: as on an H100, the smallest profile's numbers start at 7. */
 unsigned nvml_gpu_instance(int device);
 
 #endif

@@ -28,7 +28,7 @@ static nvmlReturn read_memory(nvmlDevice device, struct device_memory *memory)
     return NVML_SUCCESS;
 }
 
-/* As on an H100: the first version counts what is reserved as used, the second has it apart. */
+/* As on an H100: the first version counts reserved memory as used, the second reports it separately. */
 NVML_API nvmlDeviceGetMemoryInfo(nvmlDevice device, nvmlMemory_v1 *memory)
 {
     struct device_memory found;

@@ -7,7 +7,7 @@
 #include "nvml.h"
 #include "settings.h"
 
-/* A process may be on every instance of a GPU; one place is the ghost's. */
+/* A process may be on every instance of a GPU; one entry is for GPUSIM_NVML_GHOST. */
 enum { MOST_ENTRIES = LEDGER_SLOTS * LEDGER_DEVICES + 1 };
 #define NO_INSTANCE 0xffffffffu
 
@@ -22,7 +22,7 @@ static void delay(void)
     nanosleep(&pause, NULL);
 }
 
-/* Under an MPS server, processes are its clients. */
+/* With an MPS server, processes are listed as its clients. */
 static bool stands_in(enum list list)
 {
     if (settings_number("GPUSIM_NVML_DUPLICATES", 0))
@@ -30,7 +30,7 @@ static bool stands_in(enum list list)
     return list == (settings_number("GPUSIM_MPS", 0) ? MPS : COMPUTE);
 }
 
-/* The living processes with a context on one device of the ledger, behind the ones that are in the list. */
+/* Appends the living processes with a context on one device of the ledger. */
 static unsigned append_device(const struct ledger *ledger, int device, nvmlProcessInfo_v2 *list, unsigned count)
 {
     for (uint32_t slot = 0; slot < ledger->slot_bound; slot++) {
@@ -63,7 +63,7 @@ static unsigned list_processes(nvmlDevice device, nvmlProcessInfo_v2 *list)
     return count;
 }
 
-/* The first calls that ask for a list meet a client that joined after they had asked for the number. */
+/* Simulates a process that joins between the count and the list, for the first calls that request a list. */
 static bool meets_newcomer(void)
 {
     static atomic_ulong met;
@@ -71,7 +71,7 @@ static bool meets_newcomer(void)
         && atomic_fetch_add(&met, 1) < settings_number("GPUSIM_NVML_JOINS", 0);
 }
 
-/* `count` goes in as the caller's room and comes back as what is there, also when the room does not do. */
+/* `count` is the capacity on input and the number of entries on output, even if the capacity is too small. */
 static nvmlReturn read_list(
     nvmlDevice device, enum list which, nvmlProcessInfo_v2 *list, unsigned *count, bool has_room)
 {
@@ -99,7 +99,7 @@ static nvmlReturn answer_v2(nvmlDevice device, enum list which, unsigned *count,
     return result;
 }
 
-/* These drivers write entries of 32 bytes where the call's own type has 24. */
+/* These drivers write entries of 32 bytes although the call's type has 24. */
 static bool writes_wide_entries(void)
 {
     const char *version = getenv("GPUSIM_NVML_DRIVER");

@@ -8,7 +8,7 @@
 #include "host_object.h"
 #include "rm.h"
 
-/* Handle n stands for entry n - 1. The lowest free entry is taken first: a watcher must bear that handle values come back. */
+/* Handle n refers to entry n - 1. The lowest free entry is taken first: memwatch must tolerate reused handles. */
 static struct physical **table;
 static size_t capacity;
 

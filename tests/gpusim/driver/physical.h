@@ -1,4 +1,4 @@
-/* Physical memory handles of cuMemCreate: what holds memory alive, and when it goes. Needs the driver lock. */
+/* Physical memory handles of cuMemCreate, with their references. Needs the driver lock. */
 #ifndef GPUSIM_PHYSICAL_H
 #define GPUSIM_PHYSICAL_H
 
@@ -12,8 +12,8 @@
 enum physical_kind {
     PHYSICAL_DEVICE,    /* occupies a device */
     PHYSICAL_HOST,      /* host memory */
-    PHYSICAL_IMPORTED,  /* another handle's memory: 0 bytes here */
-    PHYSICAL_MULTICAST, /* a multicast object: no memory at all */
+    PHYSICAL_IMPORTED,  /* memory of another handle: 0 bytes here */
+    PHYSICAL_MULTICAST, /* a multicast object without memory */
 };
 
 struct physical {
@@ -22,22 +22,22 @@ struct physical {
     int device;
     uint64_t bytes;
     struct video_memory video; /* of a device */
-    uint32_t object;           /* of the kernel driver: host memory, or another process's; 0: none */
+    uint32_t object;           /* of the kernel driver, for host memory or another process's; 0: none */
     CUmemAllocationProp properties;
-    unsigned references; /* create, import and retain, less release */
-    unsigned mappings;   /* and multicast bindings */
+    unsigned references; /* create, import and retain, minus release */
+    unsigned mappings;   /* including multicast bindings */
 };
 
-/* New memory with one reference. CUDA_ERROR_OUT_OF_MEMORY when its device is full. */
+/* Creates memory with one reference. CUDA_ERROR_OUT_OF_MEMORY when its device is full. */
 CUresult physical_create(enum physical_kind kind, int device, uint64_t bytes, struct physical **created);
 
-/* Another process's memory, by the number of its client and object at the kernel driver. */
+/* Imports another process's memory by its client and object in the kernel driver. */
 struct physical *physical_import(const struct shared_description *description);
 
-/* The kernel driver's object, as it is mapped and exported; 0 without one. */
+/* The kernel driver's object for mapping and export; 0 without one. */
 uint32_t physical_object(const struct physical *physical);
 
-/* The memory a live handle stands for; NULL for a handle that was released as often as it was obtained. */
+/* The memory of a live handle; NULL for a handle that was released as often as it was obtained. */
 struct physical *physical_of_handle(CUmemGenericAllocationHandle handle);
 
 void physical_retain(struct physical *physical);

@@ -31,7 +31,7 @@ static CUresult answer(void *value, int attribute, CUdeviceptr address, const st
     return CUDA_SUCCESS;
 }
 
-/* What cuPointerGetAttributes says of a pointer that the driver does not know. */
+/* The results of cuPointerGetAttributes for an unknown pointer. */
 static void answer_unknown(void *value, int attribute)
 {
     switch (attribute) {

@@ -10,7 +10,7 @@
 #define GROWTH_BYTES POOL_PIECE_BYTES
 #define UNIT_BYTES 512ull
 
-/* Places that have a pool of their own: every device, and the host as one. */
+/* Locations with default pools: every device, and the host as one location. */
 enum { HOST_PLACE = LEDGER_DEVICES, PLACES };
 enum { TYPES = 2 };
 
@@ -130,13 +130,13 @@ CUresult pool_destroy(struct memory_pool *pool)
     return CUDA_SUCCESS;
 }
 
-/* Host and managed pools hold nothing of a device. */
+/* Host and managed pools take no device memory. */
 static bool on_device(const struct memory_pool *pool)
 {
     return !pool->on_host && !pool->managed;
 }
 
-/* For an allocation that is to lie at an address. */
+/* Grows the pool for an allocation at a chosen address. */
 static bool grow_to(struct memory_pool *pool, uint64_t backed_bytes, const struct allocation *allocation)
 {
     if (backed_bytes <= pool->backed_bytes)
@@ -177,7 +177,7 @@ static void unaccount(const struct allocation *allocation)
         accounting_freed(allocation->device, ledger_kind(allocation->pool), allocation->bytes);
 }
 
-/* Among the pool's pieces, or, where these are not of a device or there is no room, in a block of its own. */
+/* Places an allocation among the pool's pieces or, for pools without device memory or without a large enough gap, in a separate block. */
 static bool place(struct allocation *allocation)
 {
     struct memory_pool *pool = allocation->pool;
@@ -244,7 +244,7 @@ void pool_free(struct allocation *allocation)
 void pool_trim(struct memory_pool *pool, uint64_t keep_bytes)
 {
     uint64_t needed_bytes = round_up(pool->occupied_bytes, GROWTH_BYTES);
-    /* Saturates: a threshold of UINT64_MAX keeps everything. */
+    /* Saturates: a threshold of UINT64_MAX keeps all memory. */
     uint64_t kept_bytes = round_up(keep_bytes, GROWTH_BYTES);
     if (kept_bytes < needed_bytes)
         kept_bytes = needed_bytes;

@@ -11,8 +11,8 @@
 #include "video_memory.h"
 
 struct pool_piece {
-    struct video_memory video; /* bytes 0: none here */
-    bool fresh;                /* taken by the growth that is going on */
+    struct video_memory video; /* bytes 0: no memory at this position */
+    bool fresh;                /* taken by the current growth */
 };
 
 static uint64_t address_of(const struct pool_pieces *pieces, size_t place)
@@ -64,7 +64,7 @@ static bool take(struct pool_pieces *pieces, int device, size_t place)
     return true;
 }
 
-/* Takes pieces at empty places of [first, end) until `count` are taken; false when the device has no more. */
+/* Takes pieces at empty positions of [first, end) until `count` are taken; false if the device has too little left. */
 static bool fill(struct pool_pieces *pieces, int device, size_t first, size_t end, size_t *count)
 {
     for (size_t place = first; *count && place < end; place++) {
@@ -77,7 +77,7 @@ static bool fill(struct pool_pieces *pieces, int device, size_t first, size_t en
     return true;
 }
 
-/* Ends a growth: what it has taken stays, or goes. */
+/* Finishes a growth: keeps the new pieces, or gives them back. */
 static void settle(struct pool_pieces *pieces, int device, bool stays)
 {
     for (size_t place = 0; place < pieces->places; place++) {

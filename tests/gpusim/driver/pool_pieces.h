@@ -1,7 +1,7 @@
 /*
- * What a pool holds of a device: pieces of 32 MiB, at their places in one range of addresses, in which its allocations lie. How
- * many there are is the pool's affair. Where holes between allocations keep more pieces apart than it holds, some allocations lie
- * in part where no piece is. Needs the driver lock.
+ * Device memory of a pool: pieces of 32 MiB at fixed positions of one address range, which contains the pool's allocations. The
+ * pool decides how many pieces it holds. If gaps between allocations spread them over more positions than there are pieces, parts
+ * of some allocations have no memory behind them. Needs the driver lock.
  */
 #ifndef GPUSIM_POOL_PIECES_H
 #define GPUSIM_POOL_PIECES_H
@@ -15,21 +15,21 @@
 struct pool_piece;
 
 struct pool_pieces {
-    uint64_t start, bytes;     /* the range; 0 before the first allocation, or where there is none to be had */
-    struct pool_piece *pieces; /* by their places */
+    uint64_t start, bytes;     /* the range; 0 before the first allocation, or if none is available */
+    struct pool_piece *pieces; /* by position */
     size_t places, held;
 };
 
-/* An address in the range with so much room behind it; 0 when there is none. */
+/* An address in the range with this many free bytes; 0 if there is none. */
 uint64_t pool_pieces_place(struct pool_pieces *pieces, int device, uint64_t bytes);
 
-/* Takes so many bytes more, first where an allocation is to lie; all of them, or none. */
+/* Takes this many more bytes, first where the allocation is placed; all of them, or none. */
 bool pool_pieces_grow(struct pool_pieces *pieces, int device, uint64_t more_bytes, uint64_t address, uint64_t bytes);
 
-/* Gives so many bytes back, first those where no allocation lies. */
+/* Gives this many bytes back, first those without allocations. */
 void pool_pieces_shrink(struct pool_pieces *pieces, int device, uint64_t less_bytes);
 
-/* Gives the range back, when all pieces are. */
+/* Gives the range back; all pieces are given back before. */
 void pool_pieces_end(struct pool_pieces *pieces);
 
 #endif

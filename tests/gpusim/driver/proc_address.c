@@ -9,7 +9,7 @@ static bool wants_row(const struct proc_address *row, const char *base, int vers
     return row->per_thread == per_thread && row->since <= version && strcmp(row->base, base) == 0;
 }
 
-/* The newest revision that the version may have. */
+/* The newest revision that this CUDA version includes. */
 static const struct proc_address *newest(const char *base, int version, bool per_thread)
 {
     const struct proc_address *found = NULL;
@@ -37,7 +37,7 @@ static bool is_base(const char *name)
     return false;
 }
 
-/* A function without a per-thread twin has one entry for both kinds of stream. */
+/* A function without a per-thread variant has one entry for both kinds of stream. */
 static CUdriverProcAddressQueryResult look_up(const char *name, int version, uint64_t flags, void **address)
 {
     const struct proc_address *row = NULL;
@@ -74,7 +74,7 @@ DRIVER_API(cuGetProcAddress)(const char *name, void **address, int version, uint
     return sim_cuGetProcAddress_v2(name, address, version, flags, NULL);
 }
 
-/* Export tables are private to the vendor's own libraries: none is offered here. */
+/* Export tables are private to NVIDIA's libraries: none is provided. */
 DRIVER_API(cuGetExportTable)(const void **table, const CUuuid *identity)
 {
     (void)identity;
@@ -83,7 +83,7 @@ DRIVER_API(cuGetExportTable)(const void **table, const CUuuid *identity)
     return CUDA_ERROR_NOT_FOUND;
 }
 
-/* Where every exported function without an implementation ends up. */
+/* Called by every exported function without an implementation. */
 __attribute__((visibility("hidden"))) CUresult gpusim_unsupported(const char *symbol)
 {
     log_line(LOG_UNSUPPORTED, "%s is not simulated", symbol);

@@ -10,7 +10,7 @@
 struct proc_address {
     const char *base;
     const char *symbol;
-    void *address; /* of the exported symbol itself, as a uprobe sees it */
+    void *address; /* of the exported symbol, where a uprobe is attached */
     int since;
     bool per_thread;
 };
@@ -18,7 +18,7 @@ struct proc_address {
 extern const struct proc_address proc_addresses[];
 extern const size_t proc_address_count;
 
-/* Every exported function once, then a null pointer. */
+/* Names of all exported functions, terminated by a null pointer. */
 extern const char *const gpusim_symbols[];
 
 #endif

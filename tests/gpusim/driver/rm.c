@@ -15,7 +15,7 @@ static struct {
     uint32_t device, subdevice;
 } gpus[LEDGER_DEVICES];
 
-/* Handles that were freed: the latest comes back first. */
+/* Freed handles; the last one freed is reused first. */
 static uint32_t *free_handles;
 static size_t free_count, free_room;
 static uint32_t next_handle = FIRST_HANDLE;
@@ -61,7 +61,7 @@ static void put_object(uint8_t *argument, uint32_t parent, uint32_t object, uint
     put32(argument, RM_AT_CLASS, class);
 }
 
-/* The new object's handle as it came back, 0 when it was refused. */
+/* Returns the new object's handle as granted, 0 if the request was refused. */
 static uint32_t allocate(uint32_t parent, uint32_t object, uint32_t class, void *parameters)
 {
     const struct rm_layout *layout = rm_layout();
@@ -223,9 +223,9 @@ void rm_unmap_part(uint64_t address, uint64_t bytes)
     unmap(UVM_UNMAP_EXTERNAL, address, bytes);
 }
 
-/* ---- the beginning ---- */
+/* ---- start ---- */
 
-/* The GPU's objects, and the subscription to the one instance that a process sees of a GPU that is divided. */
+/* Creates the GPU's objects and, on a MIG GPU, the subscription to the one instance that the process sees. */
 static bool start_gpu(int gpu)
 {
     uint8_t device[DEVICE_PARAMETERS_BYTES] = {0};
@@ -258,13 +258,13 @@ bool rm_start(const int *visible, int count)
         return true;
     if (!rm_open())
         return false;
-    /* The first client only asks for the version. */
+    /* The first client is only used to query the version. */
     client = allocate(0, 0, CLASS_CLIENT, NULL);
     rm_free_kept(client, client);
     client = allocate(0, 0, CLASS_CLIENT, NULL);
     if (!client)
         return false;
-    /* The real one frees a handle that it has not made yet. */
+    /* The real driver frees a handle that it has not yet created. */
     rm_free_kept(client, FIRST_HANDLE + 1);
     for (int index = 0; index < count; index++)
         if (!start_gpu(visible[index]))

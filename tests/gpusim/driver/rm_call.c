@@ -1,4 +1,4 @@
-/* Compiled once per variant of the library: as it is, without a stub (-fno-plt), and with two (GPUSIM_TWO_STUBS). */
+/* Compiled once per variant of the library: the default, one without a stub (-fno-plt), and one with two (GPUSIM_TWO_STUBS). */
 #include "rm_call.h"
 
 #include <sys/ioctl.h>

@@ -11,7 +11,7 @@ static int files[3] = {-1, -1, -1};
 static const struct rm_layout *layout;
 static bool wraps, uses_heap;
 
-/* GPUSIM_RM is a list of words: one of the layouts, `xfer`, `heap`. */
+/* GPUSIM_RM is a list of words: a layout, `xfer`, `heap`. */
 static void read_setting(void)
 {
     const char *setting = getenv("GPUSIM_RM");

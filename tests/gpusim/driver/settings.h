@@ -1,4 +1,4 @@
-/* The environment variables that shape the simulated machine; README.md lists them. */
+/* Environment variables that configure the simulated machine; README.md lists them. */
 #ifndef GPUSIM_SETTINGS_H
 #define GPUSIM_SETTINGS_H
 
@@ -8,7 +8,7 @@
 #define KIBIBYTE 1024ull
 #define MEBIBYTE (1024ull * 1024ull)
 
-/* The number in the environment variable `name`, or `otherwise` when it is unset or not a number. */
+/* The number in the environment variable `name`, or `otherwise` if it is unset or not a number. */
 uint64_t settings_number(const char *name, uint64_t otherwise);
 
 /* Whether the environment variable `name` is set to exactly `value`. */

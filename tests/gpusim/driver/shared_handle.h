@@ -1,4 +1,4 @@
-/* What one process hands another: descriptions of memory, never the memory. Everything imported is an alias of 0 bytes. */
+/* Data shared between processes: descriptions of memory, never the memory. Everything imported is an alias of 0 bytes. */
 #ifndef GPUSIM_SHARED_HANDLE_H
 #define GPUSIM_SHARED_HANDLE_H
 
@@ -23,7 +23,7 @@ _Static_assert(sizeof(struct shared_description) == 64, "shared_description");
 struct shared_description shared_describe(uint64_t address, uint64_t bytes, uint64_t identity, int device);
 bool shared_description_is_valid(const struct shared_description *description);
 
-/* A file descriptor that carries a description to whoever receives it; -1 when the kernel gives none. */
+/* Returns a file descriptor that passes a description to another process; -1 if the kernel provides none. */
 int shared_export(const struct shared_description *description);
 bool shared_import(int file, struct shared_description *description);
 

@@ -1,4 +1,4 @@
-/* Handing virtual memory and pools to another process. */
+/* Export of virtual memory and pools to another process. */
 #include <string.h>
 
 #include "accounting.h"

@@ -21,7 +21,7 @@ struct slab {
     unsigned free_units;
     uint8_t taken[UNITS];
     struct slab *next_of_bucket;
-    struct slab *previous, *next; /* among the device's slabs with room */
+    struct slab *previous, *next; /* list of the device's slabs with free space */
 };
 
 static struct slab *slabs_by_address[BUCKETS];

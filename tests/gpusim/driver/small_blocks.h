@@ -6,13 +6,13 @@
 
 #define SMALL_BLOCK_LIMIT_BYTES (1024ull * 1024)
 
-/* The address of a block; 0 when it needs a new slab and the device has no room for one. */
+/* The address of a block; 0 if it needs a new slab and the device has too little left. */
 uint64_t small_block_take(int device, uint64_t bytes);
 
-/* The kernel driver's object that a block lies in; 0 without one. */
+/* The kernel driver's object that contains a block; 0 without one. */
 uint32_t small_block_object(uint64_t address);
 
-/* Gives a block back, and its slab to the device when it was the last block in it. */
+/* Frees a block, and gives its slab back to the device if it was the last block. */
 void small_block_give(uint64_t address, uint64_t bytes);
 
 #endif

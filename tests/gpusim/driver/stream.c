@@ -24,7 +24,7 @@ enum { CAPTURE_NONE = 0, CAPTURE_ACTIVE = 1 };
 
 static uint64_t next_identity = 16;
 
-/* 0, 1 and 2 stand for the default, the legacy and the per-thread stream. */
+/* 0, 1 and 2 are the default, the legacy and the per-thread stream. */
 static bool is_default(CUstream stream)
 {
     return (uintptr_t)stream <= 2;

@@ -87,7 +87,7 @@ static CUresult create(CUmemGenericAllocationHandle *handle, uint64_t bytes, con
 {
     if (!is_granular(bytes) || !properties || properties->type != ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
-    /* As where no channel to the fabric is open to programs. */
+    /* As on a system where programs have no access to a fabric channel. */
     if (properties->requested_handle_types & HANDLE_TYPE_FABRIC)
         return CUDA_ERROR_NOT_PERMITTED;
     int device = 0;
@@ -213,7 +213,7 @@ DRIVER_API(cuMemMap)(
     return result;
 }
 
-/* Whether the range is exactly a row of whole mappings, without a gap. */
+/* Whether the range consists of whole mappings without a gap. */
 static bool is_whole_mappings(uint64_t address, uint64_t bytes)
 {
     uint64_t next = address;
@@ -226,7 +226,7 @@ static bool is_whole_mappings(uint64_t address, uint64_t bytes)
     return bytes && next == address + bytes;
 }
 
-/* Whether every address of the range is mapped, whatever the mappings' ends. */
+/* Whether every address of the range is mapped, even if mappings extend beyond it. */
 static bool is_mapped(uint64_t address, uint64_t bytes)
 {
     uint64_t next = address;

@@ -11,7 +11,7 @@
 static int visible[LEDGER_DEVICES];
 static int visible_count = -1;
 
-/* A UUID may be shortened to a prefix that only one device has. */
+/* A UUID may be abbreviated to a prefix that is unique. */
 static int device_with_uuid(const char *prefix)
 {
     int found = -1;
@@ -27,7 +27,7 @@ static int device_with_uuid(const char *prefix)
     return found;
 }
 
-/* The GPU's own UUID stands for its first instance, and so does its index. */
+/* The UUID and the index of the whole GPU select its first instance. */
 static bool names_parent(const char *name)
 {
     char uuid[UUID_TEXT];
@@ -57,7 +57,7 @@ static bool is_visible(int device)
     return false;
 }
 
-/* As the driver does: the list ends at the first entry that names no device, and a repeated device leaves none. */
+/* As in the driver: the list ends at the first invalid entry, and a repeated device makes it empty. */
 static void read_list(const char *list)
 {
     char text[512];

@@ -1,6 +1,6 @@
 /*
- * One clock for each process: when its last kernel ends. GPUSIM_KERNEL_NS is the time of a kernel, GPUSIM_BLOCK_NS that of each of its blocks on top, so
- * that a program with large tensors waits for its device and one with small tensors does not. Without either, kernels take no time.
+ * One clock per process: the time at which its last kernel ends. GPUSIM_KERNEL_NS is the duration of a kernel, GPUSIM_BLOCK_NS that of each of its blocks
+ * in addition, so that only a program with large tensors waits for its device. By default, kernels take no time.
  */
 #include "work.h"
 
@@ -11,7 +11,7 @@
 
 #include "settings.h"
 
-/* So many kernels may wait in the queue of a device; the next launch waits for the first of them. */
+/* Maximum number of kernels in a device's queue; the next launch waits for the first of them. */
 enum { QUEUED_KERNELS = 1024 };
 
 static uint64_t kernel_ns, block_ns;

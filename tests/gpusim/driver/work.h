@@ -1,4 +1,4 @@
-/* The device's work: how long launched kernels take, and who waits for them. */
+/* The device's work: the duration of launched kernels, and waiting for them. */
 #ifndef GPUSIM_WORK_H
 #define GPUSIM_WORK_H
 
@@ -6,18 +6,18 @@
 #include <stdint.h>
 
 /*
- * A kernel of so many blocks begins when those before it have ended. Waits first where too many wait already, as a launch does on a real device.
- * All streams of a process share one device that does one thing at a time.
+ * Starts a kernel with this many blocks after the earlier ones. If the queue is full, waits first, as a launch does on a real device.
+ * All streams of a process share one device that runs one kernel at a time.
  */
 void work_launch(uint64_t blocks);
 
-/* When everything that was launched by now has ended: CLOCK_MONOTONIC, nanoseconds; 0 where kernels take no time. */
+/* The end of all work launched so far: CLOCK_MONOTONIC, nanoseconds; 0 if kernels take no time. */
 uint64_t work_end(void);
 
-/* Whether that moment has come. */
+/* Whether the work with this end time is done. */
 bool work_is_done(uint64_t end);
 
-/* Waits for that moment. */
+/* Waits until that time. */
 void work_wait(uint64_t end);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * A library of the driver that draws: it asks the simulated kernel driver for memory through a stub of its own, with a client of its own, as
- * OpenGL's and Vulkan's do. libcuda must have loaded the device library before.
+ * A graphics library of the driver: it requests memory from the simulated kernel driver through its own stub, with its own client, as
+ * OpenGL's and Vulkan's libraries do. libcuda must have loaded the device library before.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -22,7 +22,7 @@ static bool ask(uint32_t number, void *argument, uint32_t bytes, uint32_t at_sta
     return ioctl(file, RM_REQUEST(number, bytes), argument) == 0 && get32(argument, at_status) == STATUS_OK;
 }
 
-/* The object as the driver named it; 0 when it is refused. */
+/* Returns the object's handle as granted; 0 if refused. */
 static uint32_t make(uint32_t parent, uint32_t object, uint32_t class, void *parameters)
 {
     uint8_t argument[48] = {0};
@@ -34,7 +34,7 @@ static uint32_t make(uint32_t parent, uint32_t object, uint32_t class, void *par
     return ask(RM_ALLOC, argument, sizeof argument, 40) ? get32(argument, RM_AT_OBJECT) : 0;
 }
 
-/* The GPU with this number among the devices. */
+/* Opens the GPU with this device number. */
 static bool start(uint32_t instance)
 {
     file = gpusim_device_open(DEVICE_CONTROL);
@@ -54,7 +54,7 @@ static bool start(uint32_t instance)
         && ask(RM_CONTROL, control, sizeof control, CONTROL_AT_STATUS);
 }
 
-/* So much memory of the GPU with this number, until the process ends. Whether it was granted. */
+/* Takes this much memory of the GPU with this device number, until the process exits. Returns whether it was granted. */
 EXPORTED bool graphics_take(uint32_t instance, uint64_t bytes)
 {
     if (file < 0 && !start(instance))

@@ -53,7 +53,7 @@ cudaError_t enter_context(void)
     return current ? cudaSuccess : make_current(chosen_device);
 }
 
-/* The device of the primary context that is current, which a driver call may have changed behind our back. */
+/* The device of the current primary context, which may have been changed by a direct call of the driver. */
 static int current_device(void)
 {
     void *current = NULL;

@@ -1,4 +1,4 @@
-/* Which device a thread works on, and its primary context. */
+/* The device of a thread, and its primary context. */
 #ifndef GPUSIM_CONTEXT_H
 #define GPUSIM_CONTEXT_H
 
@@ -6,8 +6,8 @@
 #include "error.h"
 
 /*
- * Makes sure that the calling thread has a current context: the one it has, else the primary context of the device it chose
- * (device 0 if it chose none). Returns the driver's error otherwise.
+ * Ensures that the calling thread has a current context: its present one, else the primary context of the selected device
+ * (device 0 if none was selected). Otherwise returns the driver's error.
  */
 cudaError_t enter_context(void);
 

@@ -1,4 +1,4 @@
-/* Copies and fills. The direction that the caller names is not needed: an address says where it is. */
+/* Copies and fills. The direction given by the caller is ignored: addresses identify host and device memory. */
 #include "context.h"
 #include "stand_in.h"
 

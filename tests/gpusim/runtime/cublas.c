@@ -1,4 +1,4 @@
-/* cuBLAS: handles exist and remember what they are reported; the mathematics succeeds and computes nothing. */
+/* cuBLAS: handles exist and store their settings; computations succeed without computing anything. */
 #include "cublas_memory.h"
 #include "stand_in.h"
 

@@ -1,5 +1,5 @@
 /*
- * What a cuBLAS handle takes of its device, called for as cuBLAS does: by a runtime of its own, which is in the same file. So the
+ * Memory of a cuBLAS handle, allocated as cuBLAS does: by its own copy of the runtime, linked into the same file, so that the
  * calls of the driver return into libcublas. Measured on an H100 with CUDA 13.0.
  */
 #include "cublas_memory.h"
@@ -27,7 +27,7 @@ static void start(void)
     retain = dlsym(library, "cuDevicePrimaryCtxRetain");
     allocate = dlsym(library, "cuMemAlloc_v2");
     give_back = dlsym(library, "cuMemFree_v2");
-    /* cuBLAS and cuBLASLt have a runtime each, and cudaFree(NULL) makes the first of them ready. */
+    /* cuBLAS and cuBLASLt each have a runtime; cudaFree(NULL) initialises the first of them. */
     int device;
     void *context;
     if (get_device(&device) == 0) {

@@ -1,4 +1,4 @@
-/* The memory of a cuBLAS handle, where GPUSIM_CUBLAS_MEMORY is 1. */
+/* The memory of a cuBLAS handle, with GPUSIM_CUBLAS_MEMORY=1. */
 #ifndef GPUSIM_CUBLAS_MEMORY_H
 #define GPUSIM_CUBLAS_MEMORY_H
 
@@ -7,10 +7,10 @@
 
 struct cublas_memory { unsigned long long addresses[3]; };
 
-/* Takes it; false where the driver has not so much. */
+/* Takes the memory; false if the driver has too little left. */
 bool cublas_memory_take(struct cublas_memory *memory);
 
-/* Gives back what was taken. */
+/* Frees the memory. */
 void cublas_memory_give(struct cublas_memory *memory);
 
 #endif

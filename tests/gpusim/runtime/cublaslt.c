@@ -1,4 +1,4 @@
-/* cuBLASLt: descriptors exist, one algorithm is always found, and it computes nothing. */
+/* cuBLASLt: descriptors exist, one algorithm is always found, and nothing is computed. */
 #include "stand_in.h"
 
 #include <stdint.h>
@@ -8,7 +8,7 @@
 typedef int status; /* cublasStatus_t */
 enum { SUCCESS = 0, ALLOCATION_FAILED = 3 };
 
-/* Larger than any descriptor that the library hands out; nobody looks inside. */
+/* Larger than any descriptor of the library; the contents are never read. */
 struct descriptor { uint64_t words[32]; };
 
 /* cublasLtMatmulHeuristicResult_t */

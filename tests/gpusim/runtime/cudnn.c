@@ -1,4 +1,4 @@
-/* cuDNN: the handle and the library's own facts. What computes succeeds and does nothing. */
+/* cuDNN: the handle and the library's properties. Computations succeed and do nothing. */
 #include "cudnn.h"
 
 #include "stand_in.h"
@@ -37,7 +37,7 @@ EXPORT status cudnnGetStream(struct handle *handle, void **stream)
     return SUCCESS;
 }
 
-/* PyTorch refuses a cuDNN older than the one it was built for, so this is that one unless a test says otherwise. */
+/* PyTorch refuses a cuDNN older than its build version, so that version is the default. */
 EXPORT size_t cudnnGetVersion(void)
 {
     return (size_t)settings_number("GPUSIM_CUDNN_VERSION", CUDNN_VERSION);
@@ -67,7 +67,7 @@ EXPORT void cudnnGetLastErrorString(char *text, size_t bytes)
         *text = '\0';
 }
 
-/* ---- batch normalisation and dropout: how much extra memory they want ---- */
+/* ---- batch normalisation and dropout: sizes of their extra memory ---- */
 
 enum { DROPOUT_STATE_BYTES = 1 << 20 };
 

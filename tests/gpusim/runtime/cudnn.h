@@ -1,4 +1,4 @@
-/* What the parts of the cuDNN stand-in share. */
+/* Shared by the parts of the cuDNN stand-in. */
 #ifndef GPUSIM_CUDNN_H
 #define GPUSIM_CUDNN_H
 
@@ -11,12 +11,12 @@ enum { SUCCESS = 0, ALLOCATION_FAILED = 4003 };
 /* cudnnDataType_t: the type of a tensor's elements. */
 enum { TYPE_FLOAT = 0, TYPE_DOUBLE = 1 };
 
-/* The bytes of one element; those of half precision for the types that only such tensors use. */
+/* The bytes of one element; types that are not listed have two, as half precision. */
 size_t cudnn_element_bytes(int type);
 
 enum { MAX_DIMENSIONS = 8 };
 
-/* A tensor or filter: what it was reported. Other descriptors of the library are smaller and nobody asks them anything. */
+/* Settings of a tensor or filter descriptor. Other descriptors of the library are smaller, and their contents are never read. */
 struct tensor {
     int dimension_count;
     int lengths[MAX_DIMENSIONS];
@@ -25,7 +25,7 @@ struct tensor {
     int format;
 };
 
-/* A recurrent network: what it was reported. */
+/* Settings of a recurrent network. */
 struct recurrent_network {
     int cell;
     int direction;

@@ -1,6 +1,6 @@
 /*
- * cuDNN's graph interface: a caller describes an operation by setting attributes on descriptors, asks which engines can run
- * it, and executes a plan. Here every descriptor keeps what it was reported, one engine runs everything, and it computes nothing.
+ * cuDNN's graph interface: a caller describes an operation by setting attributes on descriptors, queries which engines can run
+ * it, and executes a plan. Here every descriptor stores its attributes, one engine runs everything, and nothing is computed.
  */
 #include "cudnn.h"
 #include "stand_in.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* cudnnBackendAttributeName_t: the attributes that the library itself answers. */
+/* cudnnBackendAttributeName_t: the attributes computed by the library. */
 enum {
     HEURISTIC_RESULTS = 202,
     CONFIGURATION_ENGINE = 300,
@@ -31,7 +31,7 @@ struct descriptor {
     struct attribute *attributes;
 };
 
-/* cudnnBackendAttributeType_t: enumerations are ints, all of them. */
+/* cudnnBackendAttributeType_t: all enumerations are ints. */
 static size_t value_bytes(int type)
 {
     enum { HANDLE = 0, BOOLEAN = 2, INT64 = 3, DOUBLE = 5, POINTER = 6, DESCRIPTOR = 15, CHARACTER = 24, FRACTION = 26 };
@@ -141,7 +141,7 @@ EXPORT status cudnnBackendGetAttribute(const struct descriptor *descriptor, int 
     switch (name) {
     case HEURISTIC_RESULTS:
     case CONFIGURATION_ENGINE:
-        /* The caller passed a descriptor of its own to be filled; it is as good as it is. */
+        /* The caller passes a descriptor to be filled; it needs no contents. */
         return SUCCESS;
     case PLAN_WORKSPACE_BYTES:
         if (values)

@@ -1,11 +1,11 @@
-/* cuDNN's descriptors: blocks of memory, of which tensors and filters knows what they were reported. */
+/* cuDNN's descriptors: blocks of memory, in which tensors and filters store their settings. */
 #include "cudnn.h"
 #include "stand_in.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Room for the largest descriptor. */
+/* Space for the largest descriptor. */
 union descriptor {
     struct tensor tensor;
     struct recurrent_network network;

@@ -1,4 +1,4 @@
-/* cuDNN's recurrent networks: where in the caller's weight buffer each matrix and each bias lies. */
+/* cuDNN's recurrent networks: offsets of each matrix and each bias in the caller's weight buffer. */
 #include "cudnn.h"
 #include "stand_in.h"
 
@@ -37,7 +37,7 @@ static int directions(const struct recurrent_network *network)
     return network->direction == BIDIRECTIONAL ? 2 : 1;
 }
 
-/* How many values a pseudo layer (one direction of one layer) takes in per step. */
+/* Number of input values per step of a pseudo layer (one direction of one layer). */
 static size_t input_width(const struct recurrent_network *network, int pseudo_layer)
 {
     const int is_first = pseudo_layer / directions(network) == 0;

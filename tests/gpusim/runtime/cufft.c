@@ -1,4 +1,4 @@
-/* cuFFT: plans exist and say how much workspace they want; executing one computes nothing. */
+/* cuFFT: plans exist and report a workspace size; executing a plan computes nothing. */
 #include "stand_in.h"
 
 #include <stddef.h>

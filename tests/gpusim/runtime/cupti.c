@@ -1,4 +1,4 @@
-/* CUPTI: profiling is not simulated, and PyTorch's profiler gets an error that says so. */
+/* CUPTI: profiling is not simulated, and PyTorch's profiler gets an error. */
 #include "stand_in.h"
 
 enum { SUCCESS = 0, NOT_SUPPORTED = 27 }; /* CUptiResult */

@@ -1,4 +1,4 @@
-/* Questions about devices that need no context. */
+/* Device queries that need no context. */
 #include "context.h"
 #include "stand_in.h"
 
@@ -33,7 +33,7 @@ EXPORT cudaError_t cudaDeviceSynchronize(void)
     return IN_CONTEXT(cuCtxSynchronize());
 }
 
-/* Profilers attach to the real driver; there is nothing to start here. */
+/* Profilers attach to the real driver; there is nothing to start. */
 EXPORT cudaError_t cudaProfilerStart(void)
 {
     return cudaSuccess;

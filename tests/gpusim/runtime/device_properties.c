@@ -4,11 +4,11 @@
 
 #include <string.h>
 
-/* Facts about cudaDeviceProp that both majors share, in bytes from its start. */
+/* Offsets and sizes in cudaDeviceProp that both major versions share. */
 enum { NAME_AT = 0, NAME_BYTES = 256, UUID_AT = 256, TOTAL_BYTES_AT = 288 };
 enum { PROPERTIES_BYTES = CUDA_12_OR_13(1032, 1008) };
 
-/* The place of a field that this major's struct lacks. */
+/* The offset of a field that this version's struct lacks. */
 enum { ABSENT = -1 };
 
 struct property {
@@ -17,7 +17,7 @@ struct property {
     unsigned char attribute; /* CUdevice_attribute */
 };
 
-/* A field of CUDA 12's struct, of CUDA 13's struct, and the attribute that it shows. */
+/* Offsets of a field in CUDA 12's and CUDA 13's struct, and the attribute with its value. */
 #define INT(at_12, at_13, attribute) {CUDA_12_OR_13(at_12, at_13), sizeof(int), attribute}
 #define SIZE(at_12, at_13, attribute) {CUDA_12_OR_13(at_12, at_13), sizeof(size_t), attribute}
 

@@ -15,7 +15,7 @@ static cudaError_t start_result;
 static lookup_function lookup;
 static int devices;
 
-/* Stands in for a function that the driver lacks; it is called with that function's arguments and ignores them. */
+/* Replaces a function that the driver lacks; ignores its arguments. */
 static int lacking(void)
 {
     return cudaErrorNotSupported;
@@ -30,7 +30,7 @@ static void resolve(const char *name, int version, void **slot)
     *slot = (void *)lacking;
 }
 
-/* The real runtime asks each device these questions at start, in this order. */
+/* The real runtime queries each device in this order at start. */
 static cudaError_t greet_devices(void)
 {
     cudaError_t result = driver.cuDeviceGetCount(&devices);
@@ -102,7 +102,7 @@ EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **fun
         return remember(result);
     int outcome;
     *function = NULL;
-    /* A name that the driver does not know is no error of this call: the caller reads `status`. */
+    /* A name unknown to the driver is not an error of this call: the caller reads `status`. */
     find_driver_function(name, (int)version, flags, function, &outcome);
     if (status)
         *status = outcome;

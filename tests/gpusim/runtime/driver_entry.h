@@ -1,11 +1,11 @@
-/* The driver as the runtime reaches it: libcuda.so.1, every function looked up through cuGetProcAddress_v2. */
+/* Access to the driver: libcuda.so.1, with every function looked up through cuGetProcAddress_v2. */
 #ifndef GPUSIM_DRIVER_ENTRY_H
 #define GPUSIM_DRIVER_ENTRY_H
 
 #include "runtime_abi.h"
 
 /*
- * CALL(name, version, arguments): the driver function `name` as of CUDA `version`, which decides the revision (cuMemAlloc of
+ * CALL(name, version, arguments): the driver function `name` of CUDA `version`, which selects the revision (cuMemAlloc of
  * 3020 is the symbol cuMemAlloc_v2). One revision can differ between the runtimes of CUDA 12 and 13, as in the real ones.
  */
 #define DRIVER_CALLS(CALL)                                                                                             \
@@ -104,19 +104,19 @@ struct driver {
 #undef FIELD
 };
 
-/* Valid once start_driver() has returned cudaSuccess. A function that the driver lacks answers cudaErrorNotSupported. */
+/* Valid once start_driver() has returned cudaSuccess. A function that the driver lacks returns cudaErrorNotSupported. */
 extern struct driver driver;
 
-/* Loads and initialises the driver, once per process, and returns what that gave, the same each time. */
+/* Loads and initialises the driver once per process, and always returns that result. */
 cudaError_t start_driver(void);
 
 /*
- * The driver's own look-up. On failure `*function` is NULL and `*status` (CUdriverProcAddressQueryResult) says why.
+ * The driver's look-up function. On failure `*function` is NULL and `*status` (CUdriverProcAddressQueryResult) has the reason.
  * Call start_driver() first.
  */
 cudaError_t find_driver_function(const char *name, int version, uint64_t flags, void **function, int *status);
 
-/* How many devices the driver has; 0 before start_driver(). */
+/* Number of the driver's devices; 0 before start_driver(). */
 int device_count(void);
 
 #endif

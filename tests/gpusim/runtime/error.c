@@ -53,7 +53,7 @@ cudaError_t remember(cudaError_t result)
     return result;
 }
 
-/* The runtime refuses what it does not simulate, so that no caller takes a no-op for the real thing. */
+/* The runtime refuses functions that are not simulated, so that no caller mistakes a no-op for success. */
 long stand_in_missing(const char *symbol)
 {
     log_line(LOG_UNSUPPORTED, "%s is not simulated", symbol);

@@ -4,7 +4,7 @@
 
 #include "runtime_abi.h"
 
-/* Returns `result`, having kept it for cudaGetLastError if it is a failure. */
+/* Returns `result`, and stores it for cudaGetLastError if it is a failure. */
 cudaError_t remember(cudaError_t result);
 
 #endif

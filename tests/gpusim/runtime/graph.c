@@ -1,4 +1,4 @@
-/* Recording what a stream does, and replaying it. */
+/* Stream capture, and replay of graphs. */
 #include "context.h"
 #include "stand_in.h"
 
@@ -18,7 +18,7 @@ EXPORT cudaError_t cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsign
 }
 
 #if CUDA_MAJOR >= 13
-/* CUDA 13 gave the plain name this argument list. The driver records no edge data. */
+/* CUDA 13 changed the arguments of the unsuffixed name to these. The driver records no edge data. */
 EXPORT cudaError_t cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
                                             const void ***nodes, const void **edges, size_t *count)
 {

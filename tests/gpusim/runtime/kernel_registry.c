@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-/* What the compiler embeds for one translation unit: device code for all its kernels. */
+/* Device code of all kernels of one translation unit, as embedded by the compiler. */
 struct fat_binary {
     const void *image;
     void *library; /* NULL until one of its kernels is used */
@@ -19,7 +19,7 @@ struct kernel {
     void *handle; /* NULL until used */
 };
 
-/* Open addressing, at most half full. PyTorch registers some hundred thousand kernels while it loads. */
+/* Open addressing, at most half full. PyTorch registers some hundred thousand kernels at load. */
 static struct kernel *slots;
 static size_t slot_count, kernel_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -84,7 +84,7 @@ cudaError_t find_kernel(const void *stub, void **kernel)
     return result;
 }
 
-/* The functions below are what compiled host code calls at load and unload time; their names are fixed by that code. */
+/* Compiled host code calls the functions below at load and unload; their names are fixed by that code. */
 
 EXPORT void **__cudaRegisterFatBinary(void *image)
 {
@@ -100,7 +100,7 @@ EXPORT void __cudaRegisterFatBinaryEnd(void **binary)
     (void)binary;
 }
 
-/* Called while the process exits: its kernels stay known, for destructors that still launch some. */
+/* Called at process exit: the kernels stay registered, for destructors that still launch some. */
 EXPORT void __cudaUnregisterFatBinary(void **binary)
 {
     (void)binary;
@@ -126,7 +126,7 @@ EXPORT void __cudaRegisterFunction(void **binary, const char *stub, char *device
     add_kernel(stub, name, (struct fat_binary *)binary);
 }
 
-/* Kernels do nothing here, so no device variable is ever read. */
+/* Kernels do nothing here, so no device variable is read. */
 EXPORT void __cudaRegisterVar(void **binary, char *host, char *device, const char *name, int is_external, size_t bytes,
                               int is_constant, int is_global)
 {

@@ -1,11 +1,11 @@
-/* Launching kernels and asking about them. */
+/* Launches and attributes of kernels. */
 #include "context.h"
 #include "kernel_registry.h"
 #include "stand_in.h"
 
 #include <string.h>
 
-/* The configuration of `kernel<<<...>>>`, between its being written and the call of the kernel's host-side stub. */
+/* The configuration of `kernel<<<...>>>`, from its evaluation to the call of the kernel's host-side stub. */
 struct call_configuration {
     dim3 grid, block;
     size_t shared_bytes;
@@ -36,7 +36,7 @@ EXPORT cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *s
     return cudaSuccess;
 }
 
-/* CUDA 13's compiled host code looks the kernel up once and launches by handle from then on. */
+/* CUDA 13's compiled host code looks the kernel up once and then launches by handle. */
 EXPORT cudaError_t __cudaGetKernel(void **kernel, const void *stub)
 {
     return remember(enter_context() ?: find_kernel(stub, kernel));

@@ -1,4 +1,4 @@
-/* Memory that is allocated and freed at once: on the device, managed, pinned on the host, shared with another process. */
+/* Memory that is allocated and freed synchronously: device, managed, pinned host, and shared between processes. */
 #include "context.h"
 #include "stand_in.h"
 
@@ -19,7 +19,7 @@ EXPORT cudaError_t cudaMallocManaged(void **address, size_t bytes, unsigned flag
 
 EXPORT cudaError_t cudaFree(void *address)
 {
-    /* cudaFree(NULL) is the customary way to make the context. */
+    /* cudaFree(NULL) is a common way to create the context. */
     if (!address)
         return remember(enter_context());
     return IN_CONTEXT(cuMemFree((device_address)address));

@@ -1,5 +1,5 @@
 /*
- * NCCL: communicators exist and collectives succeed. Nothing travels between ranks: every rank is taken to hold the same
+ * NCCL: communicators exist and collectives succeed. Ranks exchange no data: every rank is assumed to hold the same
  * bytes, so a collective copies within one device what it would have received.
  */
 #include "stand_in.h"
@@ -13,7 +13,7 @@
 typedef int status; /* ncclResult_t */
 enum { SUCCESS = 0, UNHANDLED_CUDA_ERROR = 1, SYSTEM_ERROR = 2 };
 
-typedef struct { char bytes[128]; } unique_id; /* travels by value */
+typedef struct { char bytes[128]; } unique_id; /* passed by value */
 
 struct communicator {
     int ranks;
@@ -180,8 +180,8 @@ EXPORT status ncclReduceScatter(const void *source, void *destination, size_t co
 }
 
 /*
- * An all-gather whose parts may differ in size is a group of broadcasts, one from each rank. What this rank gives is then taken for what
- * the others give, too, where it is as long.
+ * An all-gather with parts of different sizes is a group of broadcasts, one from each rank. This rank's part also replaces the parts of
+ * other ranks with the same length.
  */
 enum { MOST_BROADCASTS = 64 };
 static _Thread_local int open_groups;

@@ -1,4 +1,4 @@
-/* Memory in stream order, from pools. */
+/* Stream-ordered memory from pools. */
 #include "context.h"
 #include "stand_in.h"
 

@@ -1,7 +1,7 @@
-/* A library without any source of its own: every function of it is refused. */
+/* A library without sources: all its functions are refused. */
 #include "stand_in.h"
 
-enum { REFUSED = 1 }; /* a failure in the status codes of every library concerned */
+enum { REFUSED = 1 }; /* a failure in the status codes of all these libraries */
 
 long stand_in_missing(const char *symbol)
 {

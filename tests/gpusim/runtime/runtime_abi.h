@@ -1,9 +1,9 @@
 /*
- * The part of the CUDA runtime ABI that the stand-in libraries speak.
+ * The part of the CUDA runtime ABI that the stand-in libraries implement.
  *
  * These are our own declarations of public ABI facts (names, argument order, numeric values, struct layouts); no vendor header
  * is needed or copied. Handles are opaque to the runtime, so all of them are `void *` here. CUDA_MAJOR is 12 or 13: the
- * runtime that the PyTorch wheel asks for.
+ * runtime that the PyTorch wheel needs.
  */
 #ifndef GPUSIM_RUNTIME_ABI_H
 #define GPUSIM_RUNTIME_ABI_H
@@ -15,7 +15,7 @@
 #error "CUDA_MAJOR must be 12 or 13"
 #endif
 
-/* What the runtime says it was built with: 1000 * major + 10 * minor. */
+/* The runtime version that is reported: 1000 * major + 10 * minor. */
 #define RUNTIME_VERSION (CUDA_MAJOR == 12 ? 12080 : 13020)
 
 /* The value for the runtime being built, where the two majors differ. */
@@ -25,7 +25,7 @@
 #define CUDA_12_OR_13(value_12, value_13) (value_13)
 #endif
 
-/* Driver and runtime number their errors alike, so a driver result is passed on unchanged. */
+/* Driver and runtime use the same error numbers, so a driver result is passed on unchanged. */
 typedef int cudaError_t;
 enum {
     cudaSuccess = 0,
@@ -40,7 +40,7 @@ enum {
 
 typedef uint64_t device_address;
 typedef struct { unsigned x, y, z; } dim3;
-typedef struct { uint8_t bytes[64]; } ipc_handle; /* travels by value, on the stack */
+typedef struct { uint8_t bytes[64]; } ipc_handle; /* passed by value, on the stack */
 
 /* cudaMemoryType */
 enum { MEMORY_UNREGISTERED = 0, MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_MANAGED = 3 };
@@ -85,7 +85,7 @@ typedef struct {
 } launch_configuration;
 _Static_assert(sizeof(launch_configuration) == 56, "cudaLaunchConfig_t");
 
-/* CUlaunchConfig: the driver's form of the same thing. */
+/* CUlaunchConfig: the driver's form of the same configuration. */
 typedef struct {
     dim3 grid;
     dim3 block;
@@ -121,7 +121,7 @@ enum {
     POINTER_IS_MANAGED = 8,
     POINTER_DEVICE_ORDINAL = 9,
 };
-/* What the driver answers as the ordinal of an address that it does not know. */
+/* The driver's ordinal for an unknown address. */
 enum { NO_DEVICE = -2 };
 
 /* CUfunction_attribute */

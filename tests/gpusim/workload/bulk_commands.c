@@ -1,4 +1,4 @@
-/* Many calls at once: for races, for rates and for the cost of being watched. */
+/* Many calls in a row: for races, for rates and for the overhead of tracing. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ struct churn {
     uint64_t allocated, freed, failed; /* calls */
 };
 
-/* Frees at once what it took, so that the threads pass the same few addresses around. */
+/* Frees each block at once, so that the threads reuse the same few addresses. */
 static void *churn(void *argument)
 {
     struct churn *churn = argument;
@@ -90,7 +90,7 @@ struct storm {
     char first_failure[LONGEST_LINE];
 };
 
-/* A line of the script, with the thread's number for every $. */
+/* Replaces every $ in a line of the script by the thread's number. */
 static void fill_in(const char *from, size_t length, uint64_t thread, char *line, size_t room)
 {
     size_t written = 0;
@@ -144,7 +144,7 @@ static bool read_file(const char *path, char *text, size_t room)
     return true;
 }
 
-/* storm THREADS TURNS FILE: every thread runs the script TURNS times, all at once; $ is the thread's number, ! a line that must fail */
+/* storm THREADS TURNS FILE: every thread runs the script TURNS times, concurrently; $ is the thread's number, and a line with ! must fail */
 static void run_storm(struct call *call)
 {
     static char script[64 * 1024];
@@ -306,7 +306,7 @@ static CUresult loop_context_device(uint64_t count, size_t bytes)
     return result;
 }
 
-/* How many driver calls one turn of a loop makes. */
+/* Number of driver calls in one turn of a loop. */
 static const struct {
     const char *function;
     CUresult (*run)(uint64_t count, size_t bytes);
@@ -324,7 +324,7 @@ static const struct {
     {"cuCtxGetDevice", loop_context_device, 1},
 };
 
-/* So many turns a second, in stretches of 10 ms, with a pause after each; 0: as many as there can be. */
+/* Runs this many turns per second, in batches of 10 ms with a pause after each; 0: as many as possible. */
 static CUresult run_paced(CUresult (*run)(uint64_t, size_t), uint64_t count, size_t bytes, uint64_t per_second)
 {
     if (per_second == 0)

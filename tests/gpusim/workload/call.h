@@ -1,4 +1,4 @@
-/* One command on its way from a line of input to a line of JSON. */
+/* A command: its line of input and its reply, a line of JSON. */
 #ifndef WORKLOAD_CALL_H
 #define WORKLOAD_CALL_H
 
@@ -12,17 +12,17 @@ enum { MOST_WORDS = 32, LONGEST_LINE = 4096, LONGEST_REPLY = 8192 };
 
 struct call {
     char line[LONGEST_LINE];
-    char text[LONGEST_LINE]; /* the line, cut into words */
+    char text[LONGEST_LINE]; /* the line, split into words */
     char *words[MOST_WORDS];
     int count;
     char reply[LONGEST_REPLY]; /* an unfinished JSON object */
     size_t length;
-    bool failed; /* the command itself is wrong: nothing was called */
+    bool failed; /* the command is malformed: nothing was called */
 };
 
 void call_parse(struct call *call, const char *line);
 
-/* The word at `index`, "" past the end. */
+/* The word at `index`, "" after the last one. */
 const char *call_word(const struct call *call, int index);
 bool call_is(const struct call *call, int index, const char *word);
 
@@ -39,11 +39,11 @@ void call_reply_text(struct call *call, const char *field, const char *value);
 /* Adds already formatted JSON to the reply. */
 void call_reply_json(struct call *call, const char *field, const char *json);
 
-/* Adds the result of a driver call; on success also sets the variable `name` and shows it. */
+/* Adds the result of a driver call; on success also sets the variable `name` and adds it to the reply. */
 void call_result(struct call *call, CUresult result);
 void call_result_variable(struct call *call, CUresult result, const char *name, uint64_t value);
 
-/* Answers that the command is malformed. */
+/* Replies that the command is malformed. */
 void call_fail(struct call *call, const char *reason);
 
 /* Ends the reply; the returned line has no newline. */

@@ -6,7 +6,7 @@
 
 struct command {
     const char *name;
-    int words; /* at least this many, the name included */
+    int words; /* minimum number of words, including the name */
     void (*run)(struct call *call);
 };
 
@@ -24,7 +24,7 @@ extern const struct command replay_commands[];
 /* Runs one command on the calling thread and leaves its reply in `call`. */
 void command_run(struct call *call);
 
-/* Reads commands from `input`, answers on `output`, until the end of the input. */
+/* Reads commands from `input` and writes replies to `output`, until the end of the input. */
 void command_loop(int input, int output);
 
 #endif

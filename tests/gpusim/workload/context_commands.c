@@ -157,7 +157,7 @@ static void run_current(struct call *call)
         call_reply_number(call, "device", (uint64_t)ordinal);
 }
 
-/* kernel LOCAL: a kernel of its own module, with so many bytes of local memory a thread */
+/* kernel LOCAL: a kernel in its own module, with this many bytes of local memory per thread */
 static void run_kernel(struct call *call)
 {
     char name[32];

@@ -1,4 +1,4 @@
-/* The driver as this program calls it: found like a runtime finds it, through dlopen and cuGetProcAddress_v2. */
+/* The driver as this program calls it: loaded as a runtime does, by dlopen and cuGetProcAddress_v2. */
 #ifndef WORKLOAD_DRIVER_H
 #define WORKLOAD_DRIVER_H
 
@@ -7,8 +7,8 @@
 #include "cuda_abi.h"
 
 /*
- * Every driver function that a command uses: field, name for cuGetProcAddress, CUDA version asked for, whether the
- * per-thread-stream twin is meant, parameters.
+ * Every driver function that a command uses: field, name for cuGetProcAddress, requested CUDA version, whether the
+ * per-thread-stream variant is used, parameters.
  */
 #define DRIVER_FUNCTIONS(X) \
     X(init, "cuInit", 2000, false, (unsigned)) \
@@ -108,7 +108,7 @@ struct driver_functions {
 
 extern struct driver_functions driver;
 
-/* Loads libcuda.so.1 and finds every function; prints what is missing and returns false when one is. */
+/* Loads libcuda.so.1 and looks up every function; prints the missing ones and returns false if there are any. */
 bool driver_load(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* Any function of the driver, by its exported name: for calls that need no more than numbers and structs. */
+/* Any function of the driver by its exported name: for calls whose arguments are only numbers and structs. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@ static struct buffer buffers[MOST_BUFFERS];
 static int buffer_count;
 static pthread_mutex_t buffers_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The buffer of this name; a new one is all zeros. NULL when there are too many. */
+/* The buffer with this name; a new one is all zeros. NULL if there are too many. */
 static struct buffer *buffer_of(const char *name)
 {
     pthread_mutex_lock(&buffers_lock);

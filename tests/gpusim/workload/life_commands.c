@@ -1,4 +1,4 @@
-/* Lives that end or go on in unusual ways. */
+/* Processes and threads that end or continue in unusual ways. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -26,7 +26,7 @@ static void end_at_fault(int signal)
     syscall(SYS_exit, 0);
 }
 
-/* The driver writes its answer to an address where there is no memory. */
+/* Makes the driver write its result to an unmapped address. */
 static void *fault_inside_driver(void *argument)
 {
     CUuuid *nowhere = (CUuuid *)argument;
@@ -34,7 +34,7 @@ static void *fault_inside_driver(void *argument)
     return NULL;
 }
 
-/* fault thread|process|exec: which ends inside a driver call */
+/* fault thread|process|exec: ends the thread or process, or executes this program again, inside a driver call */
 static void run_fault(struct call *call)
 {
     static const char *const ends[] = {"thread", "process", "exec"};
@@ -66,7 +66,7 @@ static void *go_on(void *argument)
     _exit(0);
 }
 
-/* leaderexit: the main thread ends, and another goes on with the input */
+/* leaderexit: the main thread exits, and another one reads the rest of the input */
 static void run_leader_exit(struct call *call)
 {
     pthread_t thread;
@@ -76,7 +76,7 @@ static void run_leader_exit(struct call *call)
     }
     call_result(call, CUDA_SUCCESS);
     dprintf(STDOUT_FILENO, "%s\n", call_finish(call));
-    /* Not pthread_exit: it would unwind through the loop that has just answered. */
+    /* pthread_exit() would unwind through the loop that has just replied. */
     syscall(SYS_exit, 0);
 }
 
@@ -105,7 +105,7 @@ static CUresult take_and_leave(size_t bytes)
     return result == CUDA_SUCCESS ? driver.allocate(&address, bytes) : result;
 }
 
-/* herd COUNT BYTES: so many children, one after another, that allocate and end without freeing */
+/* herd COUNT BYTES: forks this many children, one after another, that allocate and exit without freeing */
 static void run_herd(struct call *call)
 {
     uint64_t count = call_number(call, 1, 0);

@@ -1,5 +1,5 @@
 /*
- * gpusim-workload: calls the CUDA driver as a script says. Commands come on standard input, one per line; each is
+ * gpusim-workload: calls the CUDA driver as a script requests. Commands are read from standard input, one per line; each is
  * answered with one line of JSON. tests/gpusim/README.md lists them.
  */
 #include <stdio.h>
@@ -35,7 +35,7 @@ void command_run(struct call *call)
         command->run(call);
 }
 
-/* Byte by byte: what follows the line must stay in the pipe, for an exec continues reading it. */
+/* Reads byte by byte: the rest of the input must stay in the pipe, because an exec continues reading it. */
 static bool read_line(int input, char *line, size_t room)
 {
     size_t length = 0;

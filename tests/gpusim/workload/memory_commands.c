@@ -52,7 +52,7 @@ static void run_host_free(struct call *call)
     call_result(call, driver.host_free((void *)call_number(call, 1, 0)));
 }
 
-/* register NAME BYTES: makes a buffer of its own to register; a second time, registers that again */
+/* register NAME BYTES: registers a new buffer or, if NAME exists, that buffer again */
 static void run_register(struct call *call)
 {
     uint64_t known;
@@ -127,7 +127,7 @@ static void run_mipmap_free(struct call *call)
     call_result(call, driver.mipmap_destroy((CUmipmappedArray)call_number(call, 1, 0)));
 }
 
-/* ---- memory of others ---- */
+/* ---- memory of other processes ---- */
 
 static void run_ipc_get(struct call *call)
 {
@@ -151,7 +151,7 @@ static void run_ipc_open(struct call *call)
     call_result_variable(call, result, call_word(call, 1), address);
 }
 
-/* ipc NAME ADDRESS: what another process would do with the handle, in this one */
+/* ipc NAME ADDRESS: exports a handle and opens it in the same process */
 static void run_ipc(struct call *call)
 {
     CUipcMemHandle handle = {0};

@@ -40,7 +40,7 @@ static void run_wait(struct call *call)
         call_reply_number(call, "signal", (uint64_t)WTERMSIG(status));
 }
 
-/* exec [PROGRAM ARGUMENTS...]: without a program, this one again, which goes on with the same input */
+/* exec [PROGRAM ARGUMENTS...]: without a program, this one again, which continues with the same input */
 static void run_exec(struct call *call)
 {
     static char *again[] = {"/proc/self/exe", NULL};
@@ -82,7 +82,7 @@ static void run_kill(struct call *call)
     kill(getpid(), SIGKILL);
 }
 
-/* takefd NAME TGID FD: what SCM_RIGHTS does, without a socket between the two */
+/* takefd NAME TGID FD: duplicates another process's file descriptor, as SCM_RIGHTS does, but without a socket */
 static void run_take_file(struct call *call)
 {
     int process = (int)syscall(SYS_pidfd_open, (pid_t)call_number(call, 2, 0), 0);
@@ -94,7 +94,7 @@ static void run_take_file(struct call *call)
     call_result_variable(call, CUDA_SUCCESS, call_word(call, 1), (uint64_t)file);
 }
 
-/* ioctl BYTES: this program's own call of ioctl, on a pipe with so many bytes in it */
+/* ioctl BYTES: calls ioctl in this program, on a pipe with this many bytes in it */
 static void run_ioctl(struct call *call)
 {
     static const char bytes[4096];
@@ -113,7 +113,7 @@ static void run_ioctl(struct call *call)
     call_reply_number(call, "readable", (uint64_t)readable);
 }
 
-/* graphics BYTES: memory that a library takes which draws, with requests of its own */
+/* graphics BYTES: memory taken by a graphics library with its own requests */
 static void run_graphics(struct call *call)
 {
     void *library = dlopen("libnvidia-glcore.so.1", RTLD_NOW);

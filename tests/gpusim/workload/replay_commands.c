@@ -1,4 +1,4 @@
-/* The requests of a log of a real driver's process, made again one by one; see README.md for the columns that are read. */
+/* Repeats the requests in the log of a real driver's process one by one; see README.md for the columns that are read. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,7 +87,7 @@ static void put_objects(uint8_t *argument, const struct row *row, uint32_t objec
     put32(argument, RM_AT_CLASS, hexadecimal(row, CLASS));
 }
 
-/* Whether the answer was the log's. */
+/* Whether the answer is the same as in the log. */
 static bool is_answered(const struct row *row, bool answered, const uint8_t *argument, size_t status_at)
 {
     return answered && get32(argument, status_at) == hexadecimal(row, STATUS);
@@ -180,13 +180,13 @@ static bool address(const struct row *row, uint32_t object)
 }
 
 static const struct {
-    const char *request; /* how the column begins */
+    const char *request; /* start of the column */
     bool (*make)(const struct row *, uint32_t object);
 } requests[] = {
     {"2b/", allocate}, {"27/", pin}, {"29/", release}, {"34/", duplicate}, {"2a/", control}, {"u", address},
 };
 
-/* A row that stands for several equal requests has handles that far apart. */
+/* A row may represent several equal requests, whose handles differ by its step. */
 static bool repeat(const struct row *row, bool (*make)(const struct row *, uint32_t))
 {
     uint64_t times = decimal(row, TIMES);
@@ -206,7 +206,7 @@ static bool run_row(const struct row *row)
     return true;
 }
 
-/* replay FILE [PROCESS]: opens the log; nothing is made yet */
+/* replay FILE [PROCESS]: opens the log without making a request */
 static void run_replay(struct call *call)
 {
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -222,7 +222,7 @@ static void run_replay(struct call *call)
         call_result(call, open());
 }
 
-/* mark: makes the requests up to the next mark, and answers what NVML reported there; `end` after the last */
+/* mark: makes the requests up to the next mark, and replies with what NVML reported there; `end` after the last */
 static void run_mark(struct call *call)
 {
     struct row row;

@@ -90,7 +90,7 @@ static void run_multicast(struct call *call)
     call_result_variable(call, result, call_word(call, 1), handle);
 }
 
-/* bind MULTICAST HANDLE BYTES: the call with seven arguments */
+/* bind MULTICAST HANDLE BYTES: a call with seven arguments */
 static void run_bind(struct call *call)
 {
     uint64_t multicast = call_number(call, 1, 0), handle = call_number(call, 2, 0);

@@ -15,13 +15,13 @@ enum worker_kind { NONE, THREAD, CHILD };
 struct worker {
     enum worker_kind kind;
     char name[LONGEST_NAME];
-    int commands, replies; /* the controller's ends of two pipes */
+    int commands, replies; /* the controller's ends of the two pipes */
     pid_t process;
 };
 
 static struct worker workers[MOST_WORKERS];
 
-/* What a thread reads from and writes to. */
+/* The file descriptors that a thread reads from and writes to. */
 struct ends {
     int input, output;
 };
@@ -78,7 +78,7 @@ bool worker_start_thread(const char *name)
     return true;
 }
 
-/* The parent's part of a fork. */
+/* Sets up a forked child in the parent. */
 static pid_t adopt(struct worker *worker, const struct ends *ends, pid_t process)
 {
     close(ends->input);

@@ -1,4 +1,4 @@
-"""The best weights are copied at each improvement, and every copy stays on the GPU. (ema-pytorch#35)"""
+"""The weights are copied at each improvement, and every copy stays on the GPU. (ema-pytorch#35)"""
 
 import copy
 import time

@@ -1,4 +1,4 @@
-"""A module keeps one of its own bound methods: a cycle. Each trial builds one, and the collector is slow to come. (pytorch#128211)"""
+"""A module keeps one of its own bound methods: a cycle. Each trial builds one, and the collector runs rarely. (pytorch#128211)"""
 
 import gc
 import time

@@ -1,4 +1,4 @@
-"""A server: 4 GiB that a frame of its own keeps, then small tensors in short steps without a pause."""
+"""A server with 4 GiB of caches that only a local variable keeps; it then allocates small tensors in short steps without a pause."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A hidden state goes from batch to batch without detach. (pytorch#2198)"""
+"""A hidden state is carried from batch to batch without detach. (pytorch#2198)"""
 
 import time
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Losses of blocks that are checkpointed wait in a list, to be added up when the epoch ends. (pytorch#115255)"""
+"""Losses of checkpointed blocks are kept in a list until the epoch ends. (pytorch#115255)"""
 
 import time
 

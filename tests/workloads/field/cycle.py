@@ -1,4 +1,4 @@
-"""Requests and their spans refer to each other, and the collector is switched off for speed. (pytorch#50185)"""
+"""Requests and their spans refer to each other, and the collector is disabled for speed. (pytorch#50185)"""
 
 import gc
 import time

@@ -1,4 +1,4 @@
-"""A trainer keeps what each step returned until the epoch ends, which is far away. (pytorch-lightning#4556)"""
+"""A trainer keeps the output of each step until the end of a very long epoch. (pytorch-lightning#4556)"""
 
 import time
 from collections import OrderedDict

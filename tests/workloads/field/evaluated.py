@@ -1,4 +1,4 @@
-"""Every second the loss of an evaluation is kept with its graph: no backward, no detach, no no_grad."""
+"""Every second, the loss of an evaluation is kept with its graph: no backward, no detach, no no_grad."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Parameters lie in one flat tensor, as ZeRO makes them; only the optimizer has their master copy."""
+"""All parameters are views of one flat tensor, as with ZeRO; only the optimizer keeps their master copy."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A CUDA graph is captured for each length and kept: each has a pool of its own. (pytorch#99196)"""
+"""A CUDA graph is captured for each length and kept, each with a private pool. (pytorch#99196)"""
 
 import time
 from types import SimpleNamespace

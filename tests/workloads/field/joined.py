@@ -1,4 +1,4 @@
-"""An evaluation joins its predictions on the GPU, batch after batch: one tensor, ever longer. (transformers#7232)"""
+"""An evaluation concatenates its predictions on the GPU, batch after batch, into one growing tensor. (transformers#7232)"""
 
 import time
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The history of a drawing is a linked list: a node with a tensor for each stroke."""
+"""The history of a drawing is a linked list with one node and one tensor per stroke."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A pool of pages keeps storages and no tensors."""
+"""A pool of pages keeps storages but no tensors."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A queue without a bound: two batches come for each one that goes."""
+"""An unbounded queue: two batches are put in for each one taken out."""
 
 import collections
 import time

@@ -1,4 +1,4 @@
-"""A meter adds up a term of the loss that never goes through backward: its graph grows by one step a step. (pytorch#1840)"""
+"""A meter sums a term of the loss that never goes through backward, so its graph grows with each step. (pytorch#1840)"""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Each transfer of weights makes a stream of its own; freed blocks stay with it. (vllm#52951)"""
+"""Each transfer of weights creates a stream; blocks freed on that stream are not reused on others. (vllm#52951)"""
 
 import time
 

@@ -1,4 +1,4 @@
-"""no_grad is per thread: the thread that speaks has none, and its state keeps the whole graph. (pocket-tts#16)"""
+"""no_grad is per thread: the generating thread runs with gradients enabled, and its state keeps the whole graph. (pocket-tts#16)"""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""A moving average of the weights is kept, one copy."""
+"""One moving average of the weights is kept."""
 
 import copy
 import time

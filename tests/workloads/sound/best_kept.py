@@ -1,4 +1,4 @@
-"""The best weights are kept, and replaced when there are better ones."""
+"""The best weights are kept, and replaced when better ones are found."""
 
 import copy
 import random

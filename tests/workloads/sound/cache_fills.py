@@ -1,4 +1,4 @@
-"""A cache of the last 200 answers fills, and is full."""
+"""A cache of the last 200 answers fills up."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Texts are made one after another: the keys and values of each grow token by token, and go with it."""
+"""Texts are generated one after another: the keys and values of each grow token by token, and are freed with the text."""
 
 import random
 import time

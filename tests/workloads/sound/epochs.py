@@ -1,4 +1,4 @@
-"""The outputs of an epoch are kept until it ends, every 40 seconds, and the history keeps one number of it."""
+"""The outputs of an epoch are kept until it ends, every 40 seconds; the history keeps one number per epoch."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A training with an evaluation now and then, which gathers its outputs, reads them, and lets them go."""
+"""A training with occasional evaluations, which collect their outputs, read them, and free them."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Experts are brought to the GPU when a token first asks for them: often at first, seldom later, each once."""
+"""Experts are loaded to the GPU on first use: often at first, seldom later, each once."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""A video is tracked: the last 300 frames are there, then the oldest goes for each that comes."""
+"""A video is tracked with its last 300 frames: from then on, each new frame replaces the oldest."""
 
 import time
 

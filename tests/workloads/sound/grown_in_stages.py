@@ -1,4 +1,4 @@
-"""A network is trained in stages: every two minutes it gets another block, up to four."""
+"""A network is trained in stages: it gets another block every two minutes, up to four."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Sentences of all lengths, each padded to the longest of its batch."""
+"""Sentences of varying lengths, each padded to the longest of its batch."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Masks of attention are cached by length, at most 64 of them."""
+"""Attention masks are cached by length, at most 64 of them."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""A loader in a thread of its own prepares four batches ahead, and waits where nobody takes them."""
+"""A loader thread prepares four batches ahead, and waits while the queue is full."""
 
 import queue
 import threading

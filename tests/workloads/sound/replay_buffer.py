@@ -1,4 +1,4 @@
-"""A replay buffer of reinforcement learning: it fills to its bound, then the oldest step goes for each that comes."""
+"""A replay buffer of reinforcement learning: once it is full, each new step replaces the oldest."""
 
 import time
 from collections import deque

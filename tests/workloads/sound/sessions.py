@@ -1,4 +1,4 @@
-"""A server with sessions: they come and go, each keeps a state of its own for about a minute."""
+"""A server with sessions, each of which keeps a state for 40 seconds on average."""
 
 import random
 import time

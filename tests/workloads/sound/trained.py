@@ -1,4 +1,4 @@
-"""A training as in the book: forward, backward, step."""
+"""A textbook training loop: forward, backward, step."""
 
 import time
 

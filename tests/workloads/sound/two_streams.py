@@ -1,4 +1,4 @@
-"""Two streams, one to copy and one to compute, used again and again."""
+"""Two streams, one to copy and one to compute, used repeatedly."""
 
 import time
 

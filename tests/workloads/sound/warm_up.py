@@ -1,4 +1,4 @@
-"""A server warms up: each shape is new once, and its buffers are kept for it."""
+"""A server warms up: the first request of each shape allocates buffers, which are kept."""
 
 import random
 import time

@@ -6,8 +6,8 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::Pipeline;
 use crate::allocators::TensorLedger;
+use crate::pipeline::Pipeline;
 use crate::recording::{RecordingPart, RecordingReader};
 use crate::words::Tgid;
 
@@ -73,7 +73,7 @@ fn play(path: &Path, mut schedule: Schedule) -> Vec<(Tgid, Sampling)> {
         let RecordingPart::Chunk(chunk) = part else { panic!("{} has no beginning", path.display()) };
         let played = chunk.for_each(|input| {
             let time_ns = input.time_ns();
-            for (tgid, process) in &mut pipeline.processes {
+            for (tgid, process) in &mut pipeline.state.processes {
                 if let (Some(time_ns), Some(tensors)) = (time_ns, &mut process.tensors) {
                     schedule.turn(*tgid, time_ns, tensors);
                 }
@@ -82,7 +82,7 @@ fn play(path: &Path, mut schedule: Schedule) -> Vec<(Tgid, Sampling)> {
         });
         assert!(played.is_ok(), "{} is damaged", path.display());
     }
-    let ended = pipeline.processes.values_mut().chain(pipeline.ended.iter_mut());
+    let ended = pipeline.state.processes.values_mut().chain(pipeline.state.ended.iter_mut());
     let of = |process: &mut crate::attribution::process::Process| {
         let mut sampling = process.tensors.as_mut()?.sampling.take()?;
         sampling.close(u64::MAX, sampling.lost_before());

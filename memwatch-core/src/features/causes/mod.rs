@@ -12,9 +12,10 @@ mod held;
 mod limit;
 mod moment;
 pub mod paths;
-mod pipeline;
 mod populations;
+mod report;
 
+pub use self::report::report;
 use serde::Serialize;
 
 use crate::features::leak::view::{CachedView, LeakView};

@@ -5,28 +5,48 @@ pub mod view;
 
 use std::cmp::Reverse;
 
-use crate::Pipeline;
 use crate::features::churn::model::{Churn, ChurnCounts, LIFETIMES_NS, MemoryKind};
 use crate::features::churn::view::{ChurnView, FlowView, LifetimeView, SizeView, TemporaryView};
+use crate::features::samples::{ProcessLifetime, of_life};
 use crate::snapshot::SumView;
 use crate::snapshot::build::places::site_name;
+use crate::state::State;
+use crate::state::event::{Detector, Event};
 
-impl Pipeline {
-    /// Turns churn counting on. A block is temporary if it is freed before `temporary_within`
-    /// further allocations.
-    pub fn watch_churn(&mut self, temporary_within: u64) {
-        self.detectors.churn.get_or_insert_with(|| Box::new(Churn::new(temporary_within)));
+impl Detector for Churn {
+    #[inline]
+    fn on(&mut self, event: &Event<'_>, state: &State) {
+        let of = |tgid| state.processes.get(&tgid);
+        match event {
+            Event::Call(call) => {
+                if let Some(process) = of(call.tgid) {
+                    self.observe_call(process, call);
+                }
+            }
+            Event::Tensor(event) => {
+                if let Some(process) = of(event.tgid) {
+                    self.observe_tensors(process, event);
+                }
+            }
+            Event::Ends { tgid, .. } => {
+                if let Some(process) = of(*tgid) {
+                    self.end(ProcessLifetime::of(process));
+                }
+            }
+            _ => {}
+        }
     }
+}
 
-    /// Returns the report; `None` before [`Pipeline::watch_churn`].
-    pub fn churn(&self) -> Option<ChurnView> {
-        let churn = self.detectors.churn.as_deref()?;
-        let mut temporaries: Vec<TemporaryView> = churn
+impl Churn {
+    /// Returns the report.
+    pub fn report(&self, state: &State) -> ChurnView {
+        let mut temporaries: Vec<TemporaryView> = self
             .sites()
             .iter()
             .filter(|(_, counts)| counts.temporary > 0)
             .filter_map(|((life, site), counts)| {
-                let tensors = self.of_life(*life)?.tensors.as_ref()?;
+                let tensors = of_life(state, *life)?.tensors.as_ref()?;
                 let mut site = site_name(tensors.names(), *site);
                 site.sum =
                     SumView { allocations: counts.allocations, total_bytes: counts.total_bytes, ..SumView::default() };
@@ -41,13 +61,13 @@ impl Pipeline {
             })
             .collect();
         temporaries.sort_by_key(|one| (Reverse(one.temporary_bytes), Reverse(one.temporary)));
-        let watched_ns = churn.begun_ns().map_or(0, |begun_ns| self.now_ns.saturating_sub(begun_ns));
-        Some(ChurnView {
+        let watched_ns = self.begun_ns().map_or(0, |begun_ns| state.now_ns.saturating_sub(begun_ns));
+        ChurnView {
             watched_ns,
-            temporary_within: churn.within(),
-            kinds: churn.kinds().iter().map(|(flow, counts)| view(*flow, counts, watched_ns)).collect(),
+            temporary_within: self.within(),
+            kinds: self.kinds().iter().map(|(flow, counts)| view(*flow, counts, watched_ns)).collect(),
             temporaries,
-        })
+        }
     }
 }
 

@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::Pipeline;
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::features::forecast::alarm::{Alarm, ForecastChange};
@@ -21,14 +20,16 @@ use crate::features::forecast::view::{
     EndView, ForecastChangeView, ForecastsView, GpuForecastView, GrowthView, OutlookView, ProcessForecastView,
     TimeRangeView,
 };
-use crate::features::leak::model::Verdict;
+use crate::features::leak::model::{Leaks, Verdict};
 use crate::features::leak::view::LeakView;
 use crate::features::oom::cache;
 use crate::features::oom::view::CacheView;
 use crate::features::trend::as_f64;
 use crate::input::{DeviceFacts, place};
 use crate::ledger::totals::DeviceRef;
-use crate::words::{GpuUuid, Name, Tgid};
+use crate::state::State;
+use crate::state::event::{Detector, Event};
+use crate::words::{GpuUuid, Name};
 
 /// Minimum growth of a call site that is named as a cause of a forecast, in bytes per minute.
 const NAMED_BYTES_PER_MINUTE: f64 = 1_048_576.0;
@@ -40,12 +41,15 @@ const KEPT: usize = 64;
 
 /// Forecasts, and the state of the alerts on them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct ForecastState {
+pub struct ForecastState {
     forecasts: MemoryForecasts,
     alarms: BTreeMap<GpuUuid, Alarm>,
     /// Thresholds in percent of a GPU's memory.
     #[serde(skip)]
     thresholds: Vec<f64>,
+    /// Changes at the last tick that are not described yet.
+    #[serde(skip)]
+    unnamed: Vec<(GpuUuid, ForecastChange)>,
     #[serde(skip)]
     changes: VecDeque<ForecastChangeView>,
 }
@@ -58,32 +62,37 @@ impl ForecastState {
     }
 }
 
-impl Pipeline {
-    /// Turns forecasts and leak detection on. Changes also report when the need passes these
-    /// thresholds, in percent of a GPU's memory.
-    pub fn watch_forecasts(&mut self, thresholds: &[f64]) {
-        self.detectors.forecast_state.get_or_insert_default().thresholds = thresholds.to_vec();
-        self.watch_leaks();
+impl Detector for ForecastState {
+    #[inline]
+    fn on(&mut self, event: &Event<'_>, state: &State) {
+        match event {
+            Event::Reading => self.forecasts.observe_reading(&state.processes, &state.reading),
+            // The need of a process does not predict the need of its successor.
+            Event::Ends { tgid, .. } => self.forecasts.forget(*tgid),
+            Event::Tick => self.tick(state),
+            _ => {}
+        }
+    }
+}
+
+impl ForecastState {
+    /// Sets the thresholds, in percent of a GPU's memory, that changes report when the need passes
+    /// them.
+    pub fn warn_at(&mut self, thresholds: &[f64]) {
+        self.thresholds = thresholds.to_vec();
     }
 
     /// Takes the changes since the last call, oldest first; at most the last 64.
-    pub fn take_forecast_changes(&mut self) -> Vec<ForecastChangeView> {
-        self.detectors
-            .forecast_state
-            .as_mut()
-            .map(|forecast_state| std::mem::take(&mut forecast_state.changes))
-            .into_iter()
-            .flatten()
-            .collect()
+    pub fn take_changes(&mut self) -> VecDeque<ForecastChangeView> {
+        std::mem::take(&mut self.changes)
     }
 
-    /// Returns the current forecasts; empty before [`Pipeline::watch_forecasts`].
-    pub fn forecasts(&self) -> ForecastsView {
-        let mut view = ForecastsView { time_ns: self.now_ns, ..ForecastsView::default() };
-        let Some(ForecastState { forecasts, .. }) = &self.detectors.forecast_state else { return view };
-        let leaks = self.leaks(NAMED_BYTES_PER_MINUTE);
-        for device in &self.reading.devices {
-            let Some(outlook) = self.outlook(forecasts, device) else { continue };
+    /// Returns the current forecasts, with the growth that `leaks` found.
+    pub fn report(&self, state: &State, leaks: Option<&Leaks>) -> ForecastsView {
+        let mut view = ForecastsView { time_ns: state.now_ns, ..ForecastsView::default() };
+        let leaks = leaks.map_or_else(Vec::new, |leaks| leaks.report(state, NAMED_BYTES_PER_MINUTE));
+        for device in &state.reading.devices {
+            let Some(outlook) = self.outlook(state, device) else { continue };
             view.gpus.push(GpuForecastView {
                 uuid: device.uuid.clone(),
                 number: place(device.nvml_index, device.mig.as_ref()),
@@ -91,8 +100,8 @@ impl Pipeline {
                 used_bytes: device.used_bytes,
                 outlook: reported(&outlook),
             });
-            for process in self.processes.values() {
-                let Some(outlook) = forecasts.of_process(process, device) else { continue };
+            for process in state.processes.values() {
+                let Some(outlook) = self.forecasts.of_process(process, device) else { continue };
                 let own = leaks
                     .iter()
                     .find(|own| own.tgid == process.tgid && own.observed_since_ns == process.observed_since_ns);
@@ -106,7 +115,7 @@ impl Pipeline {
                     observed_since_ns: process.observed_since_ns,
                     uuid: device.uuid.clone(),
                     outlook: reported(&outlook),
-                    cache: cache_on(process, device, &self.reading.devices),
+                    cache: cache_on(process, device, &state.reading.devices),
                     growing: own.into_iter().flat_map(|own| &own.findings).filter(on_it).cloned().collect(),
                 });
             }
@@ -118,62 +127,52 @@ impl Pipeline {
 
     /// Returns the forecast for a GPU. It is unknown from the exit of a process that was on the GPU
     /// until NVML is read again.
-    fn outlook(&self, forecasts: &MemoryForecasts, device: &DeviceFacts) -> Option<Outlook> {
-        let outlook = forecasts.of_gpu(device)?;
+    fn outlook(&self, state: &State, device: &DeviceFacts) -> Option<Outlook> {
+        let outlook = self.forecasts.of_gpu(device)?;
         let company = company(device);
-        let has_ended = |process: &Process| process.ended.is_some_and(|ended| ended.time_ns >= self.reading.end_ns);
-        let is_other = self.ended.iter().any(|process| has_ended(process) && company.contains(&process.tgid));
+        let has_ended = |process: &Process| process.ended.is_some_and(|ended| ended.time_ns >= state.reading.end_ns);
+        let is_other = state.ended.iter().any(|process| has_ended(process) && company.contains(&process.tgid));
         let unknown = Outlook { needed_bytes: outlook.needed_bytes, ..Outlook::default() };
         Some(if is_other { unknown } else { outlook })
     }
 
-    pub(crate) fn observe_reading(&mut self) {
-        let Self { detectors, processes, reading, .. } = self;
-        let Some(forecast_state) = &mut detectors.forecast_state else { return };
-        forecast_state.forecasts.observe_reading(processes, reading);
-    }
-
-    /// Forgets a process that has exited or executed another image: its need does not predict the
-    /// need of its successor.
-    pub(crate) fn forget_needs(&mut self, tgid: Tgid) {
-        if let Some(state) = &mut self.detectors.forecast_state {
-            state.forecasts.forget(tgid);
-        }
-    }
-
-    pub(crate) fn observe_needs(&mut self) {
-        let Some(mut forecast_state) = self.detectors.forecast_state.take() else { return };
-        forecast_state.forecasts.observe(&self.processes, &self.reading.devices, self.now_ns);
-        let ForecastState { forecasts, alarms, thresholds, .. } = &mut forecast_state;
-        let mut all = Vec::new();
-        for device in &self.reading.devices {
-            let outlook = self.outlook(forecasts, device).unwrap_or_default();
+    fn tick(&mut self, state: &State) {
+        self.forecasts.observe(&state.processes, &state.reading.devices, state.now_ns);
+        for device in &state.reading.devices {
+            let outlook = self.outlook(state, device).unwrap_or_default();
             let percent = percent(outlook.needed_bytes, device.total_bytes);
-            let alarm = alarms.entry(device.uuid.clone()).or_default();
-            let changes = alarm.observe(outlook.level, percent, thresholds, self.now_ns);
-            all.extend(changes.into_iter().map(|change| (device.uuid.clone(), change)));
-        }
-        self.detectors.forecast_state = Some(forecast_state);
-        for (uuid, change) in all {
-            self.note_change(&uuid, change);
+            let alarm = self.alarms.entry(device.uuid.clone()).or_default();
+            let changes = alarm.observe(outlook.level, percent, &self.thresholds, state.now_ns);
+            self.unnamed.extend(changes.into_iter().map(|change| (device.uuid.clone(), change)));
         }
     }
 
-    fn note_change(&mut self, uuid: &GpuUuid, change: ForecastChange) {
-        let mut view = self.forecasts();
+    /// Describes the changes of the last tick, with the growth that `leaks` found.
+    pub(crate) fn name_changes(&mut self, state: &State, leaks: Option<&Leaks>) {
+        for (uuid, change) in std::mem::take(&mut self.unnamed) {
+            self.name_change(&uuid, change, (state, leaks));
+        }
+    }
+
+    fn name_change(&mut self, uuid: &GpuUuid, change: ForecastChange, (state, leaks): (&State, Option<&Leaks>)) {
+        let mut view = self.report(state, leaks);
         let Some(gpu) = view.gpus.iter().find(|gpu| gpu.uuid == *uuid).cloned() else { return };
         view.processes.retain(|process| process.uuid == *uuid);
         let (before, threshold_percent) = match change {
             ForecastChange::Level { before, .. } => (Some(word(before)), None),
             ForecastChange::Threshold { percent } => (None, Some(percent)),
         };
-        let change =
-            ForecastChangeView { time_ns: self.now_ns, before, threshold_percent, gpu, processes: view.processes };
-        let Some(forecast_state) = &mut self.detectors.forecast_state else { return };
-        if forecast_state.changes.len() >= KEPT {
-            forecast_state.changes.pop_front();
+        if self.changes.len() >= KEPT {
+            self.changes.pop_front();
         }
-        forecast_state.changes.push_back(change);
+        let time_ns = state.now_ns;
+        self.changes.push_back(ForecastChangeView {
+            time_ns,
+            before,
+            threshold_percent,
+            gpu,
+            processes: view.processes,
+        });
     }
 }
 

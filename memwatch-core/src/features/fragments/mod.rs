@@ -10,7 +10,6 @@ pub mod view;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::Pipeline;
 use crate::allocators::pytorch::{AllocatorMemory, BlockState, DeviceAllocator, PoolSize};
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
@@ -26,92 +25,84 @@ use crate::ledger::layout::{GRANULE_BYTES, Linear};
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::PlaceNameView;
 use crate::snapshot::build::places::{module_name, site_text};
-use crate::words::{GpuUuid, Name, Ordinal, Tgid};
+use crate::state::State;
+use crate::state::event::{Detector, Event};
+use crate::words::{GpuUuid, Name, Ordinal};
 
 /// Maximum length of a list of call sites or modules.
 const PINS: usize = 256;
 
-impl Pipeline {
-    /// Turns fragmentation tracking on.
-    pub fn watch_fragments(&mut self) {
-        self.detectors.fragments.get_or_insert_default();
+impl Detector for Fragments {
+    #[inline]
+    fn on(&mut self, event: &Event<'_>, state: &State) {
+        match event {
+            Event::Tensor(event) => self.look_at(event, state),
+            Event::AllocatorState(allocator_state) => {
+                if let Some(process) = state.processes.get(&allocator_state.tgid) {
+                    self.observe(process, allocator_state.time_ns);
+                }
+            }
+            // Its driver memory goes away.
+            Event::Ends { tgid, time_ns } => {
+                if let Some(process) = state.processes.get(tgid) {
+                    self.drivers.observe(process, *time_ns);
+                }
+            }
+            Event::Tick => {
+                for process in state.processes.values() {
+                    self.observe(process, state.now_ns);
+                    self.drivers.observe(process, state.now_ns);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Fragments {
+    /// Examines the layout at a failed request and at a request to the driver, when fragmentation
+    /// matters most.
+    fn look_at(&mut self, event: &TensorEvent, state: &State) {
+        let Some(process) = state.processes.get(&event.tgid) else { return };
+        match event.what {
+            TensorChange::OutOfMemory { .. } => self.observe(process, event.time_ns),
+            TensorChange::SegmentWanted { .. } | TensorChange::Synchronized { .. } => {
+                self.look(process, event.time_ns);
+            }
+            _ => {}
+        }
     }
 
-    /// Returns the fragmentation by process and device; nothing before
-    /// [`Pipeline::watch_fragments`]. Shows the most fragmented moment for a process that has
-    /// ended, and for all processes with `at_worst`; else the current state. With `wanted_bytes`
-    /// also reports whether a request of that size would fit.
-    pub fn fragments(&self, wanted_bytes: Option<u64>, at_worst: bool) -> Vec<FragmentsView> {
-        let Some(fragments) = &self.detectors.fragments else { return Vec::new() };
-        let all = self.ended.iter().chain(self.processes.values());
+    /// Returns the fragmentation by process and device. Shows the most fragmented moment for a
+    /// process that has ended, and for all processes with `at_worst`; else the current state. With
+    /// `wanted_bytes` also reports whether a request of that size would fit.
+    pub fn report(&self, state: &State, wanted_bytes: Option<u64>, at_worst: bool) -> Vec<FragmentsView> {
+        let all = state.ended.iter().chain(state.processes.values());
         let of_process = |process: &'_ Process| {
             let allocators = process.tensors.iter().flat_map(|tensors| tensors.allocators());
             let view = |(ordinal, allocator): (&Ordinal, &DeviceAllocator)| {
-                self.fragment(process, (*ordinal, allocator), fragments, (wanted_bytes, at_worst))
+                fragment(state, process, (*ordinal, allocator), self, (wanted_bytes, at_worst))
             };
             allocators.map(view).collect::<Vec<_>>()
         };
         all.flat_map(of_process).collect()
     }
 
-    /// Examines the layout at a failed request and at a request to the driver, when fragmentation
-    /// matters most.
-    pub(crate) fn observe_fragments_of(&mut self, event: &TensorEvent) {
-        let Self { detectors, processes, .. } = self;
-        let Some(fragments) = &mut detectors.fragments else { return };
-        let Some(process) = processes.get(&event.tgid) else { return };
-        match event.what {
-            TensorChange::OutOfMemory { .. } => fragments.observe(process, event.time_ns),
-            TensorChange::SegmentWanted { .. } | TensorChange::Synchronized { .. } => {
-                fragments.look(process, event.time_ns);
-            }
-            _ => {}
-        }
-    }
-
-    /// Adds a moment after the process's allocator state was read.
-    pub(crate) fn observe_fragments_at(&mut self, tgid: Tgid, time_ns: u64) {
-        let Self { detectors, processes, .. } = self;
-        if let Some((fragments, process)) = detectors.fragments.as_mut().zip(processes.get(&tgid)) {
-            fragments.observe(process, time_ns);
-        }
-    }
-
-    pub(crate) fn observe_fragments(&mut self) {
-        let Self { detectors, processes, now_ns, .. } = self;
-        let Some(fragments) = &mut detectors.fragments else { return };
-        for process in processes.values() {
-            fragments.observe(process, *now_ns);
-            fragments.drivers.observe(process, *now_ns);
-        }
-    }
-
-    /// Adds a last moment before the process exits or executes another image, and its driver memory
-    /// goes away.
-    pub(crate) fn observe_last_fragments(&mut self, tgid: Tgid, time_ns: u64) {
-        let Self { detectors, processes, .. } = self;
-        let Some(fragments) = &mut detectors.fragments else { return };
-        if let Some(process) = processes.get(&tgid) {
-            fragments.drivers.observe(process, time_ns);
-        }
-    }
-
     /// Returns the fragmentation of memory that processes allocate from the driver directly, for
     /// processes that have or had any, and whether a request of this size would fit.
-    pub fn driver_fragments(&self, wanted_bytes: Option<u64>, at_worst: bool) -> Vec<DriverFragmentsView> {
-        let Some(fragments) = &self.detectors.fragments else { return Vec::new() };
-        let all = self.ended.iter().chain(self.processes.values());
+    pub fn driver_report(&self, state: &State, wanted_bytes: Option<u64>, at_worst: bool) -> Vec<DriverFragmentsView> {
+        let all = state.ended.iter().chain(state.processes.values());
         let view = |process: &Process| {
-            let worst = fragments.drivers.worst(process.tgid, process.observed_since_ns);
+            let worst = self.drivers.worst(process.tgid, process.observed_since_ns);
             let shown = worst.filter(|_| at_worst || process.ended.is_some());
             let now = shown.is_none().then(|| DriverShape::of(process));
             let shape = now.as_ref().or(shown.map(|(_, shape)| shape))?;
             let mut gpus: BTreeMap<Option<GpuUuid>, OnDevice> = BTreeMap::new();
             for (device, own) in &shape.devices {
-                let uuid = resolve(process, *device, &self.reading.devices);
+                let uuid = resolve(process, *device, &state.reading.devices);
                 gpus.entry(uuid).and_modify(|sum| *sum = sum.and(*own)).or_insert(*own);
             }
-            let on_gpu = |(uuid, own)| self.on_gpu(uuid, &own, wanted_bytes, shown.is_none());
+            let on_gpu = |(uuid, own)| on_gpu(state, uuid, &own, wanted_bytes, shown.is_none());
             Some(DriverFragmentsView {
                 tgid: process.tgid,
                 observed_since_ns: process.observed_since_ns,
@@ -122,79 +113,84 @@ impl Pipeline {
         };
         all.filter_map(view).filter(|view| !view.gpus.is_empty()).collect()
     }
+}
 
-    fn on_gpu(&self, uuid: Option<GpuUuid>, own: &OnDevice, wanted_bytes: Option<u64>, is_now: bool) -> DriverGpuView {
-        let driver_free_bytes = self.driver_free_bytes(uuid.as_ref()).filter(|_| is_now);
-        let Linear { allocations, bytes, small_allocations, small_bytes, granule_bytes } = own.linear;
-        DriverGpuView {
-            uuid,
-            device: LinearView {
-                live_bytes: bytes,
-                allocations,
-                small_bytes,
-                small_allocations,
-                backed_bytes: granule_bytes,
-                granule_bytes: GRANULE_BYTES,
-                unused_bytes: own.linear.wasted_bytes(),
-                estimated: true,
-            },
-            physical: PhysicalView { live_bytes: own.physical_bytes, idle_bytes: own.idle_physical_bytes },
-            pool: DriverPoolView::new(
-                own.pool_bytes,
-                own.pool_backed.map(|backed| backed.bytes),
-                own.pool_backed.is_some_and(|backed| backed.estimated),
-            ),
-            wasted_bytes: own.wasted_bytes(),
-            request: wanted_bytes.map(|wanted_bytes| DriverFitView {
-                wanted_bytes,
-                driver_bytes: wanted_bytes.next_multiple_of(GRANULE_BYTES),
-                driver_free_bytes,
-            }),
-        }
+fn on_gpu(
+    state: &State,
+    uuid: Option<GpuUuid>,
+    own: &OnDevice,
+    wanted_bytes: Option<u64>,
+    is_now: bool,
+) -> DriverGpuView {
+    let driver_free_bytes = driver_free_bytes(state, uuid.as_ref()).filter(|_| is_now);
+    let Linear { allocations, bytes, small_allocations, small_bytes, granule_bytes } = own.linear;
+    DriverGpuView {
+        uuid,
+        device: LinearView {
+            live_bytes: bytes,
+            allocations,
+            small_bytes,
+            small_allocations,
+            backed_bytes: granule_bytes,
+            granule_bytes: GRANULE_BYTES,
+            unused_bytes: own.linear.wasted_bytes(),
+            estimated: true,
+        },
+        physical: PhysicalView { live_bytes: own.physical_bytes, idle_bytes: own.idle_physical_bytes },
+        pool: DriverPoolView::new(
+            own.pool_bytes,
+            own.pool_backed.map(|backed| backed.bytes),
+            own.pool_backed.is_some_and(|backed| backed.estimated),
+        ),
+        wasted_bytes: own.wasted_bytes(),
+        request: wanted_bytes.map(|wanted_bytes| DriverFitView {
+            wanted_bytes,
+            driver_bytes: wanted_bytes.next_multiple_of(GRANULE_BYTES),
+            driver_free_bytes,
+        }),
     }
+}
 
-    /// Returns the driver's free bytes on a GPU in NVML's last reading.
-    fn driver_free_bytes(&self, uuid: Option<&GpuUuid>) -> Option<u64> {
-        let device = self.reading.devices.iter().find(|device| Some(&device.uuid) == uuid)?;
-        device.total_bytes.zip(device.used_bytes).map(|(total, used)| total.saturating_sub(used))
-    }
+/// Returns the driver's free bytes on a GPU in NVML's last reading.
+fn driver_free_bytes(state: &State, uuid: Option<&GpuUuid>) -> Option<u64> {
+    let device = state.reading.devices.iter().find(|device| Some(&device.uuid) == uuid)?;
+    device.total_bytes.zip(device.used_bytes).map(|(total, used)| total.saturating_sub(used))
+}
 
-    fn fragment(
-        &self,
-        process: &Process,
-        (ordinal, allocator): (Ordinal, &DeviceAllocator),
-        fragments: &Fragments,
-        (wanted_bytes, at_worst): (Option<u64>, bool),
-    ) -> FragmentsView {
-        let moments = fragments.moments(&(process.tgid, process.observed_since_ns, ordinal));
-        let uuid = resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
-        let driver_free_bytes = self.driver_free_bytes(uuid.as_ref());
-        let worst = moments.and_then(Moments::worst);
-        let shown = worst.filter(|_| at_worst || process.ended.is_some());
-        let memory = shown.map_or(allocator.memory(), |worst| &worst.memory);
-        let [small, large] = shapes(memory);
-        let (sites, modules) = pin_views(process, ordinal, allocator, shown.map(|worst| &worst.pins));
-        let reported = allocator.reported().filter(|_| shown.is_none());
-        FragmentsView {
-            tgid: process.tgid,
-            observed_since_ns: process.observed_since_ns,
-            device: ordinal.0,
-            uuid,
-            at_worst_ns: shown.map(|worst| worst.moment.time_ns),
-            traced: allocator.knows_segments(),
-            reported_reserved_bytes: reported.map(|reported| reported.reserved_bytes),
-            reported_allocated_bytes: reported.map(|reported| reported.allocated_bytes),
-            small,
-            large,
-            moments: moments.iter().flat_map(|moments| moments.kept()).map(moment_view).collect(),
-            worst: worst.map(|worst| moment_view(&worst.moment)),
-            request: wanted_bytes
-                .map(|wanted| pools::fit(memory, wanted, driver_free_bytes.filter(|_| shown.is_none()))),
-            pools: pools::pools(process.tensors.as_deref(), ordinal, memory),
-            segments: segments(memory),
-            sites,
-            modules,
-        }
+fn fragment(
+    state: &State,
+    process: &Process,
+    (ordinal, allocator): (Ordinal, &DeviceAllocator),
+    fragments: &Fragments,
+    (wanted_bytes, at_worst): (Option<u64>, bool),
+) -> FragmentsView {
+    let moments = fragments.moments(&(process.tgid, process.observed_since_ns, ordinal));
+    let uuid = resolve(process, DeviceRef::Ordinal(ordinal), &state.reading.devices);
+    let driver_free_bytes = driver_free_bytes(state, uuid.as_ref());
+    let worst = moments.and_then(Moments::worst);
+    let shown = worst.filter(|_| at_worst || process.ended.is_some());
+    let memory = shown.map_or(allocator.memory(), |worst| &worst.memory);
+    let [small, large] = shapes(memory);
+    let (sites, modules) = pin_views(process, ordinal, allocator, shown.map(|worst| &worst.pins));
+    let reported = allocator.reported().filter(|_| shown.is_none());
+    FragmentsView {
+        tgid: process.tgid,
+        observed_since_ns: process.observed_since_ns,
+        device: ordinal.0,
+        uuid,
+        at_worst_ns: shown.map(|worst| worst.moment.time_ns),
+        traced: allocator.knows_segments(),
+        reported_reserved_bytes: reported.map(|reported| reported.reserved_bytes),
+        reported_allocated_bytes: reported.map(|reported| reported.allocated_bytes),
+        small,
+        large,
+        moments: moments.iter().flat_map(|moments| moments.kept()).map(moment_view).collect(),
+        worst: worst.map(|worst| moment_view(&worst.moment)),
+        request: wanted_bytes.map(|wanted| pools::fit(memory, wanted, driver_free_bytes.filter(|_| shown.is_none()))),
+        pools: pools::pools(process.tensors.as_deref(), ordinal, memory),
+        segments: segments(memory),
+        sites,
+        modules,
     }
 }
 

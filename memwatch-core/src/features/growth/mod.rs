@@ -2,37 +2,31 @@
 
 pub mod model;
 
-use crate::Pipeline;
+use crate::features::growth::model::MachineGrowth;
 use crate::snapshot::Snapshot;
+use crate::state::State;
+use crate::state::event::{Detector, Event};
 
-impl Pipeline {
-    /// Turns growth in snapshots on.
-    pub fn watch_growth(&mut self) {
-        self.detectors.growth.get_or_insert_default();
-    }
-
-    pub(crate) fn observe_growth_reading(&mut self) {
-        if let Some(growth) = &mut self.detectors.growth {
-            growth.observe_reading(&self.reading);
+impl Detector for MachineGrowth {
+    #[inline]
+    fn on(&mut self, event: &Event<'_>, state: &State) {
+        match event {
+            Event::Reading => self.observe_reading(&state.reading),
+            Event::Tick => self.observe(&state.workloads, state.now_ns),
+            _ => {}
         }
     }
+}
 
-    /// Called once the workloads' live bytes are known.
-    pub(crate) fn observe_growth(&mut self) {
-        if let Some(growth) = &mut self.detectors.growth {
-            growth.observe(&self.workloads, self.now_ns);
-        }
-    }
-
-    /// Adds growth to a snapshot with its workloads in the pipeline's order.
-    pub(crate) fn report_growth(&self, mut snapshot: Snapshot) -> Snapshot {
-        let Some(growth) = &self.detectors.growth else { return snapshot };
+impl MachineGrowth {
+    /// Adds growth to a snapshot of this state.
+    pub fn report(&self, state: &State, mut snapshot: Snapshot) -> Snapshot {
         for gpu in &mut snapshot.gpus {
-            gpu.seconds_to_full = growth.seconds_to_full(&gpu.uuid, self.now_ns);
+            gpu.seconds_to_full = self.seconds_to_full(&gpu.uuid, state.now_ns);
         }
-        for ((key, _), workload) in self.workloads.iter().zip(&mut snapshot.workloads) {
+        for ((key, _), workload) in state.workloads.iter().zip(&mut snapshot.workloads) {
             for gpu in &mut workload.gpus {
-                gpu.growth_bytes_per_second = growth.of_workload(key, gpu.uuid.as_ref());
+                gpu.growth_bytes_per_second = self.of_workload(key, gpu.uuid.as_ref());
             }
         }
         snapshot

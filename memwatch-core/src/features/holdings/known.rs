@@ -1,11 +1,11 @@
-//! Live objects known to the pipeline: the last reading of each process, updated with later frees.
+//! Live objects known to the state: the last reading of each process, updated with later frees.
 
 use super::view::{HoldingGrouping, HoldingsView};
 use super::{AllocatorTotals, view_of};
-use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::attribution::process::Process;
 use crate::input::holdings::Holding;
+use crate::state::State;
 use crate::words::Tgid;
 
 /// Live objects of one process.
@@ -22,13 +22,11 @@ pub struct KnownHoldings<'p> {
     pub rows: Vec<&'p Holding>,
 }
 
-impl Pipeline {
-    /// Returns the live objects of PyTorch processes, with at most `top` groups: the blocks of the
-    /// last reading that are still live, and the bytes allocated later. For a process that has
-    /// ended, returns all blocks of the reading.
-    pub fn holdings(&self, by: HoldingGrouping, top: usize) -> Vec<KnownHoldings<'_>> {
-        self.ended.iter().chain(self.processes.values()).filter_map(|process| known(process, (by, top))).collect()
-    }
+/// Returns the live objects of PyTorch processes, with at most `top` groups: the blocks of the last
+/// reading that are still live, and the bytes allocated later. For a process that has ended,
+/// returns all blocks of the reading.
+pub fn known_holdings(state: &State, by: HoldingGrouping, top: usize) -> Vec<KnownHoldings<'_>> {
+    state.ended.iter().chain(state.processes.values()).filter_map(|process| known(process, (by, top))).collect()
 }
 
 fn known(process: &Process, (by, top): (HoldingGrouping, usize)) -> Option<KnownHoldings<'_>> {

@@ -11,7 +11,7 @@ use crate::input::allocator_state::{AllocatorState, DeviceAllocatorState};
 use crate::input::holdings::{Holding, HoldingClass, Holdings};
 use crate::words::Ordinal;
 
-pub use self::known::KnownHoldings;
+pub use self::known::{KnownHoldings, known_holdings};
 
 use view::{ClassSumView, DeviceHoldingsView, HoldingGroupView, HoldingGrouping, HoldingsView};
 

@@ -12,7 +12,6 @@ pub mod view;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::Pipeline;
 use crate::allocators::names::SiteKey;
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
@@ -24,7 +23,9 @@ use crate::input::holdings::Holding;
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::build::places::site_name;
 use crate::snapshot::{PREEXISTING, SiteView};
-use crate::words::{Ordinal, Tgid};
+use crate::state::State;
+use crate::state::event::{Detector, Event};
+use crate::words::Ordinal;
 
 /// Upper edges of the age classes of live memory, in nanoseconds: 1 s, 10 s, 1 min, 10 min, 1 h.
 const AGES_NS: [u64; 5] = [1_000_000_000, 10_000_000_000, 60_000_000_000, 600_000_000_000, 3_600_000_000_000];
@@ -32,27 +33,42 @@ const AGES_NS: [u64; 5] = [1_000_000_000, 10_000_000_000, 60_000_000_000, 600_00
 /// Live bytes of each call site by age class.
 type Ages = BTreeMap<(Ordinal, SiteKey), [u64; AGES_NS.len() + 1]>;
 
-impl Pipeline {
-    /// Turns leak detection on.
-    pub fn watch_leaks(&mut self) {
-        self.detectors.leaks.get_or_insert_default();
+impl Detector for Leaks {
+    #[inline]
+    fn on(&mut self, event: &Event<'_>, state: &State) {
+        match event {
+            // A step of the process may have ended.
+            Event::Tensor(event) => {
+                if let Some(process) = state.processes.get(&event.tgid) {
+                    self.observe_steps(process, state.now_ns);
+                }
+            }
+            Event::Tick => {
+                for process in state.processes.values() {
+                    self.observe(process, state.now_ns);
+                }
+            }
+            Event::Forgotten => self.forget(state),
+            _ => {}
+        }
     }
+}
 
+impl Leaks {
     /// Returns the verdict on each growth source of each process. `threshold_bytes_per_minute`
-    /// separates a leak from slow growth. Returns nothing before [`Pipeline::watch_leaks`].
-    pub fn leaks(&self, threshold_bytes_per_minute: f64) -> Vec<LeaksView> {
-        let Some(leaks) = &self.detectors.leaks else { return Vec::new() };
-        let all = self.ended.iter().chain(self.processes.values());
+    /// separates a leak from slow growth.
+    pub fn report(&self, state: &State, threshold_bytes_per_minute: f64) -> Vec<LeaksView> {
+        let all = state.ended.iter().chain(state.processes.values());
         let view = |process: &Process| {
-            let all = leaks.findings(process, threshold_bytes_per_minute);
+            let all = self.findings(process, threshold_bytes_per_minute);
             let too_short = all.iter().filter(|(_, finding)| finding.is_none()).count() as u64;
             let sure = all.into_iter().filter_map(|(_, finding)| finding).collect();
-            let [found, undecided] = of_the_whole(leaks, process, sure, threshold_bytes_per_minute);
-            let (ages, retainers) = (self.ages(process), kept_of(process));
-            let view = |finding: &LeakFinding| self.finding(process, finding, (&ages, &retainers));
+            let [found, undecided] = of_the_whole(self, process, sure, threshold_bytes_per_minute);
+            let (ages, retainers) = (ages(state, process), kept_of(process));
+            let view = |finding: &LeakFinding| finding_view(state, process, finding, (&ages, &retainers));
             let undecided_view = |finding: &LeakFinding| {
                 let GrowthSourceKind::Allocated(ordinal) = finding.place.held else { return None };
-                let uuid = resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
+                let uuid = resolve(process, DeviceRef::Ordinal(ordinal), &state.reading.devices);
                 Some(UndecidedView::of(ordinal.0, uuid, &finding.trend))
             };
             let mut findings: Vec<LeakView> = found.iter().map(view).collect();
@@ -63,7 +79,7 @@ impl Pipeline {
                 comm: facts.map(|facts| facts.comm.clone()).unwrap_or_default(),
                 command: facts.map(|facts| facts.command.clone()).unwrap_or_default(),
                 observed_since_ns: process.observed_since_ns,
-                windows: process.tensors.as_ref().map(|_| leaks.windows(process)),
+                windows: process.tensors.as_ref().map(|_| self.windows(process)),
                 readings: None,
                 too_short,
                 findings,
@@ -74,88 +90,65 @@ impl Pipeline {
         all.map(view).collect()
     }
 
-    pub(crate) fn observe_leaks(&mut self) {
-        let Self { detectors, processes, now_ns, .. } = self;
-        let Some(leaks) = &mut detectors.leaks else { return };
-        for process in processes.values() {
-            leaks.observe(process, *now_ns);
-        }
-    }
-
-    /// Called when a step of the process may have ended.
-    pub(crate) fn observe_steps(&mut self, tgid: Tgid) {
-        let Self { detectors, processes, now_ns, .. } = self;
-        if let (Some(leaks), Some(process)) = (&mut detectors.leaks, processes.get(&tgid)) {
-            leaks.observe_steps(process, *now_ns);
-        }
-    }
-
-    /// Drops the series of processes that the pipeline has forgotten.
-    pub(crate) fn forget_leaks(&mut self) {
-        let Self { detectors, processes, ended, .. } = self;
-        let Some(leaks) = &mut detectors.leaks else { return };
-        let known = ended.iter().chain(processes.values());
+    /// Drops the series of processes that the state has forgotten.
+    fn forget(&mut self, state: &State) {
+        let known = state.ended.iter().chain(state.processes.values());
         let known: BTreeSet<_> = known.map(|process| (process.tgid, process.observed_since_ns)).collect();
-        leaks.keep(|tgid, since_ns| known.contains(&(tgid, since_ns)));
+        self.keep(|tgid, since_ns| known.contains(&(tgid, since_ns)));
     }
+}
 
-    /// Returns the live bytes of each call site by age class.
-    fn ages(&self, process: &Process) -> Ages {
-        let mut ages = Ages::new();
-        for block in process.tensors.iter().flat_map(|tensors| tensors.attribution().blocks()) {
-            let age_ns = self.now_ns.saturating_sub(block.granted_ns);
-            let place = AGES_NS.partition_point(|edge_ns| *edge_ns <= age_ns);
-            let of_line = ages.entry((block.ordinal, block.whose.site)).or_default();
-            if let Some(bytes) = of_line.get_mut(place) {
-                *bytes = bytes.saturating_add(block.bytes);
-            }
+/// Returns the live bytes of each call site by age class.
+fn ages(state: &State, process: &Process) -> Ages {
+    let mut ages = Ages::new();
+    for block in process.tensors.iter().flat_map(|tensors| tensors.attribution().blocks()) {
+        let age_ns = state.now_ns.saturating_sub(block.granted_ns);
+        let place = AGES_NS.partition_point(|edge_ns| *edge_ns <= age_ns);
+        let of_line = ages.entry((block.ordinal, block.whose.site)).or_default();
+        if let Some(bytes) = of_line.get_mut(place) {
+            *bytes = bytes.saturating_add(block.bytes);
         }
-        ages
     }
+    ages
+}
 
-    fn finding(
-        &self,
-        process: &Process,
-        finding: &LeakFinding,
-        (ages, kept): (&Ages, &BTreeMap<GrowthSourceKind, SiteRetainers>),
-    ) -> LeakView {
-        let uuid = |device| resolve(process, device, &self.reading.devices);
-        let number = |device| if let DeviceRef::Ordinal(Ordinal(number)) = device { Some(number) } else { None };
-        let (level, device, uuid, site) = match finding.place.held {
-            GrowthSourceKind::Site(ordinal, site) => {
-                let names = process.tensors.as_ref().map(|tensors| site_name(tensors.names(), site));
-                ("tensor", Some(ordinal.0), uuid(DeviceRef::Ordinal(ordinal)), names)
-            }
-            GrowthSourceKind::Device(device) => ("driver", number(device), uuid(device), None),
-            GrowthSourceKind::Pinned => ("pinned_host", None, None, None),
-            GrowthSourceKind::Allocated(ordinal) => {
-                ("allocated", Some(ordinal.0), uuid(DeviceRef::Ordinal(ordinal)), None)
-            }
-            GrowthSourceKind::Reserved(ordinal) => {
-                ("reserved", Some(ordinal.0), uuid(DeviceRef::Ordinal(ordinal)), None)
-            }
-        };
-        let is_older = site.as_ref().is_some_and(|site| matches!(&*site.kind, "preexisting" | "untraced"));
-        let ages = by_age(finding.place.held, process.ended.is_some() || is_older, ages);
-        let trend = &finding.trend;
-        let site =
-            site.map(|SiteView { kind, file, line, function, held, .. }| (Some(kind), file, line, function, held));
-        let (kind, file, line, function, held) = site.unwrap_or_default();
-        LeakView {
-            device,
-            uuid,
-            kind,
-            file,
-            line,
-            function,
-            held,
-            steps: finding.by_steps.then_some(trend.points),
-            turnover_ns: finding.turnover_ns,
-            ages,
-            retainers: kept.get(&finding.place.held).map(|kept| kept.retainers.clone()).unwrap_or_default(),
-            read_bytes: kept.get(&finding.place.held).map_or(0, |kept| kept.read_bytes),
-            ..LeakView::of(level, finding.verdict, trend)
+fn finding_view(
+    state: &State,
+    process: &Process,
+    finding: &LeakFinding,
+    (ages, kept): (&Ages, &BTreeMap<GrowthSourceKind, SiteRetainers>),
+) -> LeakView {
+    let uuid = |device| resolve(process, device, &state.reading.devices);
+    let number = |device| if let DeviceRef::Ordinal(Ordinal(number)) = device { Some(number) } else { None };
+    let (level, device, uuid, site) = match finding.place.held {
+        GrowthSourceKind::Site(ordinal, site) => {
+            let names = process.tensors.as_ref().map(|tensors| site_name(tensors.names(), site));
+            ("tensor", Some(ordinal.0), uuid(DeviceRef::Ordinal(ordinal)), names)
         }
+        GrowthSourceKind::Device(device) => ("driver", number(device), uuid(device), None),
+        GrowthSourceKind::Pinned => ("pinned_host", None, None, None),
+        GrowthSourceKind::Allocated(ordinal) => ("allocated", Some(ordinal.0), uuid(DeviceRef::Ordinal(ordinal)), None),
+        GrowthSourceKind::Reserved(ordinal) => ("reserved", Some(ordinal.0), uuid(DeviceRef::Ordinal(ordinal)), None),
+    };
+    let is_older = site.as_ref().is_some_and(|site| matches!(&*site.kind, "preexisting" | "untraced"));
+    let ages = by_age(finding.place.held, process.ended.is_some() || is_older, ages);
+    let trend = &finding.trend;
+    let site = site.map(|SiteView { kind, file, line, function, held, .. }| (Some(kind), file, line, function, held));
+    let (kind, file, line, function, held) = site.unwrap_or_default();
+    LeakView {
+        device,
+        uuid,
+        kind,
+        file,
+        line,
+        function,
+        held,
+        steps: finding.by_steps.then_some(trend.points),
+        turnover_ns: finding.turnover_ns,
+        ages,
+        retainers: kept.get(&finding.place.held).map(|kept| kept.retainers.clone()).unwrap_or_default(),
+        read_bytes: kept.get(&finding.place.held).map_or(0, |kept| kept.read_bytes),
+        ..LeakView::of(level, finding.verdict, trend)
     }
 }
 

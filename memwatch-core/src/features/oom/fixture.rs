@@ -1,8 +1,8 @@
 //! A failure for tests: PID 7 on a GPU of 80 GiB, of which PID 7 uses 70 GiB and PID 8 uses 2 GiB.
 
 use super::view::{CacheView, OomView};
-use crate::Pipeline;
 use crate::input::{DeviceFacts, DeviceReading, Input, NvmlState, ProcessFacts, ProcessUse, Sensors};
+use crate::pipeline::Pipeline;
 use crate::snapshot::{
     DeviceAttributionView, FailureView, PhaseView, PlaceNameView, Snapshot, SumView, TensorsView, WhoseView,
 };

@@ -68,7 +68,7 @@ impl LoggedFailure {
 
 /// Failures, oldest first, and the number of dropped ones.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct OomLog {
+pub struct OomLog {
     kept: VecDeque<LoggedFailure>,
     pub(super) forgotten: u64,
     /// Requests that the kernel driver refused and that belong to none of these failures.
@@ -79,8 +79,13 @@ pub(crate) struct OomLog {
 }
 
 impl OomLog {
+    /// Returns the last failures, oldest first, and the number of older ones that were dropped.
+    pub fn failures(&self) -> (impl Iterator<Item = &OomView>, u64) {
+        (self.shown(), self.forgotten)
+    }
+
     /// Returns the confirmed failures.
-    pub(super) fn shown(&self) -> impl Iterator<Item = &OomView> {
+    fn shown(&self) -> impl Iterator<Item = &OomView> {
         self.kept.iter().filter(|failure| !failure.is_hidden()).map(|failure| &failure.view)
     }
 

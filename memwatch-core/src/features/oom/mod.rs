@@ -8,20 +8,21 @@ mod requests;
 pub mod room;
 pub mod view;
 
-use crate::Pipeline;
 use crate::allocators::Refused;
 use crate::allocators::pytorch::{DeviceAllocator, PoolSize};
 use crate::attribution::device::resolve;
 use crate::attribution::workload::WorkloadKey;
 use crate::decode::{Call, TensorEvent};
 use crate::features::fragments::model::{shapes, usual_shapes};
-pub(crate) use crate::features::oom::log::OomLog;
+pub use crate::features::oom::log::OomLog;
 use crate::features::oom::log::OpenCall;
 use crate::features::oom::view::{CacheView, OomView, SurvivedView};
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::build::explained;
 use crate::snapshot::build::places::whose;
 use crate::snapshot::{RefusedView, Snapshot};
+use crate::state::State;
+use crate::state::event::{Detector, Event};
 use crate::words::{Framework, Tgid};
 
 /// Failures of one process within this time are one failure, in nanoseconds: programs retry.
@@ -32,58 +33,51 @@ const DEATH_NS: u64 = 10_000_000_000;
 /// `CUDA_ERROR_OUT_OF_MEMORY` in cuda.h.
 const OUT_OF_MEMORY: i32 = 2;
 
-impl Pipeline {
-    /// Turns recording of failed allocations on.
-    pub fn watch_ooms(&mut self) {
-        self.detectors.ooms.get_or_insert_default();
+impl Detector for OomLog {
+    #[inline]
+    fn on(&mut self, event: &Event<'_>, state: &State) {
+        match event {
+            Event::Call(call) => self.note_outcome(call, state),
+            // Nearly every event of every program passes through here.
+            Event::Tensor(event) if event.what.is_failure() => self.note_failure(event, state),
+            Event::Refused(tgid) => self.note_refused(*tgid, state),
+            // A failure that the process died of counts even if no allocator reported it.
+            Event::Ends { tgid, time_ns } => self.end(*tgid, *time_ns),
+            // Refused requests of which nothing further will be reported.
+            Event::Tick => {
+                self.requests.settle(state.now_ns.saturating_sub(ONE_NS));
+                self.settle(state.now_ns);
+            }
+            _ => {}
+        }
     }
+}
 
-    /// Returns the last failures, oldest first, and the number of older ones that were dropped;
-    /// nothing before [`Pipeline::watch_ooms`].
-    pub fn ooms(&self) -> (impl Iterator<Item = &OomView>, u64) {
-        let log = self.detectors.ooms.as_ref();
-        (log.into_iter().flat_map(OomLog::shown), log.map_or(0, |log| log.forgotten))
-    }
-
+impl OomLog {
     /// Returns the last requests that the kernel driver refused without a resulting failure, oldest
     /// first, and the number of older ones that were dropped.
     pub fn survived(&self) -> (impl Iterator<Item = SurvivedView>, u64) {
-        let log = self.detectors.ooms.as_ref();
-        let all = log.into_iter().flat_map(|log| log.requests.survived());
-        (all, log.map_or(0, |log| log.requests.forgotten()))
+        (self.requests.survived(), self.requests.forgotten())
     }
 
-    /// Records that the kernel driver refused memory. The result is known when the call returns.
-    pub(crate) fn note_refused_request(&mut self, tgid: Tgid) {
-        let Some(log) = &mut self.detectors.ooms else { return };
-        if let Some(refused) = self.kernel_driver.ledger_of(tgid).and_then(|ledger| ledger.refused().last()) {
-            log.requests.open(tgid, explained::refused(refused, tgid, &self.reading.devices));
+    /// Records that the kernel driver refused memory.
+    fn note_refused(&mut self, tgid: Tgid, state: &State) {
+        if let Some(refused) = state.kernel_driver.ledger_of(tgid).and_then(|ledger| ledger.refused().last()) {
+            self.requests.open(tgid, explained::refused(refused, tgid, &state.reading.devices));
         }
     }
 
-    /// Closes refused requests of which nothing further will be reported.
-    pub(crate) fn settle_refused(&mut self) {
-        if let Some(log) = &mut self.detectors.ooms {
-            log.requests.settle(self.now_ns.saturating_sub(ONE_NS));
-            log.settle(self.now_ns);
-        }
-    }
-
-    /// Records that a framework's allocator is about to fail.
-    pub(crate) fn note_tensor_oom(&mut self, event: &TensorEvent) {
-        // Nearly every event of every program passes through here.
-        if !event.what.is_failure() {
-            return;
-        }
-        let tensors = self.processes.get(&event.tgid).and_then(|process| process.tensors.as_ref());
+    /// Records that a framework's allocator is about to fail. A failure shortly after another one
+    /// is merged into that one.
+    fn note_failure(&mut self, event: &TensorEvent, state: &State) {
+        let tensors = state.processes.get(&event.tgid).and_then(|process| process.tensors.as_ref());
         let Some(failed) = tensors.and_then(|tensors| tensors.refused_by(event)) else { return };
         let Refused { framework, ordinal, wanted_bytes } = failed;
-        let Some(log) = &mut self.detectors.ooms else { return };
-        let mut behind = log.take_of_thread(event.tgid, event.tid, event.time_ns);
-        behind.extend(log.requests.take_of_thread(event.tgid, event.tid));
-        let Some(refused) = self.unless_one_of_several(event.tgid, event.time_ns, behind) else { return };
-        let snapshot = self.snapshot_at(event.time_ns);
-        let Some(process) = self.processes.get(&event.tgid) else { return };
+        let mut behind = self.take_of_thread(event.tgid, event.tid, event.time_ns);
+        behind.extend(self.requests.take_of_thread(event.tgid, event.tid));
+        let Some(refused) = self.join_last(event.tgid, event.time_ns, behind) else { return };
+        let snapshot = snapshot_at(state, event.time_ns);
+        let Some(process) = state.processes.get(&event.tgid) else { return };
         let Some(tensors) = &process.tensors else { return };
         let wanted_by = tensors.attribution().refused().back().map(|refusal| whose(tensors.names(), &refusal.whose));
         let view = OomView {
@@ -91,7 +85,7 @@ impl Pipeline {
             tgid: event.tgid,
             level: "tensor".into(),
             device: Some(ordinal.0),
-            uuid: resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices),
+            uuid: resolve(process, DeviceRef::Ordinal(ordinal), &state.reading.devices),
             symbol: None,
             wanted_bytes,
             whose: wanted_by,
@@ -107,23 +101,22 @@ impl Pipeline {
             refused,
             snapshot,
         };
-        self.keep_oom(view, None);
+        self.keep_failure(view, None, state);
     }
 
     /// Processes the return of a driver call. If it failed for lack of memory, an allocator may
     /// retry; PyTorch also reports a failed retry.
-    pub(crate) fn note_outcome(&mut self, call: &Call) {
-        let Some(log) = &mut self.detectors.ooms else { return };
+    fn note_outcome(&mut self, call: &Call, state: &State) {
         if call.status == 0
             && let Some(bytes) = call.action.requested_bytes()
         {
-            log.retract((call.tgid, call.tid, bytes), call.returned_ns);
+            self.retract((call.tgid, call.tid, bytes), call.returned_ns);
         }
-        let behind = log.requests.take_of_call(call);
+        let behind = self.requests.take_of_call(call);
         if call.status != OUT_OF_MEMORY {
-            return log.requests.list(call.tgid, behind, Some(call.status));
+            return self.requests.list(call.tgid, behind, Some(call.status));
         }
-        let process = self.processes.get(&call.tgid);
+        let process = state.processes.get(&call.tgid);
         // The process's allocator reports failures itself: there is no failure until it does, or
         // until the process exits.
         let reports =
@@ -133,13 +126,13 @@ impl Pipeline {
         let asked_bytes = behind.iter().filter_map(|refused| refused.asked_bytes).max();
         let Some(wanted_bytes) = call.action.requested_bytes().or(asked_bytes) else { return };
         let open = OpenCall { tid: call.tid, bytes: wanted_bytes, is_reported_later: reports };
-        let Some(refused) = log.join((call.tgid, open), call.returned_ns, behind) else { return };
-        self.note_call_oom(call, open, refused);
+        let Some(refused) = self.join((call.tgid, open), call.returned_ns, behind) else { return };
+        self.note_call_failure(call, open, refused, state);
     }
 
-    fn note_call_oom(&mut self, call: &Call, open: OpenCall, refused: Vec<RefusedView>) {
-        let spare = self.detectors.ooms.as_mut().and_then(|log| log.take_spare(call.tgid, call.returned_ns));
-        let snapshot = spare.unwrap_or_else(|| self.snapshot_at(call.returned_ns));
+    fn note_call_failure(&mut self, call: &Call, open: OpenCall, refused: Vec<RefusedView>, state: &State) {
+        let spare = self.take_spare(call.tgid, call.returned_ns);
+        let snapshot = spare.unwrap_or_else(|| snapshot_at(state, call.returned_ns));
         let own = snapshot.processes.iter().rfind(|process| process.tgid == call.tgid);
         let failure = own.and_then(|process| process.failures.iter().rfind(|one| one.requested_bytes == open.bytes));
         let view = OomView {
@@ -159,42 +152,20 @@ impl Pipeline {
             refused,
             snapshot,
         };
-        self.keep_oom(view, Some(open));
+        self.keep_failure(view, Some(open), state);
     }
 
-    /// Processes the exit of a process: a failure that it died of counts even if no allocator
-    /// reported it.
-    pub(crate) fn note_end_of_oom(&mut self, tgid: Tgid, time_ns: u64) {
-        if let Some(log) = &mut self.detectors.ooms {
-            log.end(tgid, time_ns);
-        }
-    }
-
-    /// Returns the refused requests of a new failure. A failure shortly after another one is merged
-    /// into that one, and `None` is returned.
-    fn unless_one_of_several(
-        &mut self,
-        tgid: Tgid,
-        time_ns: u64,
-        behind: Vec<RefusedView>,
-    ) -> Option<Vec<RefusedView>> {
-        let log = self.detectors.ooms.as_mut()?;
-        log.join_last(tgid, time_ns, behind)
-    }
-
-    fn snapshot_at(&mut self, time_ns: u64) -> Box<Snapshot> {
-        self.now_ns = self.now_ns.max(time_ns);
-        Box::new(self.snapshot())
-    }
-
-    fn keep_oom(&mut self, view: OomView, open: Option<OpenCall>) {
-        let process = self.processes.get(&view.tgid);
+    fn keep_failure(&mut self, view: OomView, open: Option<OpenCall>, state: &State) {
+        let process = state.processes.get(&view.tgid);
         let owner = process
             .map(|process| (WorkloadKey::of(&process.owner), process.facts.as_ref().and_then(|facts| facts.uid)));
-        if let Some(log) = &mut self.detectors.ooms {
-            log.keep(view, open, owner);
-        }
+        self.keep(view, open, owner);
     }
+}
+
+fn snapshot_at(state: &State, time_ns: u64) -> Box<Snapshot> {
+    let snapshot = state.snapshot();
+    Box::new(Snapshot { time_ns: snapshot.time_ns.max(time_ns), ..snapshot })
 }
 
 /// Returns the state of a caching allocator; `None` if its segments are not traced.

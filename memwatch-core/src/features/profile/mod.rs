@@ -4,7 +4,6 @@ pub mod view;
 
 use std::collections::BTreeMap;
 
-use crate::Pipeline;
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::decode::{Call, TensorEvent};
@@ -12,133 +11,104 @@ use crate::features::profile::view::{
     CourseView, DeviceProfileView, GpuProfileView, ProcessProfileView, ProfileView, RatioView,
 };
 use crate::features::samples::course::{ByteSeries, Peak, SeriesSample, SeriesSummary, percentiles};
-use crate::features::samples::{MemorySamples, ProcessLifetime, SeriesKey};
+use crate::features::samples::{MemorySamples, ProcessLifetime, SeriesKey, of_life};
 use crate::features::timeline::events::Events;
-use crate::input::allocator_state::AllocatorNumbers;
 use crate::ledger::totals::DeviceRef;
+use crate::state::State;
+use crate::state::event::{Detector, Event};
 use crate::words::{GpuUuid, Tgid};
 
 /// Series of memory, and the names of processes that have exited.
 #[derive(Clone, Debug)]
-pub(crate) struct MemoryProfile {
+pub struct MemoryProfile {
     pub(crate) samples: MemorySamples,
     pub(crate) gone: BTreeMap<ProcessLifetime, ProcessProfileView>,
     pub(crate) events: Option<Events>,
 }
 
-impl Pipeline {
-    /// Turns sampling of the memory of GPUs and processes on, at this interval in nanoseconds.
-    pub fn watch_samples(&mut self, interval_ns: u64) {
-        let followed =
-            || MemoryProfile { samples: MemorySamples::new(interval_ns), gone: BTreeMap::new(), events: None };
-        self.detectors.followed.get_or_insert_with(|| Box::new(followed()));
+impl Detector for MemoryProfile {
+    #[inline]
+    fn on(&mut self, event: &Event<'_>, state: &State) {
+        match event {
+            Event::Time(time_ns) => self.samples.advance(*time_ns),
+            Event::Call(call) => self.observe_call(call, state),
+            Event::Resynced { tgid, time_ns } => self.observe(*tgid, *time_ns, state),
+            Event::Tensor(event) => self.observe_tensors(event, state),
+            Event::Counters(numbers) => {
+                if let Some(process) = state.processes.get(&numbers.tgid) {
+                    self.samples.observe_reported(process, numbers.time_ns);
+                }
+            }
+            Event::Reading => self.samples.read(&state.reading, &state.processes.values()),
+            Event::Ends { tgid, time_ns } => self.end(*tgid, *time_ns, state),
+            _ => {}
+        }
+    }
+}
+
+impl MemoryProfile {
+    /// Creates a profile that samples at this interval, in nanoseconds.
+    pub fn new(interval_ns: u64) -> Self {
+        Self { samples: MemorySamples::new(interval_ns), gone: BTreeMap::new(), events: None }
     }
 
-    /// Returns the report; `None` before [`Pipeline::watch_samples`].
-    pub fn profile(&self) -> Option<ProfileView> {
-        let followed = self.detectors.followed.as_deref()?;
-        let samples = &followed.samples;
+    /// Starts the series with the present state, if the profile is turned on in the middle of a
+    /// session.
+    pub fn begin(&mut self, state: &State) {
+        self.samples.begin(&state.reading, &state.processes.values(), state.now_ns);
+    }
+
+    /// Returns the report.
+    pub fn report(&self, state: &State) -> ProfileView {
+        let samples = &self.samples;
         let mut lives: Vec<ProcessLifetime> = samples.tracks().keys().filter_map(SeriesKey::life).collect();
         lives.sort_by_key(|life| (life.since_ns, life.tgid));
         lives.dedup();
-        Some(ProfileView {
+        ProfileView {
             interval_ns: samples.interval_ns(),
             asked_interval_ns: samples.asked_ns(),
-            begun_ns: samples.begun_ns().unwrap_or(self.now_ns),
-            last_ns: self.now_ns,
-            gpus: self.gpu_profiles(samples),
-            processes: lives.into_iter().map(|life| self.process_profile(followed, life)).collect(),
-        })
-    }
-
-    /// Takes the samples due up to this time, before the events of this time are processed.
-    pub(crate) fn follow_time(&mut self, time_ns: u64) {
-        if let Some(followed) = &mut self.detectors.followed {
-            followed.samples.advance(time_ns);
+            begun_ns: samples.begun_ns().unwrap_or(state.now_ns),
+            last_ns: state.now_ns,
+            gpus: self.gpu_profiles(state),
+            processes: lives.into_iter().map(|life| self.process_profile(state, life)).collect(),
         }
     }
 
-    /// Adds a change of a process's ledger.
-    pub(crate) fn follow_process(&mut self, tgid: Tgid, time_ns: u64) {
-        let Self { detectors, processes, reading, .. } = self;
-        let Some(followed) = &mut detectors.followed else { return };
-        if let Some(process) = processes.get(&tgid) {
-            followed.samples.observe(process, reading, time_ns);
+    fn observe(&mut self, tgid: Tgid, time_ns: u64, state: &State) {
+        if let Some(process) = state.processes.get(&tgid) {
+            self.samples.observe(process, &state.reading, time_ns);
         }
     }
 
-    /// Adds a change of a process's ledger by a call.
-    pub(crate) fn follow_call(&mut self, call: &Call) {
-        self.follow_process(call.tgid, call.returned_ns);
-        let Self { detectors, processes, .. } = self;
-        let (followed, churn) = (&mut detectors.followed, &mut detectors.churn);
-        let events = followed.as_mut().and_then(|followed| followed.events.as_mut());
-        if events.is_none() && churn.is_none() {
-            return;
-        }
-        let Some(process) = processes.get(&call.tgid) else { return };
-        if let Some(events) = events {
+    fn observe_call(&mut self, call: &Call, state: &State) {
+        self.observe(call.tgid, call.returned_ns, state);
+        let process = state.processes.get(&call.tgid);
+        if let Some((events, process)) = self.events.as_mut().zip(process) {
             events.observe_call(process, call);
         }
-        if let Some(churn) = churn {
-            churn.observe_call(process, call);
-        }
     }
 
-    /// Adds an event of a process's caching allocators after it was processed.
-    pub(crate) fn follow_tensors(&mut self, event: &TensorEvent) {
-        let Self { detectors, processes, .. } = self;
-        let (followed, churn) = (&mut detectors.followed, &mut detectors.churn);
-        if followed.is_none() && churn.is_none() {
-            return;
+    fn observe_tensors(&mut self, event: &TensorEvent, state: &State) {
+        let Some(process) = state.processes.get(&event.tgid) else { return };
+        self.samples.observe_tensors(process, event);
+        if let Some(events) = &mut self.events {
+            events.observe_tensors(process, event);
         }
-        let Some(process) = processes.get(&event.tgid) else { return };
-        if let Some(followed) = followed {
-            followed.samples.observe_tensors(process, event);
-            if let Some(events) = &mut followed.events {
-                events.observe_tensors(process, event);
-            }
-        }
-        if let Some(churn) = churn {
-            churn.observe_tensors(process, event);
-        }
-    }
-
-    /// Adds counters read from a process's caching allocators.
-    pub(crate) fn follow_numbers(&mut self, numbers: &AllocatorNumbers) {
-        let Self { detectors, processes, .. } = self;
-        let Some(followed) = &mut detectors.followed else { return };
-        if let Some(process) = processes.get(&numbers.tgid) {
-            followed.samples.observe_reported(process, numbers.time_ns);
-        }
-    }
-
-    /// Adds an NVML reading.
-    pub(crate) fn follow_reading(&mut self) {
-        let Self { detectors, processes, reading, .. } = self;
-        let Some(followed) = &mut detectors.followed else { return };
-        followed.samples.read(reading, &processes.values());
     }
 
     /// Ends the series of a process that is about to exit or to execute another image.
-    pub(crate) fn follow_end(&mut self, tgid: Tgid, time_ns: u64) {
-        self.follow_time(time_ns);
-        let is_wanted = self.detectors.followed.is_some() || self.detectors.churn.is_some();
-        let Some(process) = self.processes.get(&tgid).filter(|_| is_wanted) else { return };
-        let (life, view) = (ProcessLifetime::of(process), named(process, Some(time_ns)));
-        if let Some(churn) = &mut self.detectors.churn {
-            churn.end(life);
-        }
-        if let Some(followed) = &mut self.detectors.followed {
-            followed.samples.end(life, time_ns);
-            followed.gone.insert(life, view);
-        }
+    fn end(&mut self, tgid: Tgid, time_ns: u64, state: &State) {
+        self.samples.advance(time_ns);
+        let Some(process) = state.processes.get(&tgid) else { return };
+        let life = ProcessLifetime::of(process);
+        self.samples.end(life, time_ns);
+        self.gone.insert(life, named(process, Some(time_ns)));
     }
 
-    fn gpu_profiles(&self, samples: &MemorySamples) -> Vec<GpuProfileView> {
-        let course = |track: &SeriesKey| samples.tracks().get(track);
-        let mut uuids: Vec<&GpuUuid> = self.reading.devices.iter().map(|device| &device.uuid).collect();
-        let of_gpus = samples.tracks().keys().filter_map(|track| match track {
+    fn gpu_profiles(&self, state: &State) -> Vec<GpuProfileView> {
+        let course = |track: &SeriesKey| self.samples.tracks().get(track);
+        let mut uuids: Vec<&GpuUuid> = state.reading.devices.iter().map(|device| &device.uuid).collect();
+        let of_gpus = self.samples.tracks().keys().filter_map(|track| match track {
             SeriesKey::GpuUsed(uuid) | SeriesKey::GpuLive(uuid) => Some(uuid),
             _ => None,
         });
@@ -148,64 +118,55 @@ impl Pipeline {
             }
         }
         let view = |uuid: &GpuUuid| {
-            let total_bytes = self.total_bytes(uuid);
-            let used = course(&SeriesKey::GpuUsed(uuid.clone())).map(|course| self.looked_at(course));
-            let live = course(&SeriesKey::GpuLive(uuid.clone())).map(|course| self.counted(course));
+            let total_bytes = total_bytes(state, uuid);
+            let used = course(&SeriesKey::GpuUsed(uuid.clone())).map(|course| looked_at(state, course));
+            let live = course(&SeriesKey::GpuLive(uuid.clone())).map(|course| counted(state, course));
             let utilization = used.and_then(|used| used.part_of(total_bytes));
             GpuProfileView { uuid: uuid.clone(), total_bytes, used, live, utilization }
         };
         uuids.into_iter().map(view).collect()
     }
 
-    fn total_bytes(&self, uuid: &GpuUuid) -> Option<u64> {
-        self.reading.devices.iter().find(|device| device.uuid == *uuid)?.total_bytes
-    }
-
-    /// Returns the process with this lifetime.
-    pub(crate) fn of_life(&self, life: ProcessLifetime) -> Option<&Process> {
-        self.processes.values().chain(self.ended.iter()).find(|process| ProcessLifetime::of(process) == life)
-    }
-
     /// Returns the identity of a process, without numbers.
-    pub(crate) fn life_named(&self, followed: &MemoryProfile, life: ProcessLifetime) -> ProcessProfileView {
-        let now = self.of_life(life).map(|process| named(process, process.ended.map(|ended| ended.time_ns)));
-        now.or_else(|| followed.gone.get(&life).cloned()).unwrap_or_default()
+    pub(crate) fn life_named(&self, state: &State, life: ProcessLifetime) -> ProcessProfileView {
+        let now = of_life(state, life).map(|process| named(process, process.ended.map(|ended| ended.time_ns)));
+        now.or_else(|| self.gone.get(&life).cloned()).unwrap_or_default()
     }
 
-    fn process_profile(&self, followed: &MemoryProfile, life: ProcessLifetime) -> ProcessProfileView {
-        let process = self.of_life(life);
-        let mut view = self.life_named(followed, life);
+    fn process_profile(&self, state: &State, life: ProcessLifetime) -> ProcessProfileView {
+        let process = of_life(state, life);
+        let mut view = self.life_named(state, life);
         let mut gpus: BTreeMap<(bool, Option<GpuUuid>), DeviceProfileView> = BTreeMap::new();
         let mut reserved: Vec<(Option<GpuUuid>, Vec<SeriesSample>, Vec<SeriesSample>)> = Vec::new();
-        for (track, course) in samples_of(&followed.samples, life) {
+        for (track, course) in samples_of(&self.samples, life) {
             let uuid = match track {
                 SeriesKey::Live(_, uuid) => uuid.clone(),
                 SeriesKey::Used(_, uuid) => Some(uuid.clone()),
                 SeriesKey::Allocated(_, ordinal) | SeriesKey::Reserved(_, ordinal) => {
                     let device = DeviceRef::Ordinal(*ordinal);
-                    process.and_then(|process| resolve(process, device, &self.reading.devices))
+                    process.and_then(|process| resolve(process, device, &state.reading.devices))
                 }
                 _ => {
-                    view.pinned = Some(self.counted(course));
+                    view.pinned = Some(counted(state, course));
                     continue;
                 }
             };
             let row = gpus.entry((uuid.is_none(), uuid.clone())).or_default();
             row.uuid.clone_from(&uuid);
             match track {
-                SeriesKey::Live(..) => row.live = Some(self.counted(course)),
-                SeriesKey::Used(..) => row.used = Some(self.looked_at(course)),
+                SeriesKey::Live(..) => row.live = Some(counted(state, course)),
+                SeriesKey::Used(..) => row.used = Some(looked_at(state, course)),
                 SeriesKey::Allocated(_, ordinal) => {
-                    row.allocated = Some(self.counted(course));
-                    let other = followed.samples.tracks().get(&SeriesKey::Reserved(life, *ordinal));
-                    let other = other.map_or_else(Vec::new, |course| course.points(self.now_ns));
-                    reserved.push((uuid, course.points(self.now_ns), other));
+                    row.allocated = Some(counted(state, course));
+                    let other = self.samples.tracks().get(&SeriesKey::Reserved(life, *ordinal));
+                    let other = other.map_or_else(Vec::new, |course| course.points(state.now_ns));
+                    reserved.push((uuid, course.points(state.now_ns), other));
                 }
-                _ => row.reserved = Some(self.counted(course)),
+                _ => row.reserved = Some(counted(state, course)),
             }
         }
         for row in gpus.values_mut() {
-            row.total_bytes = row.uuid.as_ref().and_then(|uuid| self.total_bytes(uuid));
+            row.total_bytes = row.uuid.as_ref().and_then(|uuid| total_bytes(state, uuid));
             let own = reserved.iter().find(|(uuid, ..)| *uuid == row.uuid);
             row.utilization = row.used.or(row.live).and_then(|course| course.part_of(row.total_bytes));
             row.fragmentation = own.and_then(|(_, allocated, reserved)| fragmentation(allocated, reserved));
@@ -213,18 +174,22 @@ impl Pipeline {
         view.gpus = gpus.into_values().collect();
         view
     }
+}
 
-    /// Returns the view of a series from traced changes.
-    fn counted(&self, course: &ByteSeries) -> CourseView {
-        let summary = course.summary(self.now_ns);
-        let Peak { bytes, time_ns } = summary.peak;
-        CourseView { peak_bytes: Some(bytes), peak_ns: Some(time_ns), ..view_of(&summary) }
-    }
+fn total_bytes(state: &State, uuid: &GpuUuid) -> Option<u64> {
+    state.reading.devices.iter().find(|device| device.uuid == *uuid)?.total_bytes
+}
 
-    /// Returns the view of a series from readings.
-    fn looked_at(&self, course: &ByteSeries) -> CourseView {
-        view_of(&course.summary(self.now_ns))
-    }
+/// Returns the view of a series from traced changes.
+fn counted(state: &State, course: &ByteSeries) -> CourseView {
+    let summary = course.summary(state.now_ns);
+    let Peak { bytes, time_ns } = summary.peak;
+    CourseView { peak_bytes: Some(bytes), peak_ns: Some(time_ns), ..view_of(&summary) }
+}
+
+/// Returns the view of a series from readings.
+fn looked_at(state: &State, course: &ByteSeries) -> CourseView {
+    view_of(&course.summary(state.now_ns))
 }
 
 fn samples_of(samples: &MemorySamples, life: ProcessLifetime) -> impl Iterator<Item = (&SeriesKey, &ByteSeries)> {

@@ -14,6 +14,7 @@ use crate::attribution::process::Process;
 use crate::decode::{TensorChange, TensorEvent};
 use crate::input::{DeviceReading, NvmlState};
 use crate::ledger::totals::{AllocationKind, DeviceRef};
+use crate::state::State;
 use crate::words::{GpuUuid, Ordinal, Tgid};
 
 /// One lifetime of a process or of its executed image.
@@ -30,6 +31,11 @@ impl ProcessLifetime {
     pub const fn of(process: &Process) -> Self {
         Self { tgid: process.tgid, since_ns: process.observed_since_ns }
     }
+}
+
+/// Returns the process with this lifetime.
+pub(crate) fn of_life(state: &State, life: ProcessLifetime) -> Option<&Process> {
+    state.processes.values().chain(state.ended.iter()).find(|process| ProcessLifetime::of(process) == life)
 }
 
 /// Identity of a series.

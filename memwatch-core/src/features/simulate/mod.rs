@@ -4,11 +4,8 @@
 pub mod model;
 pub mod view;
 
-use std::collections::BTreeMap;
-
 use memwatch_common::loss::Loss;
 
-use crate::Pipeline;
 use crate::allocators::pytorch::DeviceAllocator;
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
@@ -21,116 +18,107 @@ use crate::features::simulate::view::{MeasuredView, PolicyView, PredictedFailure
 use crate::input::DeviceFacts;
 use crate::input::allocator_state::AllocatorState;
 use crate::ledger::totals::DeviceRef;
-use crate::words::{GpuUuid, Ordinal};
+use crate::state::State;
+use crate::state::event::{Detector, Event};
+use crate::words::Ordinal;
 
-impl Pipeline {
-    /// Turns simulation of these plans on; on a card with `capacity_bytes` bytes, if given.
-    pub fn simulate(&mut self, plans: Vec<PolicyPlan>, capacity_bytes: Option<u64>) {
-        self.detectors.simulations = Some(Box::new(Simulations::new(plans, capacity_bytes)));
+impl Detector for Simulations {
+    #[inline]
+    fn on(&mut self, event: &Event<'_>, state: &State) {
+        match event {
+            Event::Tensor(event) => self.replay(event, state),
+            Event::AllocatorState(allocator_state) => self.begin(allocator_state, state),
+            Event::Reading => self.update_capacities(state),
+            _ => {}
+        }
     }
+}
 
-    /// Returns the results by process and device; nothing before [`Pipeline::simulate`].
-    pub fn simulations(&self) -> Vec<SimulationView> {
-        let Some(simulations) = &self.detectors.simulations else { return Vec::new() };
+impl Simulations {
+    /// Returns the results by process and device.
+    pub fn report(&self, state: &State) -> Vec<SimulationView> {
         let view = |(whose, run): (&SimulatedAllocatorKey, &DeviceRun)| {
-            let process = self.process_of(whose)?;
-            Some(self.simulation(process, whose.2, (simulations.plans(), run)))
+            let process = process_of(state, whose)?;
+            Some(simulation(state, process, whose.2, (self.plans(), run)))
         };
-        simulations.runs().iter().filter_map(view).collect()
+        self.runs().iter().filter_map(view).collect()
     }
 
-    /// Returns the observed size of a CUDA context by GPU, in bytes.
-    pub const fn contexts(&self) -> &BTreeMap<GpuUuid, u64> {
-        self.reconciliation.contexts()
-    }
-
-    /// Sets known sizes of CUDA contexts. Otherwise the size is unknown until NVML's first reading
-    /// after a program's first allocations.
-    pub fn know_contexts(&mut self, contexts: BTreeMap<GpuUuid, u64>) {
-        self.reconciliation.know_contexts(contexts);
-    }
-
-    pub(crate) fn observe_simulations(&mut self, event: &TensorEvent) {
-        let Self { detectors, processes, reading, reconciliation, .. } = self;
-        let Some(simulations) = &mut detectors.simulations else { return };
-        let Some(process) = processes.get(&event.tgid) else { return };
-        let capacity_bytes = simulations.capacity_bytes();
-        simulations.observe(process.observed_since_ns, event, |ordinal| {
-            capacity(process, ordinal, &reading.devices, reconciliation, capacity_bytes)
+    fn replay(&mut self, event: &TensorEvent, state: &State) {
+        let Some(process) = state.processes.get(&event.tgid) else { return };
+        let capacity_bytes = self.capacity_bytes();
+        self.observe(process.observed_since_ns, event, |ordinal| {
+            capacity(process, ordinal, &state.reading.devices, &state.reconciliation, capacity_bytes)
         });
     }
 
     /// Begins the replays with the allocator state that was read from the process.
-    pub(crate) fn begin_simulations(&mut self, allocator_state: &AllocatorState) {
-        let Self { detectors, processes, reading, reconciliation, .. } = self;
-        let Some(simulations) = &mut detectors.simulations else { return };
-        let Some(process) = processes.get(&allocator_state.tgid) else { return };
-        let capacity_bytes = simulations.capacity_bytes();
+    fn begin(&mut self, allocator_state: &AllocatorState, state: &State) {
+        let Some(process) = state.processes.get(&allocator_state.tgid) else { return };
+        let capacity_bytes = self.capacity_bytes();
         for device in &allocator_state.devices {
             let whose = (allocator_state.tgid, process.observed_since_ns, device.ordinal);
-            simulations.begin_with(whose, device, allocator_state.time_ns, |ordinal| {
-                capacity(process, ordinal, &reading.devices, reconciliation, capacity_bytes)
+            self.begin_with(whose, device, allocator_state.time_ns, |ordinal| {
+                capacity(process, ordinal, &state.reading.devices, &state.reconciliation, capacity_bytes)
             });
         }
     }
 
     /// Updates capacities after an NVML reading: the use of other processes may have changed.
-    pub(crate) fn update_rooms(&mut self) {
-        let Some(mut simulations) = self.detectors.simulations.take() else { return };
-        let capacity_bytes = simulations.capacity_bytes();
-        let all: Vec<SimulatedAllocatorKey> = simulations.runs().keys().copied().collect();
+    fn update_capacities(&mut self, state: &State) {
+        let capacity_bytes = self.capacity_bytes();
+        let all: Vec<SimulatedAllocatorKey> = self.runs().keys().copied().collect();
         for whose in all {
-            if let Some(process) = self.process_of(&whose).filter(|process| process.ended.is_none()) {
-                let capacity = capacity(process, whose.2, &self.reading.devices, &self.reconciliation, capacity_bytes);
-                simulations.set_capacity(whose, capacity);
+            if let Some(process) = process_of(state, &whose).filter(|process| process.ended.is_none()) {
+                let capacity =
+                    capacity(process, whose.2, &state.reading.devices, &state.reconciliation, capacity_bytes);
+                self.set_capacity(whose, capacity);
             }
-        }
-        self.detectors.simulations = Some(simulations);
-    }
-
-    fn process_of(&self, (tgid, since_ns, _): &SimulatedAllocatorKey) -> Option<&Process> {
-        let mut all = self.processes.values().chain(self.ended.iter());
-        all.find(|process| (process.tgid, process.observed_since_ns) == (*tgid, *since_ns))
-    }
-
-    fn simulation(
-        &self,
-        process: &Process,
-        ordinal: Ordinal,
-        (plans, run): (&[PolicyPlan], &DeviceRun),
-    ) -> SimulationView {
-        let allocator = process.tensors.as_ref().and_then(|tensors| tensors.allocators().get(&ordinal));
-        let max_split_size = allocator.and_then(DeviceAllocator::max_split_size);
-        let losses = process.tensors.as_ref().map(|tensors| tensors.losses());
-        let policies = plans.iter().zip(run.replays());
-        let available_bytes = run.capacity().available_bytes;
-        let uuid = resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
-        SimulationView {
-            tgid: process.tgid,
-            observed_since_ns: process.observed_since_ns,
-            device: ordinal.0,
-            // The replay is complete for a program that has requested nothing since its state was
-            // read.
-            traced: run.is_traced() || (run.operations() == 0 && run.begun_with().is_some()),
-            lost: losses.and_then(|losses| losses.get(&Loss::TensorEventLost).copied()).unwrap_or(0),
-            operations: run.operations(),
-            older_allocated_bytes: run.older().map(|older| older.allocated_bytes),
-            older_reserved_bytes: run.older().map(|older| older.reserved_bytes),
-            begun_with_bytes: run.begun_with().map(|begun_with| begun_with.reserved_bytes),
-            available_bytes: (available_bytes < u64::MAX).then_some(available_bytes),
-            context_bytes: uuid.as_ref().and_then(|uuid| self.reconciliation.context_bytes(uuid)),
-            uuid,
-            measured: measured(run),
-            policies: policies
-                .map(|(plan, replay)| {
-                    let as_it_ran = is_as_it_ran(plan, run.measured().is_expandable, max_split_size);
-                    PolicyView { as_it_ran, ..policy(plan, replay) }
-                })
-                .collect(),
         }
     }
 }
 
+fn process_of<'a>(state: &'a State, (tgid, since_ns, _): &SimulatedAllocatorKey) -> Option<&'a Process> {
+    let mut all = state.processes.values().chain(state.ended.iter());
+    all.find(|process| (process.tgid, process.observed_since_ns) == (*tgid, *since_ns))
+}
+
+fn simulation(
+    state: &State,
+    process: &Process,
+    ordinal: Ordinal,
+    (plans, run): (&[PolicyPlan], &DeviceRun),
+) -> SimulationView {
+    let allocator = process.tensors.as_ref().and_then(|tensors| tensors.allocators().get(&ordinal));
+    let max_split_size = allocator.and_then(DeviceAllocator::max_split_size);
+    let losses = process.tensors.as_ref().map(|tensors| tensors.losses());
+    let policies = plans.iter().zip(run.replays());
+    let available_bytes = run.capacity().available_bytes;
+    let uuid = resolve(process, DeviceRef::Ordinal(ordinal), &state.reading.devices);
+    SimulationView {
+        tgid: process.tgid,
+        observed_since_ns: process.observed_since_ns,
+        device: ordinal.0,
+        // The replay is complete for a program that has requested nothing since its state was
+        // read.
+        traced: run.is_traced() || (run.operations() == 0 && run.begun_with().is_some()),
+        lost: losses.and_then(|losses| losses.get(&Loss::TensorEventLost).copied()).unwrap_or(0),
+        operations: run.operations(),
+        older_allocated_bytes: run.older().map(|older| older.allocated_bytes),
+        older_reserved_bytes: run.older().map(|older| older.reserved_bytes),
+        begun_with_bytes: run.begun_with().map(|begun_with| begun_with.reserved_bytes),
+        available_bytes: (available_bytes < u64::MAX).then_some(available_bytes),
+        context_bytes: uuid.as_ref().and_then(|uuid| state.reconciliation.context_bytes(uuid)),
+        uuid,
+        measured: measured(run),
+        policies: policies
+            .map(|(plan, replay)| {
+                let as_it_ran = is_as_it_ran(plan, run.measured().is_expandable, max_split_size);
+                PolicyView { as_it_ran, ..policy(plan, replay) }
+            })
+            .collect(),
+    }
+}
 /// Returns the memory of a device that is available to the process's allocators: without other
 /// processes and its own context.
 fn capacity(

@@ -46,6 +46,18 @@ pub(crate) struct Events {
 }
 
 impl Events {
+    pub(crate) const fn new(large_bytes: u64) -> Self {
+        Self {
+            large_bytes,
+            events: VecDeque::new(),
+            forgotten_events: 0,
+            spans: VecDeque::new(),
+            forgotten_spans: 0,
+            steps: BTreeMap::new(),
+            phases: BTreeMap::new(),
+        }
+    }
+
     fn note(&mut self, event: TimelineEvent) {
         if self.events.len() >= KEPT_EVENTS {
             self.events.pop_front();

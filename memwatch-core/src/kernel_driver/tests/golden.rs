@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use memwatch_common::rm::{CONTROLS, class};
 
-use crate::Pipeline;
 use crate::input::{Cores, DeviceFacts, DeviceReading, Input, NvmlState, ProcessFacts, ProcessUse, Sensors};
 use crate::kernel_driver::labels::MemoryPurpose;
 use crate::kernel_driver::trust::LedgerTrust;
+use crate::pipeline::Pipeline;
 use crate::snapshot::{Explained, ExplainedUse};
 use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
 use crate::test_calls::rm::*;
@@ -156,7 +156,7 @@ impl Play {
     }
 
     fn seen_bytes(&self, tgid: u32) -> u64 {
-        let ledger = self.pipeline.kernel_driver.ledger_of(Tgid(tgid));
+        let ledger = self.pipeline.state.kernel_driver.ledger_of(Tgid(tgid));
         ledger.map_or(0, |ledger| ledger.live().map(|(_, bytes)| bytes).sum())
     }
 
@@ -175,7 +175,7 @@ impl Play {
     }
 
     fn explain(&self) -> Explained {
-        self.pipeline.explain(Tgid(A)).expect("its requests were seen")
+        self.pipeline.state.explain(Tgid(A)).expect("its requests were seen")
     }
 
     fn on_gpu(&self) -> ExplainedUse {
@@ -391,12 +391,12 @@ fn rm_imported_memory_is_inherited_when_its_exporter_ends() {
     let (before, _) = LOGS[10].1.split_once("\n8677983").expect("it is there");
     let mut play = play(before);
     let (a, b) = (play.seen_bytes(A), play.seen_bytes(A + 1));
-    let imported = play.pipeline.explain(Tgid(A + 1)).expect("it is there");
+    let imported = play.pipeline.state.explain(Tgid(A + 1)).expect("it is there");
     assert_eq!((imported.imported, b), (1, 518 * MIB));
     assert_eq!(a, 866 * MIB, "the context, code, 256 MiB and 90 for a kernel's local memory");
     play.pipeline.step(Input::ProcessEnded { tgid: Tgid(A), time_ns: 2 * BEGIN_NS });
     assert_eq!(play.seen_bytes(A + 1), (518 + 256) * MIB);
-    let inherited = play.pipeline.explain(Tgid(A + 1)).expect("it is there");
+    let inherited = play.pipeline.state.explain(Tgid(A + 1)).expect("it is there");
     let parts = &inherited.gpus[0].parts;
     let part = parts.iter().find(|part| part.label == MemoryPurpose::Inherited).expect("it has it now");
     assert_eq!((part.bytes, part.left_by), (256 * MIB, Some(Tgid(A))));
@@ -413,5 +413,8 @@ fn rm_unknown_driver_version_explains_nothing_even_if_sums_match() {
     }
     let on_gpu = play.on_gpu();
     assert_eq!((on_gpu.trust, on_gpu.difference_bytes), (LedgerTrust::Unknown, Some(0)));
-    assert_eq!(play.pipeline.process(Tgid(A)).expect("it lives").explained_on(Some(&GpuUuid::from_bytes(GPU))), None);
+    assert_eq!(
+        play.pipeline.state.process(Tgid(A)).expect("it lives").explained_on(Some(&GpuUuid::from_bytes(GPU))),
+        None
+    );
 }

@@ -1,20 +1,9 @@
 //! Builds the views of caching allocators.
 
-use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::pytorch::{Base, DeviceAllocator, Doubt, NamedNumber, StatFamily, StatScope};
 use crate::snapshot::{AllocatorView, StatisticView};
-use crate::words::{GpuUuid, Name, Ordinal, Tgid};
-
-impl Pipeline {
-    /// Returns the addresses (`this`) of a process's caching allocators whose counters should be
-    /// read. Their `DeviceStats` can be read from the process's memory while it is at rest, and is
-    /// passed on as [`crate::input::Input::Statistics`]; implausible values are rejected.
-    pub fn drifting_allocators(&self, tgid: Tgid) -> Vec<u64> {
-        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
-        tensors.map_or_else(Vec::new, |tensors| tensors.drifting())
-    }
-}
+use crate::words::{GpuUuid, Name, Ordinal};
 
 /// Returns the allocators of a process; `uuid` returns the GPU of a device.
 pub(super) fn allocators(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<AllocatorView> {

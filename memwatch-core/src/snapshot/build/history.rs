@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use super::native::history_frame;
 use super::places::phase_name;
-use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::pytorch::{
     AllocatorMemory, BlockState, DeviceAllocator, HistoryEntry, LineAction, PoolSize, SegmentCell,
@@ -22,24 +21,9 @@ use crate::snapshot::{
 };
 use crate::stack::native::{MergedFrame, NativeStack, merge};
 use crate::stack::{PythonFrame, PythonStack};
-use crate::words::{Ordinal, Tgid};
+use crate::words::Ordinal;
 
-impl Pipeline {
-    /// Returns the history of a process's caching allocators, as far back as it is kept, with or
-    /// without native frames; `None` if they are not traced.
-    pub fn history(&self, tgid: Tgid, with_native: bool) -> Option<MemoryHistory> {
-        let ended = || self.ended.last(tgid);
-        Some(history(self.processes.get(&tgid).or_else(ended)?.tensors.as_ref()?, with_native))
-    }
-
-    /// Keeps the last `limit` history lines of each caching allocator of this process from now on.
-    pub fn keep_history(&mut self, tgid: Tgid, limit: usize) {
-        self.keeps_history = Some((tgid, limit));
-        self.tensors_mut(tgid).keep_history(limit);
-    }
-}
-
-pub(super) fn history(ledger: &TensorLedger, with_native: bool) -> MemoryHistory {
+pub(crate) fn history(ledger: &TensorLedger, with_native: bool) -> MemoryHistory {
     let mut stacks = HistoryStacks::new(ledger, with_native);
     let devices = ledger.allocators().iter().map(|(ordinal, device)| {
         stacks.ordinal = *ordinal;

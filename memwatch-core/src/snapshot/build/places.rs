@@ -13,7 +13,6 @@ use super::libraries::{code_text, library_line, library_lines, library_text};
 use super::named;
 use super::native::{ends, frame, native_view};
 use super::pools::pools;
-use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::names::{
     CallSite, HeldAs, LibraryKey, ModuleEntry, ModuleKey, NameTable, NativeCode, RangeKey, SiteKey, TorchModule,
@@ -22,14 +21,11 @@ use crate::allocators::places::{BlockSum, CallPath, DeviceAttribution, LiveBlock
 use crate::allocators::pytorch::{DeviceAllocator, StatFamily, StatScope};
 use crate::allocators::sampling::{Estimate, SampleKey};
 use crate::allocators::threads::{Attribution, Phase, PhaseEvidence};
-use crate::attribution::device::resolve;
-use crate::attribution::process::Process;
 use crate::decode::StackRef;
-use crate::ledger::totals::DeviceRef;
 use crate::snapshot::{
     AttributionView, CallPathView, DeviceAttributionView, DeviceCallPaths, LargeView, ModuleView, PhaseBytesView,
-    PhaseView, PlaceNameView, ProcessView, RangeView, RefusalView, SiteView, StackView, SumView, TensorsView,
-    WhoseView, WindowsView, add, largest,
+    PhaseView, PlaceNameView, RangeView, RefusalView, SiteView, StackView, SumView, TensorsView, WhoseView,
+    WindowsView, add, largest,
 };
 use crate::stack::PythonCode;
 use crate::words::{GpuUuid, Name, Ordinal};
@@ -129,20 +125,7 @@ pub(crate) fn site_name(names: &NameTable, key: SiteKey) -> SiteView {
     }
 }
 
-impl Pipeline {
-    /// Returns all call paths of a process in this pipeline's snapshot, by device; nothing if its
-    /// tensors are not traced.
-    pub fn call_paths(&self, process: &ProcessView) -> Vec<DeviceCallPaths> {
-        let is_meant = |one: &&Process| {
-            one.tgid == process.tgid && one.observed_since_ns == process.observed_since_ns && one.tensors.is_some()
-        };
-        let Some(process) = self.ended.iter().chain(self.processes.values()).find(is_meant) else { return Vec::new() };
-        let uuid = |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
-        process.tensors.as_ref().map_or_else(Vec::new, |ledger| call_paths(ledger, uuid))
-    }
-}
-
-fn call_paths(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<DeviceCallPaths> {
+pub(crate) fn call_paths(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<DeviceCallPaths> {
     let device = |(ordinal, device): (&Ordinal, &DeviceAttribution)| {
         let list =
             AttributionLists { ledger, names: ledger.names(), ordinal: *ordinal, device, fragments: HashMap::new() };

@@ -48,7 +48,8 @@ impl ProbesOnDemand for ContextProbes {
 
     /// Probes processes with a thread of unknown device, until [`LONGEST`] has passed.
     fn update(&mut self, kernel: &mut KernelHalf, libraries: &mut LibraryWatch, pipeline: &Pipeline) {
-        let unplaced: BTreeMap<u32, UnplacedThreads> = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
+        let unplaced: BTreeMap<u32, UnplacedThreads> =
+            pipeline.state.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
         let settled: Vec<u32> = self.asked.keys().filter(|tgid| !unplaced.contains_key(tgid)).copied().collect();
         for tgid in settled {
             if let Some(asked) = self.asked.remove(&tgid) {

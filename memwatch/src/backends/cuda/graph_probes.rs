@@ -23,7 +23,7 @@ pub(super) struct GraphProbes {
 impl ProbesOnDemand for GraphProbes {
     /// Probes processes that have a graph with allocations.
     fn update(&mut self, kernel: &mut KernelHalf, libraries: &mut LibraryWatch, pipeline: &Pipeline) {
-        let with_memory: BTreeSet<u32> = pipeline.with_graph_memory().map(|tgid| tgid.0).collect();
+        let with_memory: BTreeSet<u32> = pipeline.state.with_graph_memory().map(|tgid| tgid.0).collect();
         for (tgid, probes) in self.watched.extract_if(.., |tgid, _| !with_memory.contains(tgid)) {
             take_out(kernel, tgid, probes);
         }

@@ -161,11 +161,11 @@ fn weighed(
 /// Returns all stacks, or those of growing lines.
 fn profile(snapshot: &Snapshot, pipeline: &Pipeline, weight: ProfileWeight, clock: &WallClock) -> CallPathProfile {
     if weight != ProfileWeight::Leak {
-        return CallPathProfile::new(snapshot, |process| pipeline.call_paths(process), clock);
+        return CallPathProfile::new(snapshot, |process| pipeline.state.call_paths(process), clock);
     }
     // Includes any growth, without a threshold: this is for inspection, not an alarm.
     let leaks = pipeline.leaks(0.0);
-    CallPathProfile::new(snapshot, |process| leaking(pipeline.call_paths(process), process, &leaks), clock)
+    CallPathProfile::new(snapshot, |process| leaking(pipeline.state.call_paths(process), process, &leaks), clock)
 }
 
 fn write(held: &ExportSource, bytes: &[u8]) -> Result<(), ExitFailure> {

@@ -1,5 +1,6 @@
 //! Live objects in a recording: the last reading of each process.
 
+use memwatch_core::features::holdings::known_holdings;
 use memwatch_core::snapshot::Snapshot;
 
 use super::HoldingsReading;
@@ -31,7 +32,7 @@ pub(super) fn found(
 }
 
 fn of_replay(replay: &ReplayedRecording, snapshot: &Snapshot, args: &HoldingsArgs) -> Vec<HoldingsReading> {
-    let known = replay.pipeline.holdings(args.by.into(), args.top).into_iter();
+    let known = known_holdings(&replay.pipeline.state, args.by.into(), args.top).into_iter();
     let chosen = known.filter_map(|known| {
         let process = snapshot.process(known.tgid, known.observed_since_ns)?;
         let blocks = known.rows.into_iter().cloned().collect();

@@ -51,7 +51,7 @@ async fn places(
     let selected = &args.subject.selected;
     let past = RecordedPeriod::named(&args.subject.past, Needs::Tensors, common).await?;
     let (snapshot, taken_at) = if let Some(recording) = past {
-        recorded_snapshot(&recording, selected, |pipeline| pipeline.list_tensors_from(args.min_size))?
+        recorded_snapshot(&recording, selected, |pipeline| pipeline.state.list_tensors_from(args.min_size))?
     } else {
         let level = if which == Which::Sites { TensorLevel::Lines } else { TensorLevel::Modules };
         let request = args.price.limit(TensorRequest { level, reports_only, stacks: args.stacks, budget: None });

@@ -28,7 +28,7 @@ pub(crate) async fn report(args: &Replayed, common: &CommonArgs) -> Result<Exit,
     let Some(recording) = RecordedPeriod::named(&past, Needs::Calls, common).await? else { return Ok(Exit::Error) };
     let path = &recording.path;
     let replay = play_all(&recording, |pipeline| {
-        pipeline.list_tensors_from(LARGE_BYTES);
+        pipeline.state.list_tensors_from(LARGE_BYTES);
         pipeline.watch_churn(args.temporary);
     })?;
     let (snapshot, churn) = (chosen(&replay, path, &Selected::default())?, replay.pipeline.churn());

@@ -33,7 +33,7 @@ pub(crate) async fn run(args: &Simulate, common: &CommonArgs) -> Result<Exit, Ex
         // long before a reading shows its size.
         let contexts = args.capacity.map(|_| recorded::contexts(&recording)).transpose()?;
         let replay = recorded::play_all(&recording, |pipeline| {
-            pipeline.know_contexts(contexts.unwrap_or_default());
+            pipeline.state.know_contexts(contexts.unwrap_or_default());
             pipeline.simulate(args.plans(), args.capacity);
         })?;
         (recorded::chosen(&replay, &recording.path, selected)?, replay.pipeline.simulations(), TakenAt::of(&replay))

@@ -85,9 +85,9 @@ fn recorded_history(
         ([tgid], true) => *tgid,
         _ => only_with_torch(recording, selected)?,
     };
-    let replay = recorded::play_all(recording, |pipeline| pipeline.keep_history(tgid, LONGEST_HISTORY))?;
+    let replay = recorded::play_all(recording, |pipeline| pipeline.state.keep_history(tgid, LONGEST_HISTORY))?;
     let snapshot = recorded::chosen(&replay, &recording.path, &Selected::of(&[tgid]))?;
-    Ok((snapshot, replay.pipeline.history(tgid, with_native), replay.boottime_to_unix_ns))
+    Ok((snapshot, replay.pipeline.state.history(tgid, with_native), replay.boottime_to_unix_ns))
 }
 
 /// Returns the only process of a recording that uses PyTorch.

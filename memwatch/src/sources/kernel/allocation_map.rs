@@ -11,9 +11,9 @@ use aya::{Ebpf, Pod};
 use memwatch_common::allocation_map::{AllocationKey, AllocationMap};
 use memwatch_common::capture::MappedAllocation;
 use memwatch_common::shares::{NOBODY, SharedTable};
-use memwatch_core::Unnamed;
 use memwatch_core::input::{HeldAddresses, LiveAddress};
 use memwatch_core::ledger::EndedAddress;
+use memwatch_core::state::Unnamed;
 use memwatch_core::words::Tgid;
 
 use super::load::{BPF_NOEXIST, LoadError};

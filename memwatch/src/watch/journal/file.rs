@@ -214,7 +214,7 @@ fn next_entry<'a>(bytes: &mut &'a [u8]) -> Option<(u64, Option<Aside>, &'a [u8])
 fn replay(recording: &[u8]) -> Option<Pipeline> {
     let mut reader = RecordingReader::open(recording).ok()?;
     let Ok(Some(RecordingPart::Keyframe(keyframe))) = reader.next_part() else { return None };
-    if keyframe.front.layout != memwatch_core::STATE {
+    if keyframe.front.layout != memwatch_core::pipeline::saved::STATE {
         return None;
     }
     let mut pipeline = Pipeline::load(&keyframe.state()?).ok()?;
@@ -309,7 +309,7 @@ mod tests {
                 Journal::begin(&path, head(), &pipeline, (0, Aside::default())).expect("the directory is ours");
             // State after each commit: length of the file, ring position, and known processes.
             let length = || fs::metadata(&path).expect("it is there").len();
-            let known = |pipeline: &Pipeline| pipeline.watched().collect::<Vec<Tgid>>();
+            let known = |pipeline: &Pipeline| pipeline.state.watched().collect::<Vec<Tgid>>();
             let mut committed = vec![(length(), 0, known(&pipeline))];
             let mut position = 0;
             for (time_ns, step) in (1..).zip(steps) {
@@ -358,7 +358,7 @@ mod tests {
         journal.end(&pipeline).expect("there is room");
         let kept = read(&path, |found| *found == head()).expect("it is whole");
         assert_eq!((kept.position, kept.aside), (3, aside));
-        assert!(kept.pipeline.knows(Tgid(5)));
+        assert!(kept.pipeline.state.knows(Tgid(5)));
         assert!(StartMark::beside(&path).exists(), "it starts");
         drop(kept.mark);
         let other = JournalHead { ring: 8, ..head() };

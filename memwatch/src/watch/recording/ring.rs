@@ -148,7 +148,7 @@ impl RingFileWriter {
             done = match order {
                 RingFileOrder::Chunk(chunk) => self.add(&chunk),
                 RingFileOrder::Keyframe(front, pipeline) => {
-                    let state = pipeline.state();
+                    let state = pipeline.save();
                     drop(pipeline);
                     Keyframe::pack(front, &state).and_then(|keyframe| self.add_keyframe(&keyframe, front.time_ns))
                 }

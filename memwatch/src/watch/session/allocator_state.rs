@@ -109,7 +109,7 @@ impl AllocatorStatePolls {
 
     /// Returns when the next reading is due; `None` if a reading would add nothing.
     pub(super) fn due(&self, tgid: u32, pipeline: &InputSink, now: Instant) -> Option<Instant> {
-        if matches!(self.reader, AllocatorReaderState::Refused) || !pipeline.wants_allocator_state(Tgid(tgid)) {
+        if matches!(self.reader, AllocatorReaderState::Refused) || !pipeline.state.wants_allocator_state(Tgid(tgid)) {
             return None;
         }
         Some(self.tried.map_or(now, |tried| tried + self.between()))
@@ -129,7 +129,7 @@ impl AllocatorStatePolls {
             return;
         }
         self.tried = Some(Instant::now());
-        match self.try_once(tgid, self.tries < MOVING_TRIES && pipeline.wants_blocks(Tgid(tgid))) {
+        match self.try_once(tgid, self.tries < MOVING_TRIES && pipeline.state.wants_blocks(Tgid(tgid))) {
             Ok(Some(allocator_state)) => {
                 self.was_read = matches!(allocator_state, Input::AllocatorState(_));
                 self.tries = self.tries.saturating_add(1);

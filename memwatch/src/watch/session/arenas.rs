@@ -50,7 +50,7 @@ impl ProcessArenas {
     /// Reads the arenas if a reading is due.
     pub(super) fn read(&mut self, tgid: u32, whose: ArenaKind, pipeline: &mut InputSink) {
         self.follow_search(tgid, whose);
-        let (now, mut wanted) = (Instant::now(), pipeline.wanted_arenas(Tgid(tgid), whose.0));
+        let (now, mut wanted) = (Instant::now(), pipeline.state.wanted_arenas(Tgid(tgid), whose.0));
         if self.reading_due(!wanted.is_empty(), now).is_none_or(|due| due > now) {
             return;
         }

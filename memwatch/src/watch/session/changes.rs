@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use memwatch_core::attribution::price::{Budget, per_second};
 use memwatch_core::input::Input;
-use memwatch_core::pipeline::contexts::ContextUse;
+use memwatch_core::state::ContextUse;
 use memwatch_core::words::Tgid;
 
 use super::{Session, SessionOptions};
@@ -72,14 +72,14 @@ impl Session {
     /// Resumes after a restart handover: the previous memwatch may have had fewer probes, while all
     /// are in place after this start.
     pub(super) fn remember_changes(&mut self) {
-        let sees = |tgid: &Tgid| self.pipeline.context_use(*tgid).is_some_and(|contexts| contexts.sees_changes);
-        self.changes.unseen = self.pipeline.watched().filter(|tgid| !sees(tgid)).map(|tgid| tgid.0).collect();
+        let sees = |tgid: &Tgid| self.pipeline.state.context_use(*tgid).is_some_and(|contexts| contexts.sees_changes);
+        self.changes.unseen = self.pipeline.state.watched().filter(|tgid| !sees(tgid)).map(|tgid| tgid.0).collect();
     }
 
     /// Removes probes that exceed the budget, and attaches them again where a process needs them.
     pub(super) fn tend_changes(&mut self) {
         let Self { kernel, libraries, pipeline, .. } = self;
-        let needs = |tgid| pipeline.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);
+        let needs = |tgid| pipeline.state.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);
         libraries.put_changes_in(kernel, needs);
         if self.changes.counted.elapsed() >= EVERY {
             self.spare_changes();
@@ -89,7 +89,7 @@ impl Session {
         for &tgid in without.union(&self.changes.unseen) {
             let seen = !without.contains(&tgid);
             let is_news = |contexts: ContextUse| contexts.sees_changes != seen;
-            if pipeline.context_use(Tgid(tgid)).is_some_and(is_news) {
+            if pipeline.state.context_use(Tgid(tgid)).is_some_and(is_news) {
                 pipeline.step(Input::ContextChanges(Tgid(tgid), seen));
             }
         }
@@ -97,7 +97,7 @@ impl Session {
     }
 
     fn spare_changes(&mut self) {
-        let counts = self.pipeline.context_changes().map(|(tgid, changes)| (tgid.0, changes));
+        let counts = self.pipeline.state.context_changes().map(|(tgid, changes)| (tgid.0, changes));
         for (tgid, rate) in self.changes.rates(Instant::now(), counts) {
             let call_ns = self.tensors.prices.call_ns(&mut self.kernel);
             let price_ns = rate.saturating_mul(call_ns);
@@ -105,7 +105,7 @@ impl Session {
                 continue;
             }
             let pipeline = &self.pipeline;
-            let needs = |tgid| pipeline.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);
+            let needs = |tgid| pipeline.state.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);
             if !self.libraries.take_changes_out(&mut self.kernel, tgid, needs) {
                 continue;
             }

@@ -106,7 +106,7 @@ impl CounterPoller {
     fn take(&mut self, round: CounterRound, pipeline: &mut InputSink) {
         self.reading.remove(&round.owner);
         for numbers in round.numbers {
-            if pipeline.level_of(numbers.tgid).is_none() {
+            if pipeline.state.level_of(numbers.tgid).is_none() {
                 pipeline.step(Input::TensorLevel(read_only(numbers.tgid)));
             }
             pipeline.step(Input::Numbers(Box::new(numbers)));

@@ -17,10 +17,11 @@ impl Session {
         self.look_closer();
         let Self { kernel, libraries, pipeline, targets, everybody, own, .. } = self;
         // In a session with targets the pipeline knows the targets and their children.
-        let wanted = |tgid| (*everybody && !own.holds(tgid)) || targets.contains(&tgid) || pipeline.knows(Tgid(tgid));
+        let wanted =
+            |tgid| (*everybody && !own.holds(tgid)) || targets.contains(&tgid) || pipeline.state.knows(Tgid(tgid));
         let among = || match everybody {
             true => Among::Everybody,
-            false => Among::Processes(pipeline.watched().map(|tgid| tgid.0).collect()),
+            false => Among::Processes(pipeline.state.watched().map(|tgid| tgid.0).collect()),
         };
         let late = libraries.look_at_mapped(wanted);
         libraries.look_at_expected();
@@ -35,7 +36,7 @@ impl Session {
     fn meet_heralded(&mut self) {
         for tgid in self.libraries.take_heralded() {
             self.frameworks.hurry(tgid);
-            let is_new = !self.own.holds(tgid) && !self.pipeline.knows(Tgid(tgid));
+            let is_new = !self.own.holds(tgid) && !self.pipeline.state.knows(Tgid(tgid));
             if self.everybody && self.tensors.is_wanted() && is_new {
                 self.learn(tgid, false);
             }
@@ -48,7 +49,7 @@ impl Session {
             return;
         }
         for tgid in LibraryScan::new("/proc").with_stems(&HERALDS).mapped_by_name() {
-            if !self.own.holds(tgid) && !self.pipeline.knows(Tgid(tgid)) {
+            if !self.own.holds(tgid) && !self.pipeline.state.knows(Tgid(tgid)) {
                 self.learn(tgid, false);
             }
         }
@@ -65,7 +66,7 @@ impl Session {
     /// not seen, and their numbers are inexact.
     pub(super) fn lose_unwatched(&mut self) {
         for tgid in self.libraries.take_unwatched() {
-            if (self.everybody && !self.own.holds(tgid)) || self.pipeline.knows(Tgid(tgid)) {
+            if (self.everybody && !self.own.holds(tgid)) || self.pipeline.state.knows(Tgid(tgid)) {
                 self.pipeline.step(Input::Lost { tgid: Some(Tgid(tgid)), loss: Loss::LibraryUnreadable, count: 1 });
             }
         }
@@ -73,7 +74,7 @@ impl Session {
 
     pub(super) fn learn_latecomers(&mut self, late: Vec<LateAttach>) {
         for LateAttach { tgid, since_ns } in late {
-            if (self.everybody && !self.own.holds(tgid)) || self.pipeline.knows(Tgid(tgid)) {
+            if (self.everybody && !self.own.holds(tgid)) || self.pipeline.state.knows(Tgid(tgid)) {
                 self.learn_late(tgid, since_ns);
             }
         }
@@ -82,7 +83,7 @@ impl Session {
     /// Requests container names, and attaches more probes to processes that need them.
     fn look_closer(&mut self) {
         let Self { kernel, libraries, on_demand, pipeline, names, tensors, .. } = self;
-        names.want(pipeline.names());
+        names.want(pipeline.state.names());
         for probes in on_demand {
             probes.update(kernel, libraries, pipeline);
         }

@@ -27,7 +27,7 @@ impl Session {
             return ExitedCharges::new();
         }
         let entries = || reading.devices.iter().flat_map(|device| device.processes.iter().flatten());
-        let is_met = |tgid| self.pipeline.knows(tgid) || self.pipeline.remembers(tgid);
+        let is_met = |tgid| self.pipeline.state.knows(tgid) || self.pipeline.state.remembers(tgid);
         let charged = entries().filter(|entry| entry.used_bytes > Some(0) && !is_met(entry.tgid));
         let dead: Vec<u32> = charged.map(|entry| entry.tgid.0).filter(|tgid| !self.processes.exists(*tgid)).collect();
         if dead.is_empty() {

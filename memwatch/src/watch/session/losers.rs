@@ -8,7 +8,7 @@ impl Session {
     /// Resynchronizes the processes with a single pass over the map. A process that makes a call
     /// during the pass is left for later.
     pub(super) fn anchor_losers(&mut self) {
-        let losers = self.pipeline.to_anchor();
+        let losers = self.pipeline.state.to_anchor();
         let before: Vec<_> =
             losers.into_iter().filter_map(|tgid| Some((tgid.0, self.allocation_map.sums(tgid.0)?))).collect();
         if before.is_empty() {
@@ -25,7 +25,7 @@ impl Session {
     /// Removes allocations from the kernel half's map that were freed without a free call of their
     /// own.
     pub(super) fn clean_allocation_map(&mut self) {
-        for unnamed in self.pipeline.take_unnamed() {
+        for unnamed in self.pipeline.state.take_unnamed() {
             let tgid = unnamed.tgid.0;
             match unnamed.life.or_else(|| self.allocation_map.sums(tgid).map(|sums| sums.life)) {
                 Some(life) => self.allocation_map.remove((tgid, life), &unnamed),

@@ -45,7 +45,7 @@ impl TracedSelection {
             if last.flatten().is_some_and(|last| last.elapsed() < AGAIN) {
                 return false;
             }
-            let is_chosen = pipeline.process(Tgid(*tgid)).is_some_and(|process| selection.chooses(&process));
+            let is_chosen = pipeline.state.process(Tgid(*tgid)).is_some_and(|process| selection.chooses(&process));
             looked.insert(*tgid, (!is_chosen).then(Instant::now));
             is_chosen
         });
@@ -69,7 +69,7 @@ mod tests {
     }
 
     fn left(named: &mut TracedSelection, pipeline: &Pipeline) -> Vec<u32> {
-        let mut wanted: BTreeMap<u32, u32> = pipeline.watched().map(|tgid| (tgid.0, tgid.0)).collect();
+        let mut wanted: BTreeMap<u32, u32> = pipeline.state.watched().map(|tgid| (tgid.0, tgid.0)).collect();
         named.retain(pipeline, &mut wanted);
         wanted.into_keys().collect()
     }

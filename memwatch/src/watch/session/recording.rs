@@ -30,7 +30,7 @@ impl Session {
         let recorder = Recorder::create(options)?;
         self.look_for_all();
         self.tick();
-        recorder.keep(&self.pipeline, self.pipeline.now_ns(), clock::boottime_to_unix_ns());
+        recorder.keep(&self.pipeline, self.pipeline.state.now_ns(), clock::boottime_to_unix_ns());
         self.pipeline.recorder = Some(recorder);
         Ok(())
     }

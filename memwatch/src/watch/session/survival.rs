@@ -128,7 +128,7 @@ impl Session {
     pub(super) fn prepare_take_over(&mut self) {
         self.remember_changes();
         if self.takes_over() {
-            self.allocation_map.expect_more(self.pipeline.watched().map(|tgid| tgid.0));
+            self.allocation_map.expect_more(self.pipeline.state.watched().map(|tgid| tgid.0));
         }
     }
 
@@ -184,7 +184,7 @@ impl Session {
     fn meet_kept(&mut self) {
         let now_ns = clock::boottime_ns();
         self.presence.distrust(now_ns);
-        let known: BTreeSet<u32> = self.pipeline.watched().map(|tgid| tgid.0).collect();
+        let known: BTreeSet<u32> = self.pipeline.state.watched().map(|tgid| tgid.0).collect();
         for tgid in known {
             // A process without a call gets no exit record, so `/proc` must be checked.
             if !self.kernel.knows(tgid) {

@@ -77,7 +77,7 @@ impl Session {
         for (&tgid, &(time_ns, _)) in &left.ended {
             self.pipeline.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns });
         }
-        let known: BTreeSet<u32> = self.pipeline.watched().map(|tgid| tgid.0).collect();
+        let known: BTreeSet<u32> = self.pipeline.state.watched().map(|tgid| tgid.0).collect();
         for (&(tgid, loss), &count) in left.lost.iter().filter(|((tgid, _), _)| known.contains(tgid)) {
             self.pipeline.step(Input::Lost { tgid: Some(Tgid(tgid)), loss, count });
         }

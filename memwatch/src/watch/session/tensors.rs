@@ -8,13 +8,14 @@ use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, RingRecord, StackItem};
 use memwatch_common::rm::RmRecord;
 use memwatch_common::tensor::{FLAG_NO_PYTHON, TensorMeaning, TensorRecord, tensor_probe};
+use memwatch_core::Pipeline;
 use memwatch_core::allocators::threads::STEP;
 use memwatch_core::attribution::governor::Governor;
 use memwatch_core::input::Input;
 use memwatch_core::input::rm::RmCall;
 use memwatch_core::snapshot::MemoryHistory;
+use memwatch_core::state::tensors::TensorLog;
 use memwatch_core::words::{Framework, Tgid};
-use memwatch_core::{Pipeline, TensorLog};
 
 use self::windows::ProcessWindows;
 use super::allocator_state::AllocatorStatePolls;
@@ -104,25 +105,25 @@ impl Session {
     /// Reports blocks of at least this size in bytes one by one, in processes where PyTorch is
     /// found from now on.
     pub(crate) fn list_tensors_from(&mut self, least_bytes: u64) {
-        self.pipeline.list_tensors_from(least_bytes);
+        self.pipeline.state.list_tensors_from(least_bytes);
         self.tensors.list_from(least_bytes);
     }
 
     /// Records the history of a process's caching allocators from now on, up to `lines` lines.
     pub(crate) fn keep_history(&mut self, tgid: Tgid, lines: usize) {
-        self.pipeline.keep_history(tgid, lines);
+        self.pipeline.state.keep_history(tgid, lines);
     }
 
     /// Returns the history and the current state of a process's caching allocators, on stacks with
     /// or without native frames; `None` if no PyTorch event of the process was seen.
     pub(crate) fn history(&self, tgid: Tgid, with_native: bool) -> Option<MemoryHistory> {
-        self.pipeline.history(tgid, with_native)
+        self.pipeline.state.history(tgid, with_native)
     }
 
     /// Returns new lines of the logs of modules and phases.
     pub(crate) fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
         self.pump();
-        self.pipeline.take_tensor_logs()
+        self.pipeline.state.take_tensor_logs()
     }
 
     /// Returns the frameworks found once everything requested of them is traced, and an empty set
@@ -161,7 +162,7 @@ impl TensorTracing {
 
     /// Looks for PyTorch in the watched processes, and configures the kernel half for processes that have it.
     pub(crate) fn update(&mut self, kernel: &mut KernelHalf, pipeline: &mut InputSink) {
-        self.copies.keep(pipeline.watched());
+        self.copies.keep(pipeline.state.watched());
         if self.torch.level() == TensorLevel::Off {
             return;
         }
@@ -174,8 +175,8 @@ impl TensorTracing {
             self.torch.forget(kernel, tgid);
             self.forget(kernel, tgid);
         }
-        let arrival = |tgid| if pipeline.is_from_start(tgid) { Arrival::Start } else { Arrival::Late };
-        let mut wanted: BTreeMap<u32, Arrival> = pipeline.watched().map(|tgid| (tgid.0, arrival(tgid))).collect();
+        let arrival = |tgid| if pipeline.state.is_from_start(tgid) { Arrival::Start } else { Arrival::Late };
+        let mut wanted: BTreeMap<u32, Arrival> = pipeline.state.watched().map(|tgid| (tgid.0, arrival(tgid))).collect();
         self.named.retain(pipeline, &mut wanted);
         let gone: Vec<u32> = self.processes.keys().copied().filter(|tgid| !wanted.contains_key(tgid)).collect();
         for tgid in gone {
@@ -190,7 +191,7 @@ impl TensorTracing {
         for (tgid, missing) in attached {
             let level = self.torch.level_of(tgid);
             self.processes.entry(tgid).or_insert_with(|| TensorProcess::new(tgid, level));
-            if level == TensorLevel::Read && pipeline.level_of(Tgid(tgid)).is_none() {
+            if level == TensorLevel::Read && pipeline.state.level_of(Tgid(tgid)).is_none() {
                 self.prices.decide(tgid, (0, false));
             }
             if level > TensorLevel::Read {
@@ -209,9 +210,9 @@ impl TensorTracing {
             for whose in self.torch.arenas_of(*tgid) {
                 process.arenas.entry(whose.0).or_default().read(*tgid, whose, pipeline);
             }
-            if pipeline.lacks_trace(Tgid(*tgid)) {
+            if pipeline.state.lacks_trace(Tgid(*tgid)) {
                 self.torch.do_without_trace(kernel, *tgid);
-            } else if pipeline.has_trace(Tgid(*tgid)) {
+            } else if pipeline.state.has_trace(Tgid(*tgid)) {
                 self.torch.trust_trace(kernel, *tgid);
             }
         }
@@ -404,14 +405,14 @@ impl TensorProcess {
         if is_traced && !self.numbers.are_known() {
             self.rate.pass();
         }
-        if !pipeline.is_read_only(Tgid(tgid)) {
+        if !pipeline.state.is_read_only(Tgid(tgid)) {
             self.report(kernel, tgid, pipeline);
             self.rest(tgid, fetches, pipeline);
             self.allocator_state.read(tgid, pipeline);
         } else if self.numbers.are_known() {
             self.allocator_state.read_standing(tgid, pipeline);
         }
-        let is_older = !pipeline.is_from_start(Tgid(tgid));
+        let is_older = !pipeline.state.is_from_start(Tgid(tgid));
         self.holdings.advance(tgid, (is_older, holdings_every), pipeline);
     }
 
@@ -424,7 +425,7 @@ impl TensorProcess {
         };
         let Some(resting) = self.resting.as_mut().filter(is_due) else { return };
         let now = RecordPosition { records: self.records, fetches };
-        for (allocator, words) in resting.look(now, &pipeline.drifting_allocators(Tgid(tgid))) {
+        for (allocator, words) in resting.look(now, &pipeline.state.drifting_allocators(Tgid(tgid))) {
             let time_ns = clock::boottime_ns();
             pipeline.step(Input::Statistics { tgid: Tgid(tgid), allocator, time_ns, words });
         }
@@ -441,7 +442,7 @@ impl TensorProcess {
             log_failure(tgid, tensor_probes::set_layout(kernel, tgid, reported));
         }
         let is_due = self.asked.is_none_or(|asked| asked.elapsed() >= BETWEEN_STATISTICS);
-        if is_due && pipeline.wants_statistics(Tgid(tgid)) {
+        if is_due && pipeline.state.wants_statistics(Tgid(tgid)) {
             self.asked = Some(Instant::now());
             log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
         }

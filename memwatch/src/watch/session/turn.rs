@@ -37,7 +37,7 @@ impl Session {
         self.pipeline.tend_journal();
         self.discover();
         let now = Instant::now();
-        self.devices.rest(self.calm.is_calm(self.pipeline.watched().count(), now));
+        self.devices.rest(self.calm.is_calm(self.pipeline.state.watched().count(), now));
         if self.rest.note_look(now) {
             self.fall_asleep();
         } else if self.rest.is_awake() {

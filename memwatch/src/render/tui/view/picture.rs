@@ -49,7 +49,7 @@ fn frame() -> Buffer {
     let mut state = ViewState::new(true);
     let (mut next_ns, mut clock) = (0, WallClock::utc(0));
     for_each(|input, offset| {
-        let time_ns = input.time_ns().unwrap_or(pipeline.now_ns());
+        let time_ns = input.time_ns().unwrap_or(pipeline.state.now_ns());
         if time_ns + REMAINING_NS > end_ns {
             return;
         }

@@ -23,7 +23,7 @@ impl TensorTracing {
             let windows = process.windows.due(process.governor.present() == TensorLevel::Read, plan, now);
             let may_rise = process.governor.present() < self.torch.level();
             let arenas = self.torch.arenas_of(*tgid).filter_map(|(framework, _)| {
-                let is_wanted = !pipeline.wanted_arenas(Tgid(*tgid), framework).is_empty();
+                let is_wanted = !pipeline.state.wanted_arenas(Tgid(*tgid), framework).is_empty();
                 process.arenas.get(&framework).map_or(Some(now), |arenas| arenas.due(is_wanted, now))
             });
             process.due(*tgid, (every, now), may_rise, pipeline).into_iter().chain(windows).chain(arenas).min()
@@ -42,7 +42,7 @@ impl TensorProcess {
         may_rise: bool,
         pipeline: &InputSink,
     ) -> Option<Instant> {
-        let is_older = !pipeline.is_from_start(Tgid(tgid));
+        let is_older = !pipeline.state.is_from_start(Tgid(tgid));
         let holdings = self.holdings.due((is_older, every), now);
         if self.governor.present() == TensorLevel::Read {
             let standing = self.allocator_state.standing_due(now).filter(|_| self.numbers.are_known());
@@ -52,9 +52,9 @@ impl TensorProcess {
             Python::Idle(looked) => Some(looked + AGAIN),
             Python::Without | Python::Found { .. } => None,
         };
-        let wants_statistics = pipeline.wants_statistics(Tgid(tgid));
+        let wants_statistics = pipeline.state.wants_statistics(Tgid(tgid));
         let statistics = wants_statistics.then(|| self.asked.map_or(now, |asked| asked + BETWEEN_STATISTICS));
-        let drifts = !pipeline.drifting_allocators(Tgid(tgid)).is_empty();
+        let drifts = !pipeline.state.drifting_allocators(Tgid(tgid)).is_empty();
         let resting = self.resting.as_ref().filter(|_| drifts).map(|resting| resting.due(now));
         let allocator_state = self.allocator_state.due(tgid, pipeline, now);
         let trial = self.governor.is_trying().then(|| self.numbers.due_traced(now));

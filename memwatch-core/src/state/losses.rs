@@ -2,12 +2,13 @@
 
 use memwatch_common::loss::Loss;
 
-use crate::Pipeline;
 use crate::attribution::process::Process;
 use crate::input::HeldAddresses;
+use crate::state::State;
+use crate::state::event::{Detector, Event};
 use crate::words::Tgid;
 
-impl Pipeline {
+impl State {
     /// Counts lost records of this process, or of an unknown process.
     pub(crate) fn lose(&mut self, tgid: Option<Tgid>, loss: Loss, count: u64) {
         if count == 0 {
@@ -32,14 +33,14 @@ impl Pipeline {
     }
 
     /// Resyncs a process after lost records with the kernel half's allocation map.
-    pub(crate) fn anchor(&mut self, held: &HeldAddresses) {
+    pub(super) fn anchor(&mut self, held: &HeldAddresses, detector: &mut impl Detector) {
         let now_ns = self.now_ns;
         if !self.make_room_for(held.tgid, held.held.len()) {
             return;
         }
         if let Some(process) = self.processes.get_mut(&held.tgid) {
             process.anchor(held, now_ns);
-            self.follow_process(held.tgid, now_ns);
+            detector.on(&Event::Resynced { tgid: held.tgid, time_ns: now_ns }, self);
         }
     }
 }

@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::Pipeline;
 use crate::attribution::process::{Ended, Process};
-use crate::attribution::room::answers;
 use crate::input::ProcessFacts;
 use crate::kernel_driver::process_ledger::DriverLedger;
 use crate::snapshot::build::explained;
+use crate::state::State;
+use crate::state::event::{Detector, Event};
+use crate::state::room::answers;
 use crate::words::Tgid;
 
 /// Limit of ended processes in snapshots: a target may start any number of children.
@@ -20,7 +21,7 @@ const ENDED_TOGETHER: usize = 256;
 /// Time that an ended process stays in snapshots, nanoseconds.
 const ENDED_KEPT_NS: u64 = 10_000_000_000;
 
-impl Pipeline {
+impl State {
     /// Keeps a process that has ended.
     pub(crate) fn remember(&mut self, process: Process) {
         self.ended.push(process);
@@ -61,7 +62,7 @@ impl Pipeline {
     }
 
     /// Drops ended processes that are no longer needed.
-    pub(crate) fn forget_ended(&mut self) {
+    pub(super) fn forget_ended(&mut self, detector: &mut impl Detector) {
         let now_ns = self.now_ns;
         let fresh = |ended: Ended| now_ns.saturating_sub(ended.time_ns) < ENDED_KEPT_NS;
         let kept = |process: &Process| self.keep_ended && process.is_memorable();
@@ -74,7 +75,7 @@ impl Pipeline {
         self.ended.retain(|process| kept(process) || stays(process));
         self.ended.keep_last(ENDED_KEPT);
         if self.ended.len() < remembered {
-            self.forget_leaks();
+            detector.on(&Event::Forgotten, self);
         }
     }
 

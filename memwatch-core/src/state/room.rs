@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use memwatch_common::loss::Loss;
 use serde::{Deserialize, Serialize};
 
-use crate::Pipeline;
 use crate::attribution::process::Process;
 use crate::decode::Call;
 use crate::ledger::bound::LEAST;
+use crate::state::State;
 use crate::words::Tgid;
 
 /// Maximum number of entries granted to a process at a time.
@@ -41,7 +41,7 @@ fn given(process: &Process) -> usize {
     process.ledger.most_listed().saturating_sub(LEAST)
 }
 
-impl Pipeline {
+impl State {
     /// Sets the capacity of all ledgers together. Entries above it stay.
     pub fn bound(&mut self, capacity: usize) {
         self.room.capacity = capacity;

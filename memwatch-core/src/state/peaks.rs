@@ -1,9 +1,16 @@
 //! Resets of peaks, in memwatch's own counters only: memwatch does not write to other processes.
 
-use crate::Pipeline;
+use crate::state::State;
 use crate::words::Tgid;
 
-impl Pipeline {
+impl State {
+    /// Resets the peaks of all living processes. Later peaks cover the time from `time_ns`
+    /// (`CLOCK_BOOTTIME`, nanoseconds).
+    pub fn begin_window(&mut self, time_ns: u64) {
+        self.now_ns = self.now_ns.max(time_ns);
+        self.reset_peaks(None, time_ns);
+    }
+
     /// Resets the peaks of this process, or of all living processes, to the current values.
     ///
     /// Workloads keep their peaks, which include the earlier peaks of their processes.

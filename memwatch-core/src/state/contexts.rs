@@ -1,9 +1,11 @@
 //! Use of contexts by processes. The shell decides with it whether calls that change a thread's
 //! context have to be traced.
 
-use crate::Pipeline;
+use std::collections::BTreeMap;
+
 use crate::attribution::process::Process;
-use crate::words::Tgid;
+use crate::state::State;
+use crate::words::{GpuUuid, Tgid};
 
 /// Use of contexts by a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +17,18 @@ pub struct ContextUse {
     pub sees_changes: bool,
 }
 
-impl Pipeline {
+impl State {
+    /// Returns the observed size of a CUDA context by GPU, in bytes.
+    pub const fn contexts(&self) -> &BTreeMap<GpuUuid, u64> {
+        self.reconciliation.contexts()
+    }
+
+    /// Sets known sizes of CUDA contexts. Otherwise the size is unknown until NVML's first reading
+    /// after a program's first allocations.
+    pub fn know_contexts(&mut self, contexts: BTreeMap<GpuUuid, u64>) {
+        self.reconciliation.know_contexts(contexts);
+    }
+
     /// Returns how a traced process uses its contexts.
     pub fn context_use(&self, tgid: Tgid) -> Option<ContextUse> {
         let process = self.processes.get(&tgid)?;

@@ -7,7 +7,7 @@
 
 use thiserror::Error;
 
-use crate::Pipeline;
+use crate::pipeline::Pipeline;
 
 /// Layout version of a state: every type in it, with all fields in order. Other versions cannot be
 /// read.
@@ -21,13 +21,13 @@ pub struct NoState;
 impl Pipeline {
     /// Serialises the state. Later inputs have the same effect on a pipeline returned by
     /// [`Pipeline::load`] as on this one.
-    pub fn state(&self) -> Vec<u8> {
+    pub fn save(&self) -> Vec<u8> {
         // Serialisation cannot fail: a vector accepts any number of bytes and every list has a
         // known length. An empty result is not a valid state.
         postcard::to_allocvec(self).unwrap_or_default()
     }
 
-    /// Restores a pipeline from the result of [`Pipeline::state`].
+    /// Restores a pipeline from the result of [`Pipeline::save`].
     ///
     /// # Errors
     /// If the bytes are not a state of this version, or bytes remain after it.

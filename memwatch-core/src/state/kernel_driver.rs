@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::Pipeline;
 use crate::attribution::device::charged_during;
 use crate::input::DeviceFacts;
 use crate::input::rm::RmCall;
@@ -11,6 +10,8 @@ use crate::kernel_driver::process_ledger::DriverLedger;
 use crate::kernel_driver::trust::Compared;
 use crate::snapshot::Explained;
 use crate::snapshot::build::explained;
+use crate::state::State;
+use crate::state::event::{Detector, Event};
 use crate::words::{GpuUuid, Tgid};
 
 /// Nanoseconds after a reading, within which all ioctls in flight have returned, unless the next
@@ -24,16 +25,14 @@ fn used_by(device: &DeviceFacts) -> Option<BTreeMap<Tgid, Option<u64>>> {
     Some(list.iter().rev().map(|entry| (entry.tgid, entry.used_bytes)).collect())
 }
 
-impl Pipeline {
-    pub(crate) fn follow_rm(&mut self, call: &RmCall) {
-        self.follow_time(call.returned_ns);
+impl State {
+    pub(super) fn follow_rm(&mut self, call: &RmCall, detector: &mut impl Detector) {
         let most_bytes = self.reading.devices.iter().map(|device| device.total_bytes).max().flatten();
-        let refused =
-            |pipeline: &Self| pipeline.kernel_driver.ledger_of(call.tgid).map_or(0, DriverLedger::refused_count);
+        let refused = |state: &Self| state.kernel_driver.ledger_of(call.tgid).map_or(0, DriverLedger::refused_count);
         let before = refused(self);
         self.kernel_driver.apply(call, most_bytes);
         if refused(self) > before {
-            self.note_refused_request(call.tgid);
+            detector.on(&Event::Refused(call.tgid), self);
         }
         // A process with memory on a GPU is tracked, whether or not libcuda calls of it are seen.
         if self.kernel_driver.ledger_of(call.tgid).is_some_and(DriverLedger::has_video_memory) {

@@ -2,10 +2,12 @@
 
 use memwatch_common::record::CallRecord;
 
+use crate::decode;
 use crate::ledger::ProcessLedger;
 use crate::ledger::table::Tag;
+use crate::state::State;
+use crate::state::event::Detector;
 use crate::words::Tgid;
-use crate::{Pipeline, decode};
 
 /// Calls per prefetch group: the number of reads that a core can have outstanding, and small enough
 /// for the first-level cache.
@@ -14,10 +16,10 @@ const TOGETHER: usize = 16;
 /// Index tags of the calls of one group, in order; `None` for a call that needs no prefetch.
 type Tags = [Option<Tag>; TOGETHER];
 
-impl Pipeline {
-    /// Applies these calls with the same result as [`Pipeline::step`] for each, but faster for
+impl State {
+    /// Applies these calls with the same result as [`State::step`] for each, but faster for
     /// large ledgers.
-    pub fn step_calls(&mut self, records: &[CallRecord]) {
+    pub fn step_calls(&mut self, records: &[CallRecord], detector: &mut impl Detector) {
         let mut groups = records.chunks(TOGETHER);
         let mut present = groups.next().unwrap_or_default();
         let first_tags = self.prefetch(present);
@@ -30,7 +32,7 @@ impl Pipeline {
             let last = groups.next().unwrap_or_default();
             let last_tags = self.prefetch(last);
             for record in present {
-                self.call(record);
+                self.call(record, detector);
             }
             (present, next, next_tags) = (next, last, last_tags);
         }
@@ -38,7 +40,7 @@ impl Pipeline {
 
     fn prefetch(&self, records: &[CallRecord]) -> Tags {
         let mut tags = [None; TOGETHER];
-        let mut ledgers = Ledgers { pipeline: self, latest: None };
+        let mut ledgers = Ledgers { state: self, latest: None };
         for (tag, record) in tags.iter_mut().zip(records) {
             *tag = decode::address(record).and_then(|address| ledgers.of(record)?.prefetch(address));
         }
@@ -46,7 +48,7 @@ impl Pipeline {
     }
 
     fn prefetch_tenant(&self, records: &[CallRecord], tags: &Tags) {
-        let mut ledgers = Ledgers { pipeline: self, latest: None };
+        let mut ledgers = Ledgers { state: self, latest: None };
         for (record, tag) in records.iter().zip(tags) {
             if let (Some(tag), Some(ledger)) = (tag, ledgers.of(record)) {
                 ledger.prefetch_tenant(*tag);
@@ -57,7 +59,7 @@ impl Pipeline {
 
 /// Looks up ledgers by process. Consecutive calls are most often of the same process.
 struct Ledgers<'a> {
-    pipeline: &'a Pipeline,
+    state: &'a State,
     latest: Option<(Tgid, Option<&'a ProcessLedger>)>,
 }
 
@@ -68,7 +70,7 @@ impl<'a> Ledgers<'a> {
         if let Some((_, ledger)) = self.latest.filter(|(latest, _)| *latest == tgid) {
             return ledger;
         }
-        let ledger = self.pipeline.processes.get(&tgid).map(|process| &process.ledger);
+        let ledger = self.state.processes.get(&tgid).map(|process| &process.ledger);
         self.latest = Some((tgid, ledger));
         ledger
     }

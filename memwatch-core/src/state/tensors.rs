@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use memwatch_common::record::RingRecord;
 
-use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::log::LogLine;
 use crate::allocators::pytorch::StatisticsWords;
+use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::decode::{TensorChange, TensorEvent, TraceAction, decode_tensor};
 use crate::input::LevelChoice;
@@ -17,10 +17,14 @@ use crate::input::allocator_state::{
 use crate::input::arenas::ArenaReadings;
 use crate::input::holdings::Holdings;
 use crate::ledger::refusals::FrameworkReading;
-use crate::snapshot::PlaceNameView;
-use crate::snapshot::build::places::{module_name, phase_name};
+use crate::ledger::totals::DeviceRef;
+use crate::snapshot::build::history::history;
+use crate::snapshot::build::places::{call_paths, module_name, phase_name};
+use crate::snapshot::{DeviceCallPaths, MemoryHistory, PlaceNameView, ProcessView};
 use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
+use crate::state::State;
+use crate::state::event::{Detector, Event};
 use crate::words::{Framework, Name, Ordinal, Tgid};
 
 /// New lines in a process's log of phases and modules.
@@ -48,7 +52,7 @@ pub struct TensorLogLine {
     pub line: LogLine,
 }
 
-impl Pipeline {
+impl State {
     /// Keeps a log of phases and modules for every process in which tensor tracing starts from now
     /// on.
     pub fn log_tensors(&mut self) {
@@ -100,9 +104,9 @@ impl Pipeline {
         tensors.is_some_and(|tensors| tensors.has_trace())
     }
 
-    pub(crate) fn tensor(&mut self, record: &RingRecord) {
+    pub(super) fn tensor(&mut self, record: &RingRecord, detector: &mut impl Detector) {
         if let Some(event) = decode_tensor(record) {
-            self.follow_time(event.time_ns);
+            detector.on(&Event::Time(event.time_ns), self);
             let now_ns = self.now_ns;
             let process = self.process_mut(event.tgid, now_ns);
             process.overhead.count_event(record);
@@ -114,30 +118,26 @@ impl Pipeline {
                 tensors.count_copies(tensor.flags);
             }
             if event.what.is_failure() {
-                self.settle_statistics(event.tgid, event.time_ns, false);
+                self.settle_statistics(event.tgid, event.time_ns, false, detector);
             }
             let Some(tensors) = self.processes.get_mut(&event.tgid).and_then(|process| process.tensors.as_mut()) else {
                 return;
             };
             match tensors.split(&event) {
-                Some(parts) => parts.iter().flatten().for_each(|part| self.tensor_event(part)),
-                None => self.tensor_event(&event),
+                Some(parts) => parts.iter().flatten().for_each(|part| self.tensor_event(part, detector)),
+                None => self.tensor_event(&event, detector),
             }
         }
     }
 
-    fn tensor_event(&mut self, event: &TensorEvent) {
+    fn tensor_event(&mut self, event: &TensorEvent, detector: &mut impl Detector) {
         if let Some(process) = self.processes.get_mut(&event.tgid) {
             process.place(event);
             if let Some(tensors) = &mut process.tensors {
                 tensors.apply(event);
             }
         }
-        self.follow_tensors(event);
-        self.observe_steps(event.tgid);
-        self.note_tensor_oom(event);
-        self.observe_simulations(event);
-        self.observe_fragments_of(event);
+        detector.on(&Event::Tensor(event), self);
     }
 
     pub(crate) fn learn_stack(&mut self, tgid: Tgid, id: u64, stack: PythonStack) {
@@ -171,7 +171,7 @@ impl Pipeline {
 
     /// Adopts an allocator's counters at a failed request or at the end of its process. They take
     /// precedence over the events seen.
-    pub(crate) fn settle_statistics(&mut self, tgid: Tgid, time_ns: u64, ends: bool) {
+    pub(super) fn settle_statistics(&mut self, tgid: Tgid, time_ns: u64, ends: bool, detector: &mut impl Detector) {
         let Some(process) = self.processes.get_mut(&tgid) else { return };
         let is_read_only = process.is_read_only();
         let Some(tensors) = &mut process.tensors else { return };
@@ -181,7 +181,7 @@ impl Pipeline {
         } else {
             tensors.learn_last(&numbers, ends);
         }
-        self.follow_numbers(&numbers);
+        detector.on(&Event::Counters(&numbers), self);
         self.read_counters(&numbers);
     }
 
@@ -201,8 +201,7 @@ impl Pipeline {
         }
     }
 
-    pub(crate) fn learn_allocator_state(&mut self, allocator_state: &AllocatorState) {
-        self.follow_time(allocator_state.time_ns);
+    pub(super) fn learn_allocator_state(&mut self, allocator_state: &AllocatorState, detector: &mut impl Detector) {
         // Changes after this reading would not be seen.
         if self.is_read_only(allocator_state.tgid) {
             let devices =
@@ -213,25 +212,22 @@ impl Pipeline {
             .watched_tensors(allocator_state.tgid)
             .is_some_and(|tensors| tensors.learn_allocator_state(allocator_state))
         {
-            self.begin_simulations(allocator_state);
-            self.observe_fragments_at(allocator_state.tgid, allocator_state.time_ns);
+            detector.on(&Event::AllocatorState(allocator_state), self);
         }
     }
 
     /// Adopts counters read from a process without traced events. Traced values are more accurate
     /// than those read from a running program.
-    pub(crate) fn learn_numbers(&mut self, numbers: &AllocatorNumbers) {
-        self.follow_time(numbers.time_ns);
+    pub(super) fn learn_numbers(&mut self, numbers: &AllocatorNumbers, detector: &mut impl Detector) {
         let Some(process) = self.processes.get_mut(&numbers.tgid).filter(|process| process.is_read_only()) else {
             return;
         };
         process.tensors.get_or_insert_default().learn_numbers(numbers);
-        self.follow_numbers(numbers);
+        detector.on(&Event::Counters(numbers), self);
         self.read_counters(numbers);
     }
 
     pub(crate) fn learn_moving_allocator_state(&mut self, allocator_state: &MovingAllocatorState) {
-        self.follow_time(allocator_state.time_ns);
         if self.is_read_only(allocator_state.tgid) {
             let devices =
                 allocator_state.devices.iter().map(|device| (device.ordinal, device.blocks.iter().collect::<Vec<_>>()));
@@ -257,7 +253,6 @@ impl Pipeline {
     }
 
     pub(crate) fn learn_holdings(&mut self, holdings: Box<Holdings>) {
-        self.follow_time(holdings.time_ns);
         if let Some(tensors) = self.watched_tensors(holdings.tgid) {
             tensors.learn_holdings(holdings);
         }
@@ -280,7 +275,6 @@ impl Pipeline {
     }
 
     pub(crate) fn learn_arenas(&mut self, allocator_state: &ArenaReadings) {
-        self.follow_time(allocator_state.time_ns);
         let Some(process) = self.processes.get_mut(&allocator_state.tgid) else { return };
         process.place_regions(allocator_state);
         if process.is_read_only() {
@@ -325,7 +319,6 @@ impl Pipeline {
 
     /// Begins or ends a window in which all events of a process are traced.
     pub(crate) fn trace_window(&mut self, tgid: Tgid, time_ns: u64, is_open: bool) {
-        self.follow_time(time_ns);
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.trace_window(time_ns, is_open);
         }
@@ -333,7 +326,6 @@ impl Pipeline {
 
     /// Changes the tracing level of a process.
     pub(crate) fn choose_level(&mut self, choice: LevelChoice) {
-        self.follow_time(choice.time_ns);
         // The process may have ended.
         if let Some(process) = self.processes.get_mut(&choice.tgid) {
             process.choose_level(choice);
@@ -379,6 +371,38 @@ impl Pipeline {
         if let Some((_, limit)) = history {
             tensors.keep_history(limit);
         }
+    }
+
+    /// Returns the addresses (`this`) of a process's caching allocators whose counters should be
+    /// read. Their `DeviceStats` can be read from the process's memory while it is at rest, and is
+    /// passed on as [`crate::input::Input::Statistics`]; implausible values are rejected.
+    pub fn drifting_allocators(&self, tgid: Tgid) -> Vec<u64> {
+        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
+        tensors.map_or_else(Vec::new, |tensors| tensors.drifting())
+    }
+
+    /// Returns the history of a process's caching allocators, as far back as it is kept, with or
+    /// without native frames; `None` if they are not traced.
+    pub fn history(&self, tgid: Tgid, with_native: bool) -> Option<MemoryHistory> {
+        let ended = || self.ended.last(tgid);
+        Some(history(self.processes.get(&tgid).or_else(ended)?.tensors.as_ref()?, with_native))
+    }
+
+    /// Keeps the last `limit` history lines of each caching allocator of this process from now on.
+    pub fn keep_history(&mut self, tgid: Tgid, limit: usize) {
+        self.keeps_history = Some((tgid, limit));
+        self.tensors_mut(tgid).keep_history(limit);
+    }
+
+    /// Returns all call paths of a process in this pipeline's snapshot, by device; nothing if its
+    /// tensors are not traced.
+    pub fn call_paths(&self, process: &ProcessView) -> Vec<DeviceCallPaths> {
+        let is_meant = |one: &&Process| {
+            one.tgid == process.tgid && one.observed_since_ns == process.observed_since_ns && one.tensors.is_some()
+        };
+        let Some(process) = self.ended.iter().chain(self.processes.values()).find(is_meant) else { return Vec::new() };
+        let uuid = |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
+        process.tensors.as_ref().map_or_else(Vec::new, |ledger| call_paths(ledger, uuid))
     }
 }
 

@@ -1,11 +1,11 @@
 //! Owners of processes, from their control groups and from the names that container runtimes give
 //! these.
 
-use crate::Pipeline;
 use crate::owner::ContainerNames;
+use crate::state::State;
 use crate::words::Tgid;
 
-impl Pipeline {
+impl State {
     /// Determines the owner of a process from its latest `/proc` data.
     pub(crate) fn own(&mut self, tgid: Tgid) {
         let facts = self.processes.get(&tgid).and_then(|process| process.facts.as_ref());
