@@ -21,6 +21,6 @@ doctor="/memwatch/memwatch doctor --nvml-lib $GPUSIM_PUSH/lib/libnvidia-ml.so.1 
 $doctor 2>&1 | $bb tee /tmp/doctor
 echo "FRAMEWORKS $($bb sed -n 's/^ *[^ ]*  *framework_programs  *//p' /tmp/doctor)"
 echo "MECHANISM $($doctor --json 2>/dev/null | $bb sed -n 's/.*"mechanism": *"\([^"]*\)".*/\1/p' | $bb head -n 1)"
-/memwatch/alone --test-threads=1 "$TESTS" 2>&1
+/memwatch/integration --test-threads=1 "$TESTS" 2>&1
 echo ENDED
 $bb poweroff -f

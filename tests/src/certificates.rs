@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::harness::cannot_run;
+
 /// Paths of a certificate and its key in PEM.
 #[derive(Clone, Debug)]
 pub struct TestCertificate {
@@ -13,11 +15,11 @@ pub struct TestCertificate {
 }
 
 /// Creates a certificate for 127.0.0.1 and localhost with openssl, as files of this name in a
-/// folder. Returns `None`, with the reason on standard error, if openssl is not installed.
+/// folder. Ignores the test if openssl is not installed.
 ///
 /// # Panics
 /// When openssl fails.
-pub fn self_signed(folder: &Path, name: &str) -> Option<TestCertificate> {
+pub fn self_signed(folder: &Path, name: &str) -> TestCertificate {
     let [certificate, key] = ["pem", "key"].map(|suffix| folder.join(format!("{name}.{suffix}")));
     let mut openssl = Command::new("openssl");
     openssl.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2".split(' '));
@@ -25,9 +27,8 @@ pub fn self_signed(folder: &Path, name: &str) -> Option<TestCertificate> {
     openssl.args(["-addext", "basicConstraints=critical,CA:FALSE"]);
     openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate).stdout(Stdio::null()).stderr(Stdio::null());
     let Ok(status) = openssl.status() else {
-        eprintln!("SKIPPED: openssl is not installed: apt-get install openssl");
-        return None;
+        cannot_run("openssl is not installed: apt-get install openssl");
     };
     assert!(status.success(), "openssl makes a certificate: {status}");
-    Some(TestCertificate { certificate, key })
+    TestCertificate { certificate, key }
 }

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 use self::cri::{ContainerConfig, CriImageSpec, CriKeyValue, CriMount, PodSandboxConfig};
-use crate::enclosure::{Cgroups, Enclosure, has_program, machine_proc, workload_in_group};
+use crate::enclosure::{Cgroups, Enclosure, machine_proc, need_program, workload_in_group};
 use crate::workload::Pipes;
 use crate::{SimulatedGpu, SimulatedWorkload, rootfs};
 
@@ -39,21 +39,18 @@ pub struct TestPodNames<'a> {
 }
 
 impl Containerd {
-    /// Starts containerd. Returns `None`, with the reason on standard error, if it is not
-    /// installed.
+    /// Starts containerd. Ignores the test if it is not installed.
     ///
     /// # Panics
     /// When containerd does not start.
-    pub fn start(gpu: &SimulatedGpu, cgroups: Cgroups) -> Option<Self> {
-        if !has_program("containerd") || !has_program("ctr") || !has_program("runc") {
-            return None;
-        }
+    pub fn start(gpu: &SimulatedGpu, cgroups: Cgroups) -> Self {
+        ["containerd", "ctr", "runc"].into_iter().for_each(need_program);
         let directory = TempDir::with_prefix("memwatch-cri-").expect("a temporary directory");
         let path = directory.path().to_str().expect("a plain path");
         fs::write(directory.path().join("config.toml"), configuration(path))
             .expect("a file in the temporary directory");
         let script = "mount -t tmpfs tmpfs /run && exec containerd --config \"$1/config.toml\"";
-        let enclosure = Enclosure::start(directory.path(), cgroups, script, &["kubepods/burstable", "kubepods"])?;
+        let enclosure = Enclosure::start(directory.path(), cgroups, script, &["kubepods/burstable", "kubepods"]);
         let machine = gpu.directory().to_str().expect("a plain path").to_owned();
         let mut containerd = Self { enclosure, directory, machine };
         let socket = containerd.socket();
@@ -63,7 +60,7 @@ impl Containerd {
             version.status().is_ok_and(|status| status.success())
         });
         containerd.import(gpu);
-        Some(containerd)
+        containerd
     }
 
     /// Returns the path of containerd's socket as a command-line argument.

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-use crate::enclosure::{Cgroups, Enclosure, has_program, machine_proc};
+use crate::enclosure::{Cgroups, Enclosure, machine_proc, need_program};
 use crate::{SimulatedGpu, SimulatedWorkload, rootfs};
 
 /// Container engine to start.
@@ -68,16 +68,14 @@ pub struct Docker {
 }
 
 impl Docker {
-    /// Starts an engine. Returns `None`, with the reason on standard error, if it is not installed.
+    /// Starts an engine. Ignores the test if it is not installed.
     ///
     /// # Panics
     /// When the engine does not start.
-    pub fn start(gpu: &SimulatedGpu, engine: Engine, cgroups: Cgroups) -> Option<Self> {
-        if !engine.programs().iter().all(|program| has_program(program)) {
-            return None;
-        }
+    pub fn start(gpu: &SimulatedGpu, engine: Engine, cgroups: Cgroups) -> Self {
+        engine.programs().iter().for_each(|program| need_program(program));
         let directory = TempDir::with_prefix("memwatch-docker-").expect("a temporary directory");
-        let enclosure = Enclosure::start(directory.path(), cgroups, engine.script(), engine.parent_groups())?;
+        let enclosure = Enclosure::start(directory.path(), cgroups, engine.script(), engine.parent_groups());
         let machine = gpu.directory().to_str().expect("a plain path").to_owned();
         let mut docker = Self { engine, enclosure, directory, machine };
         let version = docker.client(&["version"]);
@@ -86,7 +84,7 @@ impl Docker {
             let mut version = version.borrow_mut();
             version.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
         });
-        Some(docker)
+        docker
     }
 
     /// Returns the path of the engine's socket as a command-line argument.

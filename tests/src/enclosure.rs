@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::harness::cannot_run;
 use crate::{TIMEOUT, until};
 
 const POLL: Duration = Duration::from_millis(20);
@@ -40,16 +41,15 @@ impl Enclosure {
     /// `parents` are control groups in which the daemons create theirs, the deepest first. Those
     /// that are empty at the end are removed. Other programs may use them, too.
     ///
-    /// Returns `None`, with the reason on standard error, if no namespaces can be made.
+    /// Ignores the test if no namespaces can be made.
     ///
     /// # Panics
     /// When `unshare` cannot be started.
-    pub fn start(directory: &Path, cgroups: Cgroups, script: &str, parents: &[&str]) -> Option<Self> {
+    pub fn start(directory: &Path, cgroups: Cgroups, script: &str, parents: &[&str]) -> Self {
         let allowed =
             Command::new("unshare").args(["--mount", "--pid", "--fork", "true"]).stderr(Stdio::null()).status();
         if !allowed.is_ok_and(|status| status.success()) {
-            eprintln!("SKIPPED: no mount and pid namespaces can be made here");
-            return None;
+            cannot_run("no mount and pid namespaces can be made here");
         }
         let log = directory.join("log");
         let output = File::create(&log).expect("a file in the temporary directory");
@@ -73,7 +73,7 @@ impl Enclosure {
         }
         let child = command.spawn().expect("unshare starts");
         let parents = parents.iter().map(|parent| (*parent).to_owned()).collect();
-        Some(Self { child, log, groups: Vec::new(), parents })
+        Self { child, log, groups: Vec::new(), parents }
     }
 
     /// Waits until the daemons are ready.
@@ -166,15 +166,14 @@ fn has_processes(path: &Path) -> bool {
         || below.any(|entry| has_processes(&entry.path()))
 }
 
-/// Returns whether a program is installed. Prints a line on standard error if it is not.
-pub fn has_program(name: &str) -> bool {
+/// Ignores the test if a program is not installed.
+pub fn need_program(name: &str) {
     let found = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
         .chain(["/usr/sbin".into(), "/sbin".into()])
         .any(|directory| directory.join(name).is_file());
     if !found {
-        eprintln!("SKIPPED: {name} is not installed: `cargo xtask test` installs it as root on Debian");
+        cannot_run(format!("{name} is not installed: `cargo xtask test` installs it as root on Debian"));
     }
-    found
 }
 
 /// Waits for a workload program in a control group whose path contains `part`, and returns its

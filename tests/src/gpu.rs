@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::harness::cannot_run;
 use crate::ledger::Ledger;
 use crate::newer_system::NewerSystem;
 use crate::report::ReportLine;
@@ -59,27 +60,26 @@ pub struct SimulatedGpu {
 }
 
 impl SimulatedGpu {
-    /// Creates a machine with one 80 GB GPU. Returns `None`, with the reason on standard error, if
-    /// the tests cannot run here.
+    /// Creates a machine with one 80 GB GPU.
     ///
     /// # Panics
-    /// When no temporary directory can be made.
-    pub fn new(shape: PrologueShape) -> Option<Self> {
+    /// When no temporary directory can be made. Ignores the test without root or a driver build.
+    pub fn new(shape: PrologueShape) -> Self {
         // SAFETY: geteuid has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
-            return skip("uprobes need root");
+            cannot_run("uprobes need root");
         }
         let variable = match shape {
             PrologueShape::Cmp => "GPUSIM_CMP",
             PrologueShape::Push => "GPUSIM_PUSH",
         };
         let (Some(driver), Some(memwatch)) = (path_in(variable), path_in("MEMWATCH_BIN")) else {
-            return skip("run through `cargo xtask test`, which builds memwatch and the simulated GPU");
+            cannot_run("run through `cargo xtask test`, which builds memwatch and the simulated GPU");
         };
         let directory = TempDir::with_prefix("memwatch-test-").expect("a temporary directory");
         let libraries = if is_for_all(&driver) { driver.join(LIBRARIES) } else { copied(&driver, directory.path()) };
         let nvml = libraries.join("libnvidia-ml.so.1");
-        Some(Self { directory, driver, libraries, memwatch, nvml, settings: Vec::new() })
+        Self { directory, driver, libraries, memwatch, nvml, settings: Vec::new() }
     }
 
     /// Adds a setting of the simulator, such as `GPUSIM_DEVICES`.
@@ -153,24 +153,23 @@ impl SimulatedGpu {
     }
 
     /// Starts a script of `tests/workloads` on real PyTorch, which waits at each checkpoint.
-    /// Returns `None` if that version is not installed.
-    pub fn torch(&self, version: &str, allocator: TorchAllocator, words: &[&str]) -> Option<TorchJob> {
-        let command = self.torch_command(version, allocator, words)?;
-        Some(TorchJob::start(command))
+    /// Ignores the test if that version is not installed.
+    pub fn torch(&self, version: &str, allocator: TorchAllocator, words: &[&str]) -> TorchJob {
+        TorchJob::start(self.torch_command(version, allocator, words))
     }
 
-    /// Returns the command that runs a script of `tests/workloads` on real PyTorch, or `None` if
-    /// that version is not installed.
+    /// Returns the command that runs a script of `tests/workloads` on real PyTorch. Ignores the
+    /// test if that version is not installed.
     ///
     /// # Panics
     /// When a path of the build contains a colon.
-    pub fn torch_command(&self, version: &str, allocator: TorchAllocator, words: &[&str]) -> Option<Command> {
+    pub fn torch_command(&self, version: &str, allocator: TorchAllocator, words: &[&str]) -> Command {
         let name = version.replace('.', "_");
         let path = |what: &str| path_in(&format!("TORCH_{name}_{what}"));
         let newer = path("ROOT").zip(path("PACKAGES")).map(|(root, packages)| NewerSystem { root, packages });
         let python = newer.as_ref().map(NewerSystem::python).or_else(|| Some(Command::new(path("PYTHON")?)));
         let (Some(mut command), Some(runtime)) = (python, path("RUNTIME")) else {
-            return skip(&format!("PyTorch {version} is not installed: run through `cargo xtask test`"));
+            cannot_run(format!("PyTorch {version} is not installed: run through `cargo xtask test`"));
         };
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads");
         self.apply(&mut command);
@@ -186,7 +185,7 @@ impl SimulatedGpu {
             command.env("PYTORCH_CUDA_ALLOC_CONF", setting);
         }
         match newer {
-            None => Some(command),
+            None => command,
             Some(newer) => {
                 // The driver library is linked with the libraries in this folder.
                 let device = self.driver.join(DEVICE);
@@ -196,15 +195,15 @@ impl SimulatedGpu {
         }
     }
 
-    /// Returns the command that runs a script of `tests/workloads` on real JAX, or `None` if JAX is
-    /// not installed.
+    /// Returns the command that runs a script of `tests/workloads` on real JAX. Ignores the test if
+    /// JAX is not installed.
     ///
     /// # Panics
     /// When a path of the build contains a colon.
-    pub fn jax_command(&self, release: FrameworkRelease, words: &[&str]) -> Option<Command> {
+    pub fn jax_command(&self, release: FrameworkRelease, words: &[&str]) -> Command {
         let path = |what: &str| path_in(&format!("JAX{}_{what}", release.suffix()));
         let (Some(root), Some(packages), Some(runtime)) = (path("ROOT"), path("PACKAGES"), path("RUNTIME")) else {
-            return skip(&format!("{release:?} JAX is not installed: run through `cargo xtask test`"));
+            cannot_run(format!("{release:?} JAX is not installed: run through `cargo xtask test`"));
         };
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads");
         let libraries = std::env::join_paths([&self.libraries, &runtime]).expect("these paths hold no colon");
@@ -231,50 +230,50 @@ impl SimulatedGpu {
         newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory()], &command)
     }
 
-    /// Returns the command that runs a script of `tests/workloads` on real ONNX Runtime, or `None`
-    /// if ONNX Runtime is not installed.
+    /// Returns the command that runs a script of `tests/workloads` on real ONNX Runtime. Ignores
+    /// the test if ONNX Runtime is not installed.
     ///
     /// # Panics
     /// When a path of the build contains a colon.
-    pub fn onnx_command(&self, words: &[&str]) -> Option<Command> {
+    pub fn onnx_command(&self, words: &[&str]) -> Command {
         self.script_on(("ONNX", "ONNX Runtime"), words)
     }
 
-    /// Returns the command that runs a script of `tests/workloads` on real TensorFlow, or `None` if
-    /// TensorFlow is not installed. `cargo xtask matrix tensorflow` installs it.
+    /// Returns the command that runs a script of `tests/workloads` on real TensorFlow. Ignores the
+    /// test if TensorFlow is not installed. `cargo xtask matrix tensorflow` installs it.
     ///
     /// # Panics
     /// When a path of the build contains a colon.
-    pub fn tensorflow_command(&self, words: &[&str]) -> Option<Command> {
-        let mut command = self.script_on(("TENSORFLOW", "TensorFlow"), words)?;
+    pub fn tensorflow_command(&self, words: &[&str]) -> Command {
+        let mut command = self.script_on(("TENSORFLOW", "TensorFlow"), words);
         command.env("TF_CPP_MIN_LOG_LEVEL", "3").env("TF_ENABLE_ONEDNN_OPTS", "0");
-        Some(command)
+        command
     }
 
     /// Returns the command that runs a script of `tests/workloads` on real ggml, as llama.cpp uses
-    /// it, or `None` if ggml is not installed.
+    /// it. Ignores the test if ggml is not installed.
     ///
     /// # Panics
     /// When a path of the build contains a colon.
-    pub fn ggml_command(&self, release: FrameworkRelease, words: &[&str]) -> Option<Command> {
+    pub fn ggml_command(&self, release: FrameworkRelease, words: &[&str]) -> Command {
         self.script_on((&format!("GGML{}", release.suffix()), "llama.cpp"), words)
     }
 
     /// Returns the command that runs a script of `tests/workloads` with the files of RAPIDS' memory
-    /// manager and CuPy, or `None` if those are not installed.
+    /// manager and CuPy. Ignores the test if those are not installed.
     ///
     /// # Panics
     /// When a path of the build contains a colon.
-    pub fn pools_command(&self, words: &[&str]) -> Option<Command> {
+    pub fn pools_command(&self, words: &[&str]) -> Command {
         self.script_on(("POOLS", "RAPIDS' memory manager with CuPy"), words)
     }
 
     /// Compiles a C++ library of `tests/workloads` to a file of this name in the machine's folder.
-    /// Returns `None`, with the reason on standard error, if there is no compiler.
+    /// Ignores the test if there is no compiler.
     ///
     /// # Panics
     /// When the source does not compile.
-    pub fn compiled_library(&self, source: &str, name: &str) -> Option<PathBuf> {
+    pub fn compiled_library(&self, source: &str, name: &str) -> PathBuf {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads").join(source);
         let library = self.directory().join(name);
         std::fs::create_dir_all(library.parent().expect("a folder")).expect("a folder in the temporary one");
@@ -283,9 +282,9 @@ impl SimulatedGpu {
         compiler.args(["-std=c++17", "-O2", "-fno-tree-slp-vectorize", "-shared", "-fPIC", "-o"]);
         match compiler.arg(&library).arg(&source).status() {
             Ok(status) => assert!(status.success(), "{compiler:?}"),
-            Err(error) => return skip(&format!("no C++ compiler ({error}): run through `cargo xtask test`")),
+            Err(error) => cannot_run(format!("no C++ compiler ({error}): run through `cargo xtask test`")),
         }
-        Some(library)
+        library
     }
 
     /// Reads a recording, while it is written, until its report fulfils a condition.
@@ -312,10 +311,10 @@ impl SimulatedGpu {
 
     /// Returns the command that runs a script on a framework in the newer system. `variable` is the
     /// prefix of the framework's environment variables, `name` its name in messages.
-    fn script_on(&self, (variable, name): (&str, &str), words: &[&str]) -> Option<Command> {
+    fn script_on(&self, (variable, name): (&str, &str), words: &[&str]) -> Command {
         let path = |what: &str| path_in(&format!("{variable}_{what}"));
         let (Some(root), Some(packages), Some(runtime)) = (path("ROOT"), path("PACKAGES"), path("RUNTIME")) else {
-            return skip(&format!("{name} is not installed: run through `cargo xtask test`"));
+            cannot_run(format!("{name} is not installed: run through `cargo xtask test`"));
         };
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads");
         let newer = NewerSystem { root, packages };
@@ -444,9 +443,4 @@ fn copy_files(from: &Path, to: &Path) {
 
 fn path_in(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).map(PathBuf::from)
-}
-
-fn skip<T>(reason: &str) -> Option<T> {
-    eprintln!("SKIPPED: {reason}");
-    None
 }

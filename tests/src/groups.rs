@@ -5,6 +5,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::harness::cannot_run;
+
 /// A control group. When it is dropped, it is removed, and the processes left in it are killed.
 #[derive(Debug)]
 pub struct TestControlGroup {
@@ -13,25 +15,23 @@ pub struct TestControlGroup {
 }
 
 impl TestControlGroup {
-    /// Creates a group at this path below the root of the tree, with all groups between. Returns
-    /// `None` if no tree is mounted or no group may be created.
+    /// Creates a group at this path below the root of the tree, with all groups between. Ignores
+    /// the test if no tree is mounted or no group may be created.
     ///
     /// # Panics
     /// When the mounts cannot be read.
-    pub fn new(path: &str) -> Option<Self> {
+    pub fn new(path: &str) -> Self {
         let mounts = fs::read_to_string("/proc/self/mounts").expect("mounts can be read");
         let mut unified = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
         let Some(root) = unified.find(|fields| fields.get(2) == Some(&"cgroup2")).map(|fields| fields[1].to_owned())
         else {
-            eprintln!("SKIPPED: no cgroup2 tree is mounted here");
-            return None;
+            cannot_run("no cgroup2 tree is mounted here");
         };
         let folder = Path::new(&root).join(path.trim_start_matches('/'));
         if let Err(error) = fs::create_dir_all(&folder) {
-            eprintln!("SKIPPED: no control group can be made: {error}");
-            return None;
+            cannot_run(format!("no control group can be made: {error}"));
         }
-        Some(Self { folder, path: path.to_owned() })
+        Self { folder, path: path.to_owned() }
     }
 
     /// Returns the group's path as `/proc/PID/cgroup` shows it.

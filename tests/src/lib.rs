@@ -3,7 +3,8 @@
 //!
 //! A test creates a [`SimulatedGpu`], starts jobs on it and a [`RunningWatch`] of them, and compares memwatch's
 //! reports with what the job reports ([`TorchJob`]) or with the simulator's ledger
-//! ([`ledger::Ledger`]). Everything that a test starts ends with it.
+//! ([`ledger::Ledger`]). Everything that a test starts ends with it. A test that cannot run here is
+//! ignored: see [`harness`].
 
 pub mod agent;
 pub mod certificates;
@@ -11,6 +12,7 @@ pub mod containerd;
 pub mod contract;
 pub mod enclosure;
 pub mod groups;
+pub mod harness;
 pub mod http;
 pub mod kernel_maps;
 pub mod ledger;
@@ -40,6 +42,8 @@ mod watch;
 mod workload;
 
 pub use docker::{Docker, Engine};
+pub use memwatch_tests_macros::test;
+
 pub use gpu::{FrameworkRelease, PrologueShape, SimulatedGpu};
 pub use later::Later;
 pub use program::{RunningProgram, forget_peak, peak_resident_bytes, resident_bytes};

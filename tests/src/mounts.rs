@@ -6,16 +6,16 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::harness::cannot_run;
+
 /// Returns a command that mounts something with a shell script, in its own mount namespace, and
 /// then runs `command`. `words` are the script's `$1`, `$2` and so on.
 ///
-/// The started process becomes the command itself. Returns `None`, with the reason on standard
-/// error, if nothing can be mounted.
-pub fn after_mounting(script: &str, words: &[&str], command: &Command) -> Option<Command> {
+/// The started process becomes the command itself. Ignores the test if nothing can be mounted.
+pub fn after_mounting(script: &str, words: &[&str], command: &Command) -> Command {
     let allowed = Command::new("unshare").args(["--mount", "true"]).stderr(Stdio::null()).status();
     if !allowed.is_ok_and(|status| status.success()) {
-        eprintln!("SKIPPED: no mount namespace can be made here");
-        return None;
+        cannot_run("no mount namespace can be made here");
     }
     let mut outer = Command::new("unshare");
     outer.args(["--mount", "--propagation", "private", "sh", "-c"]);
@@ -27,7 +27,7 @@ pub fn after_mounting(script: &str, words: &[&str], command: &Command) -> Option
             None => outer.env_remove(name),
         };
     }
-    Some(outer)
+    outer
 }
 
 /// A small disk. It is unmounted when it is dropped.
@@ -37,20 +37,19 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// Mounts a disk of this size, such as `64k`, on a new directory. Returns `None`, with the
-    /// reason on standard error, if nothing can be mounted.
+    /// Mounts a disk of this size, such as `64k`, on a new directory. Ignores the test
+    /// if nothing can be mounted.
     ///
     /// # Panics
     /// When the directory cannot be created.
-    pub fn mount(path: &Path, size: &str) -> Option<Self> {
+    pub fn mount(path: &Path, size: &str) -> Self {
         std::fs::create_dir(path).expect("a new directory");
         let options = format!("size={size}");
         let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(path).status();
         if !mounted.is_ok_and(|status| status.success()) {
-            eprintln!("SKIPPED: no tmpfs can be mounted here");
-            return None;
+            cannot_run("no tmpfs can be mounted here");
         }
-        Some(Self { path: path.to_owned() })
+        Self { path: path.to_owned() }
     }
 
     /// Returns the mount point.
@@ -75,19 +74,18 @@ pub struct BpfFolder {
 }
 
 impl BpfFolder {
-    /// Mounts a bpf file system on a new directory. Returns `None`, with the reason on standard
-    /// error, if none can be mounted.
+    /// Mounts a bpf file system on a new directory. Ignores the test if none can be
+    /// mounted.
     ///
     /// # Panics
     /// When the directory cannot be created.
-    pub fn mount(path: &Path) -> Option<Self> {
+    pub fn mount(path: &Path) -> Self {
         std::fs::create_dir(path).expect("a new directory");
         let mounted = Command::new("mount").args(["-t", "bpf", "-o", "mode=700", "bpf"]).arg(path).status();
         if !mounted.is_ok_and(|status| status.success()) {
-            eprintln!("SKIPPED: no bpf file system can be mounted here");
-            return None;
+            cannot_run("no bpf file system can be mounted here");
         }
-        Some(Self { path: path.to_owned() })
+        Self { path: path.to_owned() }
     }
 
     /// Returns the mount point.

@@ -3,6 +3,8 @@
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
+use crate::harness::cannot_run;
+
 /// A network namespace with one address that is reachable from the test's namespace. It is deleted
 /// when it is dropped.
 #[derive(Debug)]
@@ -12,9 +14,9 @@ pub struct Network {
 }
 
 impl Network {
-    /// Creates the namespace with this number, from 0 to 63, of this test process. Returns `None`,
-    /// with the reason on standard error, if none can be created.
-    pub fn new(number: u8) -> Option<Self> {
+    /// Creates the namespace with this number, from 0 to 63, of this test process. Ignores
+    /// the test if none can be created.
+    pub fn new(number: u8) -> Self {
         let own = std::process::id();
         let name = format!("mw{own}-{number}");
         let (outer, inner) = (format!("mwo{own}-{number}"), format!("mwi{own}-{number}"));
@@ -32,11 +34,10 @@ impl Network {
         ];
         for step in steps {
             if !Command::new("ip").args(step).status().is_ok_and(|status| status.success()) {
-                eprintln!("SKIPPED: no network namespaces here: ip {}", step.join(" "));
-                return None;
+                cannot_run(format!("no network namespaces here: ip {}", step.join(" ")));
             }
         }
-        Some(network)
+        network
     }
 
     /// Returns the address of the namespace.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::harness::cannot_run;
 use crate::http;
 use crate::{TIMEOUT, until};
 
@@ -29,16 +30,15 @@ pub fn shipped() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/prometheus")
 }
 
-/// Returns the command `promtool` with these arguments, or `None`, with the reason on standard
-/// error, if it is not installed.
-pub fn promtool(words: &[&str]) -> Option<Command> {
+/// Returns the command `promtool` with these arguments. Ignores the test if it is not
+/// installed.
+pub fn promtool(words: &[&str]) -> Command {
     if Command::new("promtool").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-        eprintln!("SKIPPED: promtool is not installed: apt-get install prometheus");
-        return None;
+        cannot_run("promtool is not installed: apt-get install prometheus");
     }
     let mut command = Command::new("promtool");
     command.args(words).current_dir(shipped());
-    Some(command)
+    command
 }
 
 /// Returns the shipped rules with all minutes shortened: five minutes become 2 s, and no time

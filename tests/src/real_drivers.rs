@@ -11,6 +11,8 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+use crate::harness::cannot_run;
+
 /// Regular expression on the names of packages that contain libcuda.
 const PACKAGES: &str = "^libcuda1$|^libnvidia-(tesla|legacy).*cuda1$";
 /// Environment variable with further releases of the distribution to search, separated by spaces.
@@ -35,19 +37,15 @@ pub struct RealDrivers {
 }
 
 impl RealDrivers {
-    /// Downloads and unpacks the libraries. Returns `None`, with the reason on standard error, if
-    /// that fails.
+    /// Downloads and unpacks the libraries. Ignores the test if that fails.
     ///
     /// # Panics
     /// When no temporary directory can be created.
-    pub fn fetch() -> Option<Self> {
+    pub fn fetch() -> Self {
         let directory = TempDir::with_prefix("memwatch-drivers-").expect("a temporary directory");
         match fetch_into(directory.path()) {
-            Ok(drivers) => Some(Self { directory, drivers }),
-            Err(reason) => {
-                eprintln!("SKIPPED: no real driver library: {reason}");
-                None
-            }
+            Ok(drivers) => Self { directory, drivers },
+            Err(reason) => cannot_run(format!("no real driver library: {reason}")),
         }
     }
 

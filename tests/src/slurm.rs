@@ -9,7 +9,8 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-use crate::enclosure::{Cgroups, Enclosure, has_program, machine_proc};
+use crate::enclosure::{Cgroups, Enclosure, machine_proc, need_program};
+use crate::harness::cannot_run;
 use crate::workload::Pipes;
 use crate::{SimulatedGpu, SimulatedWorkload};
 
@@ -41,20 +42,16 @@ impl Drop for StartedJob {
 }
 
 impl Slurm {
-    /// Starts the cluster. Returns `None`, with the reason on standard error, if Slurm is not
-    /// installed.
+    /// Starts the cluster. Ignores the test if Slurm is not installed.
     ///
     /// # Panics
     /// When the cluster does not start.
-    pub fn start() -> Option<Self> {
-        if !["munged", "slurmctld", "slurmd", "srun", "sinfo"].iter().all(|program| has_program(program)) {
-            return None;
-        }
+    pub fn start() -> Self {
+        ["munged", "slurmctld", "slurmd", "srun", "sinfo"].into_iter().for_each(need_program);
         if !Path::new("/sys/fs/cgroup/freezer").exists() {
-            eprintln!(
-                "SKIPPED: this machine has no control groups of version 1, and Slurm's plugin for version 2 wants systemd"
+            cannot_run(
+                "this machine has no control groups of version 1, and Slurm's plugin for version 2 wants systemd",
             );
-            return None;
         }
         let directory = TempDir::with_prefix("memwatch-slurm-").expect("a temporary directory");
         let path = directory.path().to_str().expect("a plain path");
@@ -73,7 +70,7 @@ impl Slurm {
         let script = "munged --force --key-file=\"$1/munge/key\" --socket=\"$1/munge/socket\" --pid-file=\"$1/munge/pid\" \
             --log-file=\"$1/munge/log\" --seed-file=\"$1/munge/seed\" && export SLURM_CONF=\"$1/slurm.conf\" && \
             slurmctld -f \"$1/slurm.conf\" && exec slurmd -D -f \"$1/slurm.conf\" -N memwatch-test";
-        let mut enclosure = Enclosure::start(directory.path(), Cgroups::Machine, script, &[])?;
+        let mut enclosure = Enclosure::start(directory.path(), Cgroups::Machine, script, &[]);
         enclosure.owns_group(format!("slurm_{NODE}"));
         let mut slurm = Self { enclosure, directory };
         let configuration = slurm.directory.path().join("slurm.conf");
@@ -82,7 +79,7 @@ impl Slurm {
             nodes.env("SLURM_CONF", &configuration).args(["--noheader", "--format=%T"]);
             nodes.output().is_ok_and(|output| output.stdout.starts_with(b"idle"))
         });
-        Some(slurm)
+        slurm
     }
 
     /// Starts a job with one step of `tasks` tasks, each of which runs the workload.

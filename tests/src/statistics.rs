@@ -11,11 +11,11 @@ use crate::watch::RunningWatch;
 ///
 /// # Panics
 /// When the job does not start.
-pub fn held_job(gpu: &SimulatedGpu, version: &str, allocator: TorchAllocator, words: &[&str]) -> Option<TorchJob> {
-    let mut job = gpu.torch(version, allocator, &[words, &["--hold"]].concat())?;
+pub fn held_job(gpu: &SimulatedGpu, version: &str, allocator: TorchAllocator, words: &[&str]) -> TorchJob {
+    let mut job = gpu.torch(version, allocator, &[words, &["--hold"]].concat());
     let begun = job.next_checkpoint().expect("a job that is held says so");
     assert_eq!(begun["label"], "begun");
-    Some(job)
+    job
 }
 
 /// Starts `memwatch stats` and waits until it has found the jobs' PyTorch.

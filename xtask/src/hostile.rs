@@ -9,7 +9,7 @@ use crate::run::run;
 use anyhow::Result;
 
 /// The test, which also runs with small attacks in the normal test suite.
-const TEST: &str = "hostile::hostile_workloads_in_turn_do_not_affect_other_users";
+const TEST: &str = "users::hostile::hostile_workloads_in_turn_do_not_affect_other_users";
 
 /// Default memory limit of the agent, in MiB: half of the limit in the unit and the chart.
 const LIMIT_MIB: u64 = 256;
@@ -30,5 +30,12 @@ pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
         ("MEMWATCH_HOSTILE_LIMIT_MIB", limit_mib.to_string()),
     ];
     variables.extend(settings.map(|(name, value)| (name.to_owned(), value.into())));
-    run(integration::cargo_test_with(repo, variables).args(["--test", "alone", TEST, "--", "--exact", "--nocapture"]))
+    run(integration::cargo_test_with(repo, variables).args([
+        "--test",
+        "integration",
+        TEST,
+        "--",
+        "--exact",
+        "--nocapture",
+    ]))
 }

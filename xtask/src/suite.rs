@@ -302,17 +302,15 @@ fn packages(session: &mut SuiteRun<'_>) -> Result<()> {
     package::check_contents(session.repo, &memwatch)
 }
 
-/// Runs all test programs, even after a failure.
+/// Runs the unit tests of the tests' own library and all integration tests.
 fn integration_tests(session: &mut SuiteRun<'_>) -> Result<()> {
-    let mut first_failure = Ok(());
-    for (programs, at_once) in integration::PROGRAMS {
-        let mut cargo = integration::cargo_test(session.repo)?;
-        cargo.args(programs).args(&session.filter).args(["--", &format!("--test-threads={at_once}")]);
-        print!("{}", std::mem::take(&mut session.closing_lines));
-        let ended = run_tests(&mut cargo, &mut session.closing_lines);
-        first_failure = first_failure.and(ended);
+    let mut cargo = integration::cargo_test(session.repo)?;
+    cargo.args(["--lib", "--test", "integration"]).args(&session.filter);
+    cargo.args(["--", &format!("--test-threads={}", integration::AT_ONCE)]);
+    if session.filter.is_none() {
+        cargo.env(integration::REQUIRED, integration::required(session.repo)?.to_string());
     }
-    first_failure
+    run_tests(&mut cargo, &mut session.closing_lines)
 }
 
 #[cfg(test)]

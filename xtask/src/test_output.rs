@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Time limit far above what the tests take: a hanging test ends the run, with its output so far.
-const AT_MOST: Duration = Duration::from_mins(40);
+const AT_MOST: Duration = Duration::from_mins(60);
 /// Time limit for processes that are about to exit.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -101,8 +101,9 @@ fn pass_on(from: impl BufRead, to: &mut impl Write) -> std::io::Result<(String, 
 /// Records a failure: a failed test's output follows a line with its name, and its reason begins
 /// with the panic.
 fn note_failure(text: &str, failures: &mut Vec<TestFailure>, lines_left: &mut usize) {
-    if let Some(test) = text.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
-        failures.push(TestFailure { test: test.to_owned(), why: String::new() });
+    if let Some(name) = text.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" ----")) {
+        let name = name.strip_suffix(" stdout").unwrap_or(name);
+        failures.push(TestFailure { test: name.to_owned(), why: String::new() });
         *lines_left = 0;
     }
     let Some(TestFailure { why, .. }) = failures.last_mut() else { return };
@@ -132,7 +133,7 @@ mod tests {
     #[test]
     fn a_failed_test_is_known_by_its_name_and_where_it_panicked() {
         let output = "running 2 tests\ntest a::b ... FAILED\ntest c ... FAILED\n\nfailures:\n\n---- a::b stdout ----\nstep 1\n\nthread 'a::b' \
-                      panicked at tests/a.rs:7:5:\nleft: 1\nright: 2\nnote: run\n\n---- c stdout ----\n\nfailures:\n    a::b\n    c\n\n\
+                      panicked at tests/a.rs:7:5:\nleft: 1\nright: 2\nnote: run\n\n---- c ----\n\nfailures:\n    a::b\n    c\n\n\
                       test result: FAILED. 0 passed; 2 failed\n";
         let (held, failures) = pass_on(output.as_bytes(), &mut Vec::new()).unwrap();
         assert_eq!(held, "test result: FAILED. 0 passed; 2 failed\n");

@@ -38,7 +38,7 @@ pub(super) fn programs(repo: &Repo, processor: &Processor) -> Result<Programs> {
     let of_tests = repo.made("tests");
     let packages: [(&str, &[&str], BuildProfile, &Path); 2] = [
         ("memwatch", &["--bin", "memwatch"], BuildProfile::Tested, &repo.cargo_target()),
-        ("memwatch-tests", &["--test", "alone"], BuildProfile::Debug, &of_tests),
+        ("memwatch-tests", &["--test", "integration"], BuildProfile::Debug, &of_tests),
     ];
     for (package, words, profile, folder) in packages {
         let mut cargo = pinned(repo, "cargo");
@@ -82,10 +82,10 @@ mod tests {
     fn the_program_is_the_last_that_cargo_reports() {
         let report = concat!(
             "{\"reason\":\"compiler-artifact\",\"executable\":null}\n",
-            "{\"reason\":\"compiler-artifact\",\"executable\":\"/t/alone-1\"}\n",
+            "{\"reason\":\"compiler-artifact\",\"executable\":\"/t/integration-1\"}\n",
             "{\"reason\":\"build-finished\",\"success\":true}\n",
         );
-        assert_eq!(executable(report).unwrap().to_str(), Some("/t/alone-1"));
+        assert_eq!(executable(report).unwrap().to_str(), Some("/t/integration-1"));
         assert_eq!(executable("warning: something"), None);
     }
 }

@@ -28,7 +28,7 @@ const PART: DocumentPart = DocumentPart {
 /// Directory below `target/`.
 const FOLDER: &str = "kernels";
 /// Filter of the tests to run: all functions of the driver, checked against the simulator's ledger.
-const TESTS: &str = "conformance::";
+const TESTS: &str = "capture::conformance::";
 
 /// Header of the results table.
 const HEADER: [&str; 7] = [

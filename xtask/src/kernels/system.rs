@@ -72,7 +72,7 @@ impl MachineSystem {
         remove(&load)?;
         let home = load.join(HOME);
         fs::create_dir_all(&home)?;
-        for (from, name) in [(&programs.memwatch, "memwatch"), (&programs.tests, "alone")] {
+        for (from, name) in [(&programs.memwatch, "memwatch"), (&programs.tests, "integration")] {
             fs::copy(from, home.join(name)).with_context(|| format!("cannot copy {}", from.display()))?;
         }
         let mut settings = format!("TESTS={tests}\n");

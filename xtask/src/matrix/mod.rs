@@ -63,7 +63,7 @@ const ROWS: [MatrixFramework; 5] = [
         registry: Registry::PyPi("jax-cuda12-pjrt"),
         release: torch::jax_release,
         variable: "JAX",
-        tests: &["arenas::late_attach_to_jax_matches_its_statistics_at_each_checkpoint"],
+        tests: &["frameworks::arenas::late_attach_to_jax_matches_its_statistics_at_each_checkpoint"],
         part: part!("jax"),
     },
     MatrixFramework {
@@ -72,12 +72,12 @@ const ROWS: [MatrixFramework; 5] = [
         release: torch::tensorflow_release,
         variable: "TENSORFLOW",
         tests: &[
-            "tensorflow::tensorflow_arena_probed_early_matches_its_statistics",
-            "tensorflow::late_attach_to_tensorflow_matches_from_its_next_event",
-            "tensorflow::tensorflow_arena_exhaustion_is_an_oom_failure_with_its_line",
-            "tensorflow::tensorflow_operators_probed_early_have_the_expected_bytes",
-            "tensorflow::attached_late_operators_have_what_they_ask_for_from_then_on",
-            "tensorflow::a_recording_of_tensorflow_has_its_operators",
+            "frameworks::tensorflow::tensorflow_arena_probed_early_matches_its_statistics",
+            "frameworks::tensorflow::late_attach_to_tensorflow_matches_from_its_next_event",
+            "frameworks::tensorflow::tensorflow_arena_exhaustion_is_an_oom_failure_with_its_line",
+            "frameworks::tensorflow::tensorflow_operators_probed_early_have_the_expected_bytes",
+            "frameworks::tensorflow::attached_late_operators_have_what_they_ask_for_from_then_on",
+            "frameworks::tensorflow::a_recording_of_tensorflow_has_its_operators",
         ],
         part: part!("tensorflow"),
     },
@@ -86,7 +86,7 @@ const ROWS: [MatrixFramework; 5] = [
         registry: Registry::PyPi("onnxruntime-gpu"),
         release: torch::onnxruntime_release,
         variable: "ONNX",
-        tests: &["onnx::onnx_arena_probed_early_matches_its_statistics_and_weight_bytes"],
+        tests: &["frameworks::onnx::onnx_arena_probed_early_matches_its_statistics_and_weight_bytes"],
         part: part!("onnxruntime"),
     },
     MatrixFramework {
@@ -94,7 +94,7 @@ const ROWS: [MatrixFramework; 5] = [
         registry: Registry::Npm("@node-llama-cpp/linux-x64-cuda"),
         release: torch::ggml_release,
         variable: "GGML",
-        tests: &["ggml::late_attach_to_ggml_knows_younger_buffers_and_no_totals"],
+        tests: &["frameworks::ggml::late_attach_to_ggml_knows_younger_buffers_and_no_totals"],
         part: part!("ggml"),
     },
     MatrixFramework {
@@ -102,7 +102,7 @@ const ROWS: [MatrixFramework; 5] = [
         registry: Registry::PyPi("torch"),
         release: torch::torch_release,
         variable: "TORCH_2_9",
-        tests: &["versions::a_training_on_2_9_in_a_newer_system"],
+        tests: &["pytorch::versions::a_training_on_2_9_in_a_newer_system"],
         part: part!("pytorch"),
     },
 ];
@@ -188,12 +188,17 @@ impl MatrixFramework {
         let named = |(what, folder): (&str, &PathBuf)| (format!("{}_{what}", self.variable), folder.into());
         variables.extend(folders.map(named));
         variables.extend(made.settings.iter().map(|(name, value)| ((*name).to_owned(), value.into())));
-        let mut cargo = integration::cargo_test_with(repo, variables);
-        cargo.args(["--test", "together", "--", "--exact", "--nocapture"]).args(self.tests);
-        let output = cargo.output().with_context(|| format!("cannot test {}", self.word))?;
-        let text = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
+        let mut text = Vec::new();
+        let mut is_success = true;
+        for test in self.tests {
+            let mut cargo = integration::cargo_test_with(repo, variables.clone());
+            cargo.args(["--test", "integration", "--", "--exact", test]);
+            let output = cargo.output().with_context(|| format!("cannot test {}", self.word))?;
+            text.extend([output.stdout, output.stderr].concat());
+            is_success &= output.status.success();
+        }
         fs::write(log, &text).with_context(|| format!("cannot write {}", log.display()))?;
-        Ok(outcome::judged(&String::from_utf8_lossy(&text), self.tests.len(), output.status.success()))
+        Ok(outcome::judged(&String::from_utf8_lossy(&text), self.tests.len(), is_success))
     }
 }
 
@@ -208,8 +213,9 @@ mod tests {
         for row in ROWS {
             assert!(document.contains(row.part.begin) && document.contains(row.part.end), "{}", row.word);
             for name in row.tests {
-                let (file, test) = name.split_once("::").unwrap();
-                let source = fs::read_to_string(repo.path(&format!("tests/tests/together/{file}.rs"))).unwrap();
+                let (file, test) = name.rsplit_once("::").unwrap();
+                let file = file.replace("::", "/");
+                let source = fs::read_to_string(repo.path(&format!("tests/tests/{file}.rs"))).unwrap();
                 assert!(source.contains(&format!("fn {test}()")), "{name}");
             }
         }

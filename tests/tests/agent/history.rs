@@ -1,0 +1,249 @@
+//! The agent's history: every command reads it like a recording, whatever happens to the agent or
+//! its disk.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use memwatch_tests::agent::{TestAgent, workload_of};
+use memwatch_tests::mounts::SmallDisk;
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::test;
+use memwatch_tests::{CommandOutcome, MIB, PrologueShape, SimulatedGpu, SimulatedWorkload, TIMEOUT, until};
+
+const ANN: u32 = 64_001;
+const ROOT: u32 = 0;
+/// Options that request the whole history.
+const ALL: [&str; 2] = ["--since", "300d"];
+
+fn machine() -> SimulatedGpu {
+    SimulatedGpu::new(PrologueShape::Cmp).with_own_libcuda()
+}
+
+/// Starts an agent that keeps a history of this size in a directory. Returns the agent and the
+/// history's file.
+fn keeping(gpu: &SimulatedGpu, directory: &Path, size: &str) -> (TestAgent, PathBuf) {
+    let mut command = gpu.memwatch(&[]);
+    command.env("MEMWATCH_HISTORY", directory).env("MEMWATCH_HISTORY_SIZE", size);
+    (TestAgent::by(gpu, command), directory.join("history.mwr"))
+}
+
+fn in_file(gpu: &SimulatedGpu, words: &[&str], file: &Path) -> CommandOutcome {
+    let file = file.display().to_string();
+    let place: &[&str] = if words[0] == "report" { &[&file] } else { &["--in", &file] };
+    CommandOutcome::of(gpu.memwatch(&[&words[..1], place, &words[1..]].concat()))
+}
+
+/// Waits until the history shows this number of live bytes.
+fn until_live(gpu: &SimulatedGpu, agent: &TestAgent, job: &SimulatedWorkload, bytes: u64) {
+    until("what is live", || {
+        let report = ReportLine::parse(&agent.ask(gpu, ROOT, &[&["ps", "--json"], &ALL[..]].concat()).stdout);
+        let live = report.process(job.tgid()).map(|process| process.0["gpus"][0]["driver_allocated_bytes"].clone());
+        (live == Some(bytes.into())).then_some(())
+    });
+    std::thread::sleep(Duration::from_millis(1100));
+}
+
+fn failures(outcome: &CommandOutcome) -> usize {
+    outcome.assert_ended_with(0, &[]);
+    ReportLine::parse(&outcome.stdout).json()["data"]["failures"].as_array().expect("a list").len()
+}
+
+/// Asserts that the agent and the file give the same report for the same window, to the byte.
+fn assert_agent_and_file_agree(gpu: &SimulatedGpu, agent: &TestAgent, file: &Path, [since, end]: [&str; 2]) {
+    for command in ["ps", "leak", "oom", "profile", "timeline", "monitor", "fragment", "report"] {
+        for json in [&[][..], &["--json"]] {
+            let words = [&[command, "--since", since, "--until", end], json].concat();
+            let (asked, read) = (agent.ask(gpu, ROOT, &words), in_file(gpu, &words, file));
+            asked.assert_ended_with(0, &[]);
+            read.assert_ended_with(0, &[]);
+            assert_eq!(asked.stdout, read.stdout, "{words:?}");
+            assert!(!asked.stdout.is_empty() && asked.stderr.is_empty(), "{asked:?}");
+        }
+    }
+}
+
+#[test(alone)]
+fn history_reports_equal_those_of_a_recording() {
+    let gpu = machine();
+    let (agent, file) = keeping(&gpu, &gpu.directory().join("history"), "64M");
+    let mut job = workload_of(&gpu, ANN);
+    job.run(&["uuid 0", "device 0", "alloc held 4M", "alloc most 32M", "free most"]);
+    assert_eq!(job.ask("alloc huge 200000000000")["result"], 2);
+    until_live(&gpu, &agent, &job, 4 * MIB);
+    let since = Timestamp::now().to_string();
+    std::thread::sleep(Duration::from_millis(1100));
+    job.run(&["alloc more 8M", "alloc passing 16M", "free passing"]);
+    assert_eq!(job.ask("alloc huge 200000000000")["result"], 2);
+    until_live(&gpu, &agent, &job, 12 * MIB);
+    let end = Timestamp::now().to_string();
+    std::thread::sleep(Duration::from_millis(1100));
+    job.run(&["free more"]);
+    until_live(&gpu, &agent, &job, 4 * MIB);
+
+    assert_agent_and_file_agree(&gpu, &agent, &file, [&since, &end]);
+    // Events before or after the window are excluded.
+    let asked = |words: &[&str]| agent.ask(&gpu, ROOT, &[words, &["--json"]].concat());
+    assert_eq!(failures(&asked(&["oom", "--since", &since])), 1);
+    assert_eq!(failures(&asked(&["oom", "--since", "300d"])), 2);
+    assert_eq!(failures(&asked(&["oom", "--until", &since])), 1);
+    let profile = |words: &[&str]| {
+        let profile = asked(&[&["profile"], words].concat());
+        let live =
+            ReportLine::parse(&profile.stdout).process(job.tgid()).expect("it holds memory").0["gpus"][0]["live"]
+                .clone();
+        ["minimum_bytes", "peak_bytes", "current_bytes"].map(|name| live[name].as_u64().expect("a number") / MIB)
+    };
+    assert_eq!(profile(&["--since", &since, "--until", &end]), [4, 28, 12]);
+    assert_eq!(profile(&["--since", "300d", "--until", &since])[1..], [36, 4]);
+    let held = ReportLine::parse(&asked(&["ps", "--since", &since, "--until", &end]).stdout);
+    let held = held.process(job.tgid()).expect("it holds memory").only_gpu();
+    assert_eq!((held.number("driver_allocated_bytes"), held.number("peak_bytes")), (12 * MIB, 28 * MIB));
+
+    let metadata = fs::metadata(&file).expect("it is there");
+    assert_eq!((metadata.mode() & 0o7777, metadata.uid()), (0o640, 0));
+    assert_eq!(fs::metadata(file.parent().expect("a directory")).expect("it is there").mode() & 0o777, 0o750);
+    for words in [&["leak", "--since", "10s"][..], &["ps", "--until", "1s"]] {
+        agent
+            .ask(&gpu, ANN, words)
+            .assert_ended_with(4, &["contains the processes of all users", "usermod -aG memwatch"]);
+    }
+    for command in ["where", "simulate"] {
+        asked(&[command, "--since", "10s"])
+            .assert_ended_with(1, &["the agent does not trace tensors", "memwatch record"]);
+    }
+    let long = agent.ask(&gpu, ROOT, &[&["ps"], &ALL[..]].concat());
+    long.assert_ended_with(0, &["the agent's history starts at"]);
+    assert!(!long.stderr.contains("is incomplete") && !long.stderr.contains("previous.mwr"), "{long:?}");
+}
+
+#[test(alone)]
+fn history_keeps_the_previous_watch_and_survives_a_killed_agent() {
+    let gpu = machine();
+    let directory = gpu.directory().join("history");
+    let previous = directory.join("previous.mwr");
+    let (mut agent, file) = keeping(&gpu, &directory, "64M");
+    let mut job = workload_of(&gpu, ANN);
+    job.run(&["uuid 0", "device 0", "alloc held 4M"]);
+    until_live(&gpu, &agent, &job, 4 * MIB);
+    let before_restart = Instant::now();
+    agent.signal(libc::SIGTERM);
+    assert_eq!(agent.end(), 0);
+    let tgid = job.tgid();
+    let recording = |file: &Path| {
+        let report = in_file(&gpu, &["report", "--json"], file);
+        report.assert_ended_with(0, &[]);
+        let report = ReportLine::parse(&report.stdout);
+        assert!(report.process(tgid).is_some(), "{report:#?}");
+        report.json()["data"]["recording"]["ending"].clone()
+    };
+    assert_eq!(recording(&file), "whole");
+    let first = fs::read(&file).expect("it is there");
+
+    let (mut agent, _) = keeping(&gpu, &directory, "64M");
+    assert_eq!(fs::read(&previous).expect("it is kept"), first);
+    agent
+        .ask(&gpu, ROOT, &[&["ps"], &ALL[..]].concat())
+        .assert_ended_with(0, &["the agent's previous session", "previous.mwr"]);
+    let ago = format!("{}ms", before_restart.elapsed().as_millis());
+    let then = agent.ask(&gpu, ROOT, &["ps", "--json", "--until", &ago]);
+    then.assert_ended_with(0, &["before the agent's last start", "previous.mwr"]);
+    let held = ReportLine::parse(&then.stdout)
+        .process(tgid)
+        .expect("it was there")
+        .only_gpu()
+        .number("driver_allocated_bytes");
+    assert_eq!(held, 4 * MIB, "{then:?}");
+    job.run(&["alloc more 8M"]);
+    // The job's earlier memory is unknown to this agent.
+    until_live(&gpu, &agent, &job, 8 * MIB);
+    agent.signal(libc::SIGKILL);
+    agent.end();
+    assert_eq!(recording(&file), "cut");
+    let nobody = agent.ask(&gpu, ROOT, &["leak", "--since", "10s"]);
+    nobody.assert_ended_with(1, &["cannot be used", "memwatch agent --history"]);
+    // Without the history option the agent reports that, and does not touch the existing file.
+    let agent = TestAgent::start(&gpu);
+    agent.ask(&gpu, ROOT, &["leak", "--since", "10s"]).assert_ended_with(1, &["keeps no history", "--history"]);
+    assert_eq!(recording(&file), "cut");
+}
+
+#[test(alone)]
+fn history_is_readable_while_its_oldest_part_is_dropped() {
+    let gpu = machine();
+    let (agent, file) = keeping(&gpu, &gpu.directory().join("history"), "1M");
+    let mut job = workload_of(&gpu, ANN);
+    job.run(&["uuid 0", "device 0", "alloc held 4M"]);
+    until_live(&gpu, &agent, &job, 4 * MIB);
+    let inode = || fs::metadata(&file).expect("one or the other is there").ino();
+    let (first, mut copies) = (inode(), 0);
+    let begin = Instant::now();
+    let mut last = first;
+    while copies < 3 {
+        assert!(begin.elapsed() < TIMEOUT, "it does not grow");
+        job.run(&["churn 2 20000 4096"]);
+        for words in [&["report", "--since", "1s", "--json"][..], &["timeline", "--since", "300d", "--json"]] {
+            let outcome = agent.ask(&gpu, ROOT, words);
+            outcome.assert_ended_with(0, &[]);
+            assert!(!outcome.stderr.contains("damaged"), "{outcome:?}");
+        }
+        copies += u32::from(std::mem::replace(&mut last, inode()) != last);
+        assert!(fs::metadata(&file).expect("it is there").len() < 1 << 20);
+    }
+    until_live(&gpu, &agent, &job, 4 * MIB);
+    let report = ReportLine::parse(&agent.ask(&gpu, ROOT, &["ps", "--json", "--since", "300d"]).stdout);
+    assert!(report.is_complete(), "{report:#?}");
+}
+
+#[test(alone)]
+fn history_pauses_on_a_full_disk_and_resumes_without_ending_the_agent() {
+    let gpu = machine();
+    let disk = SmallDisk::mount(&gpu.directory().join("disk"), "256k");
+    let directory = disk.path().join("history");
+    fs::create_dir(&directory).expect("the disk is ours");
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).expect("it is ours");
+    let (agent, _) = keeping(&gpu, &directory, "1M");
+    let mut job = workload_of(&gpu, ANN);
+    job.run(&["uuid 0", "device 0", "alloc held 4M"]);
+    until_live(&gpu, &agent, &job, 4 * MIB);
+    disk.fill();
+    job.run(&["churn 2 2000 4096"]);
+    let asked = || agent.ask(&gpu, ROOT, &[&["ps", "--json"], &ALL[..]].concat());
+    until("that it cannot be written", || asked().stderr.contains("No space left on device").then_some(()));
+    let now = ReportLine::parse(&agent.ask(&gpu, ROOT, &["ps", "--json"]).stdout);
+    assert!(now.json()["from_agent"] == true && now.is_complete(), "{now:#?}");
+    fs::remove_file(disk.path().join("filling")).expect("it is ours");
+    job.run(&["alloc more 8M"]);
+    let again = until("that it is written", || {
+        let outcome = asked();
+        let is_fine = outcome.code == 0 && !outcome.stderr.contains("cannot continue its history");
+        is_fine.then(|| ReportLine::parse(&outcome.stdout)).filter(|report| {
+            report.process(job.tgid()).is_some_and(|process| process.0["gpus"][0]["driver_allocated_bytes"] == 12 * MIB)
+        })
+    });
+    assert!(again.is_complete(), "{again:#?}");
+}
+
+#[test(alone)]
+fn history_refuses_shared_directories_and_a_size_of_zero() {
+    let gpu = machine();
+    let (socket, open) = (gpu.directory().join("run/a.sock"), gpu.directory().join("open"));
+    fs::create_dir(&open).expect("the directory is ours");
+    let asked = |words: &[&str]| {
+        let mut command = gpu.memwatch(&["agent", "--history"]);
+        command.arg(&open).args(words).arg("--socket").arg(&socket);
+        CommandOutcome::of(command)
+    };
+    asked(&["--history-size", "1000"]).assert_ended_with(2, &["the minimum is 1M"]);
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).expect("it is ours");
+    asked(&[]).assert_ended_with(1, &["can be changed by others"]);
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    chown(&open, Some(ANN), None).expect("we are root");
+    asked(&[]).assert_ended_with(1, &["use a directory that belongs to root"]);
+    let nowhere = gpu.directory().join("nobody.sock").display().to_string();
+    let ask = |words: &[&str]| gpu.run_memwatch(&[words, &["leak", "--since", "10s"]].concat());
+    ask(&["--agent", &nowhere]).assert_ended_with(1, &["no agent listens on", "--history"]);
+    ask(&["--no-agent"]).assert_ended_with(1, &["which --no-agent forbids", "--in FILE"]);
+}

@@ -1,0 +1,14 @@
+//! The agent: clients, metrics, page, history, alerts, restarts.
+
+mod alertmanager;
+mod clients;
+mod deploy;
+mod fleet;
+mod history;
+mod otlp;
+mod page;
+mod prometheus;
+mod service;
+mod soak;
+mod survive;
+mod tls;
