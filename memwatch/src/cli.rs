@@ -81,9 +81,25 @@ impl MemwatchArgs {
             let sentence = format!("'{option}' does not belong before '{command}': see 'memwatch {command} --help'");
             return Err(definition.error(ErrorKind::ArgumentConflict, sentence));
         }
+        if let Some((word, command)) = misspelled(&definition, &matches) {
+            let sentence = format!(
+                "there is no command '{word}'; the nearest is 'memwatch {command}'. For processes of that name: memwatch --name {word}"
+            );
+            return Err(definition.error(ErrorKind::InvalidSubcommand, sentence));
+        }
         let checked = args.command.as_ref().map_or_else(|| args.tensors.check(), Command::check);
         checked.map(|()| args).map_err(|sentence| definition.error(ErrorKind::ArgumentConflict, sentence))
     }
+}
+
+/// Returns a first word that is nearly a command, and that command. Without a command, the word would
+/// select processes of that name.
+fn misspelled(definition: &clap::Command, matches: &clap::ArgMatches) -> Option<(String, String)> {
+    let word = matches.get_raw("words")?.next()?.to_str()?;
+    let near = if word.len() > 5 { 2 } else { 1 };
+    let mut commands = definition.get_subcommands().filter(|command| !command.is_hide_set());
+    let nearest = commands.find(|command| word.len() > 2 && strsim::osa_distance(word, command.get_name()) <= near)?;
+    Some((word.to_owned(), nearest.get_name().to_owned()))
 }
 
 /// Returns an option of the live view that was given in front of a command, where it would have no

@@ -249,6 +249,17 @@ fn an_option_of_the_live_view_is_not_silently_ignored_before_a_command() {
 }
 
 #[test]
+fn a_word_that_is_nearly_a_command_selects_no_process() {
+    for (line, command) in [("memwatch staats", "stats"), ("memwatch hodlings --pid 5", "holdings")] {
+        let text = refusal(line);
+        assert!(text.contains(&format!("nearest is 'memwatch {command}'")), "{line}: {text}");
+    }
+    for line in ["memwatch train.py", "memwatch --name staats", "memwatch python3", "memwatch vllm", "memwatch ray"] {
+        assert!(MemwatchArgs::from_words(line.split(' ')).is_ok(), "{line}");
+    }
+}
+
+#[test]
 fn common_options_are_accepted_before_or_after_the_command() {
     for line in ["memwatch --json --nvml-lib /a -v ps", "memwatch ps --json --nvml-lib /a -v"] {
         let args = args(line);

@@ -103,7 +103,7 @@ pub(crate) fn section(
 fn driver(page: &mut TextPage, (found, top): (&FragmentFindings, usize), snapshot: &Snapshot, clock: &WallClock) {
     let rows = found.driver_rows();
     if !rows.is_empty() {
-        page.line(&Sentence::new(Tone::Heading, "Memory of the driver itself"));
+        page.line(&Sentence::new(Tone::Heading, "Memory allocated directly from the driver"));
         let mut grid = TextGrid::new(&DRIVER_COLUMNS);
         for row in rows.iter().take(top) {
             let about = |bytes_of: Option<u64>| {
@@ -158,7 +158,7 @@ fn device(page: &mut TextPage, (reported, top): (&FragmentReport, usize), snapsh
     let gpu = sentences::gpu_number(snapshot, reported.view.uuid.as_ref());
     let when = reported.view.at_worst_ns.map_or_else(
         || "now".to_owned(),
-        |time_ns| format!("as it lay at its worst, at {}", clock.time_of_day(time_ns)),
+        |time_ns| format!("at its worst moment, {}", clock.time_of_day(time_ns)),
     );
     page.line(&Sentence::new(Tone::Heading, format!("PID {}  {command} on GPU {gpu}, {when}", reported.view.tgid.0)));
     if let Some(sentence) = nothing_known(reported) {

@@ -52,14 +52,22 @@ pub(crate) fn write(
 /// Writes the content of [`write`] as a section of another report.
 pub(crate) fn section(page: &mut TextPage, (leaks, top): (&[LeaksView], usize), snapshot: &Snapshot) {
     for process in leaks {
+        let (tone, text) = heading(process, snapshot);
+        let heading = Sentence::new(tone, text);
+        // The causes come first, but those of several processes belong below their process.
+        let are_several = leaks.len() > 1;
+        if are_several {
+            page.line(&heading);
+        }
         for line in &causes::lines(&causes_of(process)) {
             page.line(line);
+        }
+        if !are_several {
+            page.line(&heading);
         }
         if let Some(text) = settled(process) {
             page.line(&Sentence::new(Tone::Plain, text));
         }
-        let (tone, text) = heading(process, snapshot);
-        page.line(&Sentence::new(tone, text));
         if let Some(text) = without_verdict(process, snapshot) {
             page.line(&Sentence::new(Tone::Faint, text));
         }
@@ -231,7 +239,7 @@ fn row(snapshot: &Snapshot, finding: &LeakView) -> Vec<String> {
         rate_per_minute(finding.late_bytes_per_minute),
         bytes(finding.first_bytes),
         bytes(finding.last_bytes),
-        percent_of_one(1.0 - finding.p),
+        if finding.verdict.grows() { percent_of_one(1.0 - finding.p) } else { "-".to_owned() },
         place(snapshot, finding),
     ]
 }

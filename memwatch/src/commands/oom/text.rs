@@ -182,16 +182,13 @@ fn refused_requests(oom: &OomView) -> Option<(&'static str, String)> {
 
 /// Formats `409.6 MiB  (+ 1.70 GiB reserved but unallocated, largest block 1.50 GiB)`.
 fn free(oom: &OomView, gpu: &GpuView) -> String {
-    let (free, read) = (oom.free_bytes(), gpu.total_bytes.zip(gpu.used_bytes));
-    // The calls traced since NVML's last reading have taken more.
-    let is_bound = free < read.map(|(total, used)| total.saturating_sub(used));
-    let at_most = if is_bound { "  at most, by the calls traced" } else { "" };
+    let at_most = if has_taken_more(oom, gpu) { "  at most, by the calls traced" } else { "" };
     let cached = oom.cache.as_ref().map(|cache| {
         let cached = cache.reserved_bytes.saturating_sub(cache.allocated_bytes);
         let largest = bytes(cache.largest_free_bytes);
         format!("  (+ {} reserved but unallocated, largest block {largest})", bytes(cached))
     });
-    format!("{:>10}{at_most}{}", known(free, bytes), cached.unwrap_or_default())
+    format!("{:>10}{at_most}{}", known(oom.free_bytes(), bytes), cached.unwrap_or_default())
 }
 
 /// Formats `409.6 MiB  at most would have been granted instead`.
@@ -202,7 +199,14 @@ fn fitting(bytes_at_most: u64) -> String {
 /// Formats `79.60 GiB  NVML used 70.10 GiB 0.8 s before`.
 fn total(oom: &OomView, gpu: &GpuView) -> String {
     let before = duration(oom.time_ns.saturating_sub(gpu.sampled_ns));
-    format!("{:>10}  NVML used {} {before} before", known(gpu.total_bytes, bytes), known(gpu.used_bytes, bytes))
+    let earlier = if has_taken_more(oom, gpu) { ", ahead of the last allocations" } else { "" };
+    let (total, used) = (known(gpu.total_bytes, bytes), known(gpu.used_bytes, bytes));
+    format!("{total:>10}  NVML used {used} {before} before{earlier}")
+}
+
+/// Returns whether the calls traced since NVML's last reading have taken more.
+fn has_taken_more(oom: &OomView, gpu: &GpuView) -> bool {
+    oom.free_bytes() < gpu.total_bytes.zip(gpu.used_bytes).map(|(total, used)| total.saturating_sub(used))
 }
 
 /// Lists the memory by process: the failed process with its parts, the others, and memory of no
