@@ -36,8 +36,16 @@ pub trait MemoryAccess {
 
     /// Reads `count` words, or none.
     fn words(&self, address: u64, count: usize) -> Option<Vec<u64>> {
+        // Few objects have more words, and a buffer on the stack costs nothing.
+        const FEW: usize = 64;
+        let address = at(address, 0)?;
+        if count <= FEW {
+            let mut bytes = [0; 8 * FEW];
+            let bytes = bytes.get_mut(..8 * count)?;
+            return self.fill(address, bytes).then(|| words_of(bytes));
+        }
         let mut bytes = vec![0; count.checked_mul(8)?];
-        self.fill(at(address, 0)?, &mut bytes).then(|| words_of(&bytes))
+        self.fill(address, &mut bytes).then(|| words_of(&bytes))
     }
 
     /// Reads the bytes before the next NUL byte; `None` if they are more than 255.
@@ -64,8 +72,10 @@ pub trait MemoryAccess {
 /// Point at which a search among objects ends, so that there is time to read its results; in
 /// thousandths, as [`MemoryAccess::spent`].
 pub const SEARCH_SPENT: u32 = 500;
-/// Point at which the search for paths ends. The rest is for the final checks.
+/// Point at which the search for paths reads no further object. The rest is for the final checks.
 pub const PATHS_SPENT: u32 = 850;
+/// Point at which the search no longer follows references that were read before.
+pub const FOLLOWED_SPENT: u32 = 925;
 /// Point at which the time budget is spent.
 pub const ALL_SPENT: u32 = 1000;
 

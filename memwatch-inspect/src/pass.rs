@@ -1,5 +1,5 @@
-//! Caches the memory during a pass: each piece is read once, kept until the pass ends or forgets
-//! it, and counted.
+//! Caches the memory during a pass: each piece is read once and kept until the pass ends, forgets
+//! it, or needs its room for another. Reads are counted.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -19,6 +19,9 @@ const CELL_BYTES: usize = 256;
 /// Cell around an address; `None` if not mapped.
 type Cell256 = Option<Box<[u8; CELL_BYTES]>>;
 
+/// Maximum number of cached cells: 20 MiB with their places.
+const MOST_CELLS: usize = 1 << 16;
+
 /// Cached piece.
 enum CachedPiece {
     Whole(Box<[u8]>),
@@ -26,10 +29,99 @@ enum CachedPiece {
     Pages(Vec<Option<Box<[u8]>>>),
 }
 
+impl CachedPiece {
+    /// Returns the bytes from an offset to the end of its page, if that is mapped.
+    fn from(&self, offset: usize) -> Option<&[u8]> {
+        match self {
+            Self::Whole(bytes) => bytes.get(offset..),
+            Self::Pages(pages) => {
+                let page = pages.get(offset / PAGE_BYTES)?.as_deref()?;
+                page.get(offset % PAGE_BYTES..)
+            }
+        }
+    }
+}
+
+/// A piece, and whether it was used since the search for a piece to drop last came past it.
+struct KeptPiece {
+    start: u64,
+    piece: CachedPiece,
+    is_used: bool,
+}
+
+/// Cached pieces. If there are too many, one that was not used for a while is dropped.
+struct KeptPieces {
+    /// Index by address.
+    places: HashMap<u64, usize, FixedState>,
+    pieces: Vec<KeptPiece>,
+    most: usize,
+    /// Index at which the next search for a piece to drop begins.
+    hand: usize,
+    /// Address and index of the piece used last, which is mostly the next one, too.
+    last: (u64, usize),
+}
+
+impl KeptPieces {
+    /// No piece begins at this address.
+    const NOWHERE: u64 = u64::MAX;
+
+    fn new(most: usize) -> Self {
+        Self { places: HashMap::default(), pieces: Vec::new(), most, hand: 0, last: (Self::NOWHERE, 0) }
+    }
+
+    fn clear(&mut self) {
+        *self = Self::new(self.most);
+    }
+
+    fn has(&self, start: u64) -> bool {
+        self.last.0 == start || self.places.contains_key(&start)
+    }
+
+    fn get(&mut self, start: u64) -> Option<&CachedPiece> {
+        if self.last.0 != start {
+            self.last = (start, *self.places.get(&start)?);
+        }
+        let kept = self.pieces.get_mut(self.last.1)?;
+        kept.is_used = true;
+        Some(&kept.piece)
+    }
+
+    /// Returns a buffer for another piece: that of a piece that is dropped for it, if there are
+    /// enough.
+    fn room(&mut self) -> (Option<usize>, Box<[u8]>) {
+        if self.pieces.len() < self.most {
+            return (None, vec![0; PIECE_BYTES].into());
+        }
+        while std::mem::take(&mut self.pieces[self.hand].is_used) {
+            self.hand = (self.hand + 1) % self.pieces.len();
+        }
+        let dropped = &mut self.pieces[self.hand];
+        self.places.remove(&dropped.start);
+        let bytes = match std::mem::replace(&mut dropped.piece, CachedPiece::Pages(Vec::new())) {
+            CachedPiece::Whole(bytes) => bytes,
+            CachedPiece::Pages(_) => vec![0; PIECE_BYTES].into(),
+        };
+        let place = self.hand;
+        self.hand = (place + 1) % self.pieces.len();
+        (Some(place), bytes)
+    }
+
+    fn put(&mut self, start: u64, place: Option<usize>, piece: CachedPiece) {
+        let kept = KeptPiece { start, piece, is_used: true };
+        let place = place.unwrap_or(self.pieces.len());
+        match self.pieces.get_mut(place) {
+            Some(dropped) => *dropped = kept,
+            None => self.pieces.push(kept),
+        }
+        self.places.insert(start, place);
+        self.last = (start, place);
+    }
+}
+
 /// A memory read in one pass.
 pub struct Pass<'m, M> {
     memory: &'m M,
-    pieces: RefCell<HashMap<u64, CachedPiece, FixedState>>,
+    pieces: RefCell<KeptPieces>,
     /// Cells by address.
     cells: RefCell<HashMap<u64, Cell256, FixedState>>,
     reads_cells: Cell<bool>,
@@ -45,7 +137,7 @@ impl<'m, M: MemoryAccess> Pass<'m, M> {
     pub fn new(memory: &'m M, most_bytes: u64) -> Self {
         Self {
             memory,
-            pieces: RefCell::default(),
+            pieces: RefCell::new(KeptPieces::new(usize::MAX)),
             cells: RefCell::default(),
             reads_cells: Cell::new(false),
             read_bytes: Cell::new(0),
@@ -53,6 +145,13 @@ impl<'m, M: MemoryAccess> Pass<'m, M> {
             most_bytes,
             spent: Cell::new((0, 0)),
         }
+    }
+
+    /// Limits the cache to so many bytes. What was dropped is read again, and may have changed.
+    #[must_use]
+    pub fn keeping(self, most_bytes: usize) -> Self {
+        self.pieces.borrow_mut().most = (most_bytes / PIECE_BYTES).max(1);
+        self
     }
 
     /// Drops the cache, so that the current memory is read.
@@ -117,10 +216,10 @@ impl<'m, M: MemoryAccess> Pass<'m, M> {
         self.spent.set((self.memory.spent().max(self.spent.get().0), 0));
     }
 
-    fn piece(&self, start: u64) -> CachedPiece {
-        let mut bytes = vec![0; PIECE_BYTES];
+    /// Reads a piece into this buffer, or its pages into their own.
+    fn piece(&self, start: u64, mut bytes: Box<[u8]>) -> CachedPiece {
         if self.read(start, &mut bytes) {
-            return CachedPiece::Whole(bytes.into());
+            return CachedPiece::Whole(bytes);
         }
         let page = |index: u64| {
             let mut bytes = vec![0; PAGE_BYTES];
@@ -132,6 +231,9 @@ impl<'m, M: MemoryAccess> Pass<'m, M> {
     /// Fills a part of a page cell by cell, if its piece is not cached.
     fn fill_from_cells(&self, address: u64, into: &mut [u8]) -> bool {
         let mut cells = self.cells.borrow_mut();
+        if cells.len() >= MOST_CELLS {
+            cells.clear();
+        }
         let (mut at, mut rest) = (address, into);
         while !rest.is_empty() {
             let offset = usize::try_from(at % CELL_BYTES as u64).expect("less than a cell");
@@ -150,19 +252,16 @@ impl<'m, M: MemoryAccess> Pass<'m, M> {
     /// Fills a part of a page.
     fn fill_part(&self, address: u64, into: &mut [u8]) -> bool {
         let offset = usize::try_from(address % PIECE_BYTES as u64).expect("less than a piece");
-        if self.reads_cells.get() && !self.pieces.borrow().contains_key(&(address - offset as u64)) {
+        let start = address - offset as u64;
+        let mut pieces = self.pieces.borrow_mut();
+        if self.reads_cells.get() && !pieces.has(start) {
             return self.fill_from_cells(address, into);
         }
-        let mut pieces = self.pieces.borrow_mut();
-        let piece = pieces.entry(address - offset as u64).or_insert_with_key(|start| self.piece(*start));
-        let from = match piece {
-            CachedPiece::Whole(bytes) => bytes.get(offset..),
-            CachedPiece::Pages(pages) => pages
-                .get(offset / PAGE_BYTES)
-                .and_then(Option::as_deref)
-                .and_then(|page| page.get(offset % PAGE_BYTES..)),
-        };
-        from.and_then(|from| from.get(..into.len())).is_some_and(|from| {
+        if !pieces.has(start) {
+            let (place, bytes) = pieces.room();
+            pieces.put(start, place, self.piece(start, bytes));
+        }
+        pieces.get(start).and_then(|piece| piece.from(offset)?.get(..into.len())).is_some_and(|from| {
             into.copy_from_slice(from);
             true
         })
@@ -265,6 +364,25 @@ mod tests {
             assert_eq!(pass.reads(), reads);
             pass.forget();
         }
+    }
+
+    #[test]
+    fn a_pass_keeps_what_it_uses_and_not_more_than_it_may() {
+        let image = Image { holes: vec![9] };
+        let pass = Pass::new(&image, u64::MAX).keeping(2 * PIECE_BYTES);
+        let byte = |piece: u64| pass.array::<1>(piece * PIECE_BYTES as u64 + 3);
+        let read = |pieces: &[u64]| {
+            let before = pass.reads();
+            assert!(pieces.iter().all(|piece| byte(*piece) == Some([((piece * 16384 + 3) % 251) as u8])), "{pieces:?}");
+            pass.reads() - before
+        };
+        assert_eq!(read(&[0, 1, 0, 1, 1]), 2);
+        assert_eq!(read(&[3, 1, 3]), 1, "in the room of the first");
+        assert_eq!(read(&[4, 3]), 1, "the one that was used longest ago");
+        // Of the third piece, one page is missing.
+        assert_eq!((read(&[2, 2]), read(&[4, 3, 2])), (5, 1), "a piece with a missing page is read page by page");
+        pass.forget();
+        assert_eq!(read(&[0, 1, 3, 0]), 4);
     }
 
     #[test]

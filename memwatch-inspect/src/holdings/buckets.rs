@@ -3,13 +3,13 @@
 
 use memwatch_core::input::holdings::HoldingClass;
 
+use super::chains::ChainWord;
 use super::claims::Claim;
 use super::graph::vector_bytes;
 use super::rtti::CppKind;
 use super::survey::Survey;
 use crate::memory::{MemoryAccess, at};
 use crate::python::classes::Role;
-use crate::python::layout::TYPE;
 
 /// Class of the module, and its attribute for the reducer.
 const MODULE: &str = "DistributedDataParallel";
@@ -34,10 +34,11 @@ impl<M: MemoryAccess> Survey<'_, M> {
         let attributes = objects.attributes(module)?;
         let reducer = attributes.iter().find(|entry| objects.text(entry.key).as_deref() == Some(REDUCER))?;
         let value = at(reducer.value, VALUE)?;
-        let chain = self.chains.link(None, [reducer.slot, reducer.value.wrapping_add(TYPE.into())]);
-        let chain = self.chains.link(Some(chain), [value; 2]);
         let pass = self.pass;
-        let words = pass.sparsely(|| pass.words(pass.u64(value)?, REDUCER_WORDS))?;
+        let wrapped = ChainWord { slot: value, target: pass.u64(value)? };
+        let chain = self.chains.refer(None, self.heap, ChainWord { slot: reducer.slot, target: reducer.value });
+        let chain = self.chains.link(Some(chain), [wrapped; 2]);
+        let words = pass.sparsely(|| pass.words(wrapped.target, REDUCER_WORDS))?;
         for index in 0..words.len() {
             let Some(bytes) = vector_bytes(&words[index..]) else { continue };
             let inner = pass.sparsely(|| pass.words(words[index], usize::try_from(bytes / 8).ok()?));
@@ -55,7 +56,7 @@ impl<M: MemoryAccess> Survey<'_, M> {
                     tensor_type: None,
                     kept_by: None,
                     owner: None,
-                    chain: self.chains.link(Some(chain), tensor.slots),
+                    chain: self.chains.link(Some(chain), tensor.words),
                 };
                 self.tensors.push(tensor);
                 self.claim(block, claim);

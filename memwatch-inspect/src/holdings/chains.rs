@@ -1,25 +1,38 @@
-//! Dependency chains of names: the words in memory that lead to an object. They are read again from
-//! the process, and a name holds if none of them has changed.
+//! Dependency chains of names: the words in memory that lead to an object, and the addresses that
+//! they had. They are read again from the process, and a name holds if none of them has changed.
 
 use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
 
 use crate::memory::MemoryAccess;
-use crate::pass::Pass;
+use crate::python::heap::Heap;
+use crate::python::layout::TYPE;
 
-/// A link of a chain: addresses of words, and the previous link.
+/// Bits of a reference that may be flags of the interpreter, and not of the address.
+const FLAGS: u64 = 7;
+
+/// A word that refers to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ChainWord {
+    /// Address of the word.
+    pub(super) slot: u64,
+    /// Address in the word when the name was found.
+    pub(super) target: u64,
+}
+
+/// A link of a chain: words, and the previous link.
 #[derive(Clone, Copy, Debug)]
 struct ChainLink {
     before: Option<u32>,
-    words: [u64; 2],
+    words: [ChainWord; 2],
 }
 
 /// All chains, which share common beginnings.
 #[derive(Debug, Default)]
 pub(super) struct Chains {
     links: Vec<ChainLink>,
-    holds: HashMap<u64, bool, FixedState>,
+    holds: HashMap<ChainWord, bool, FixedState>,
 }
 
 /// End of a chain.
@@ -27,22 +40,31 @@ pub(super) struct Chains {
 pub(super) struct ChainEnd(u32);
 
 impl Chains {
-    /// Extends a chain by two words, given by address.
-    pub(super) fn link(&mut self, before: Option<ChainEnd>, words: [u64; 2]) -> ChainEnd {
+    /// Extends a chain by two words.
+    pub(super) fn link(&mut self, before: Option<ChainEnd>, words: [ChainWord; 2]) -> ChainEnd {
         let end = ChainEnd(u32::try_from(self.links.len()).unwrap_or(u32::MAX));
         self.links.push(ChainLink { before: before.map(|end| end.0), words });
         end
     }
 
-    /// Returns whether all words of a chain still have their values from this pass.
-    pub(super) fn holds<M: MemoryAccess>(&mut self, pass: &Pass<'_, M>, end: ChainEnd) -> bool {
+    /// Extends a chain by the word that refers to a Python object, and by that object's class.
+    pub(super) fn refer<M: MemoryAccess>(
+        &mut self,
+        before: Option<ChainEnd>,
+        heap: &Heap<'_, M>,
+        word: ChainWord,
+    ) -> ChainEnd {
+        // No class has the address 0, so the chain of an unreadable object does not hold.
+        let class = heap.class_address(word.target).unwrap_or(0);
+        self.link(before, [word, ChainWord { slot: word.target.wrapping_add(TYPE.into()), target: class }])
+    }
+
+    /// Returns whether all words of a chain still refer to the same objects.
+    pub(super) fn holds(&mut self, memory: &impl MemoryAccess, end: ChainEnd) -> bool {
         let mut current = Some(end.0);
         while let Some(link) = current.and_then(|number| self.links.get(number as usize)) {
-            let is_same = |address: u64| {
-                let word = pass.u64(address);
-                word.is_some() && word == pass.memory().u64(address)
-            };
-            if !link.words.iter().all(|word| *self.holds.entry(*word).or_insert_with(|| is_same(*word))) {
+            let is_same = |word: &ChainWord| memory.u64(word.slot).is_some_and(|now| (now ^ word.target) & !FLAGS == 0);
+            if !link.words.iter().all(|word| *self.holds.entry(*word).or_insert_with(|| is_same(word))) {
                 return false;
             }
             current = link.before;
@@ -71,20 +93,21 @@ mod tests {
 
     #[test]
     fn pointer_chain_is_valid_until_one_of_its_words_changes() {
-        let memory = Changing(Cell::new(1));
-        let pass = Pass::new(&memory, u64::MAX);
-        let read = || [0x1_0000, 0x2_0000, 0x3_0000].map(|address| pass.u64(address));
-        assert!(read().iter().all(Option::is_some));
-        for (value, expected) in [(1, true), (2, false)] {
-            memory.0.set(value);
+        let memory = Changing(Cell::new(0));
+        let word = |slot: u64, target: u64| ChainWord { slot, target };
+        let own = |slot: u64| word(slot, slot);
+        for (now, expected) in [(0x8000, true), (0x8001, true), (0x8010, false)] {
+            memory.0.set(now);
             let mut chains = Chains::default();
-            let first = chains.link(None, [0x1_0000, 0x2_0000]);
-            let last = chains.link(Some(first), [0x3_0000, 0x1_0000]);
-            assert_eq!(chains.holds(&pass, last), expected);
-            let other = chains.link(None, [0x3_0000; 2]);
-            assert!(chains.holds(&pass, other), "it has nothing to do with that word");
-            let gone = chains.link(None, [0x20_0000; 2]);
-            assert!(!chains.holds(&pass, gone), "it cannot be read");
+            let first = chains.link(None, [own(0x1_0000), word(0x2_0000, 0x8000)]);
+            let last = chains.link(Some(first), [own(0x3_0000), own(0x1_0000)]);
+            assert_eq!(chains.holds(&memory, last), expected, "{now:#x}");
+            let other = chains.link(None, [own(0x3_0000); 2]);
+            assert!(chains.holds(&memory, other), "it has nothing to do with that word");
+            let stale = chains.link(Some(other), [word(0x3_0000, 0x4_0000), own(0x3_0000)]);
+            assert!(!chains.holds(&memory, stale), "the word was read before it changed");
+            let gone = chains.link(None, [own(0x20_0000); 2]);
+            assert!(!chains.holds(&memory, gone), "it cannot be read");
         }
     }
 }

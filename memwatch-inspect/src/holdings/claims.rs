@@ -10,7 +10,6 @@ use super::chains::{ChainEnd, Chains};
 use super::elements;
 use super::tensors::CppTensor;
 use crate::memory::MemoryAccess;
-use crate::pass::Pass;
 
 /// Maximum number of names per block. A flat parameter may have one for each layer of a model.
 const MOST_NAMES: usize = 1 << 16;
@@ -37,7 +36,7 @@ pub(super) fn settle<M: MemoryAccess>(
     mut claims: Vec<Claim>,
     tensors: &[CppTensor],
     chains: &mut Chains,
-    pass: &Pass<'_, M>,
+    memory: &M,
 ) -> u64 {
     claims.sort_by_key(|claim| claim.class);
     let mut dropped = 0;
@@ -47,7 +46,7 @@ pub(super) fn settle<M: MemoryAccess>(
         if is_settled && row.class != claim.class {
             break;
         }
-        if !chains.holds(pass, claim.chain) {
+        if !chains.holds(memory, claim.chain) {
             dropped += 1;
             continue;
         }

@@ -31,6 +31,9 @@ use crate::python::frames::RunningFrames;
 use crate::python::heap::Heap;
 use crate::python::layout::CpythonLayout;
 
+/// Maximum number of bytes of the process's memory that are kept while it is read.
+const MOST_KEPT_BYTES: usize = 64 << 20;
+
 /// A block allocated by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocatedBlock {
@@ -130,7 +133,7 @@ pub struct InspectOptions {
 
 impl Default for InspectOptions {
     fn default() -> Self {
-        Self { most_read_bytes: 1 << 30, most_objects: 10_000_000, libraries: Vec::new(), workspaces: Vec::new() }
+        Self { most_read_bytes: 4 << 30, most_objects: 10_000_000, libraries: Vec::new(), workspaces: Vec::new() }
     }
 }
 
@@ -157,7 +160,7 @@ pub fn read_again<M: MemoryAccess>(
     (blocks, options): (&Blocks, &InspectOptions),
     again: &mut dyn FnMut() -> Option<Blocks>,
 ) -> Holdings {
-    let pass = Pass::new(memory, options.most_read_bytes);
+    let pass = Pass::new(memory, options.most_read_bytes).keeping(MOST_KEPT_BYTES);
     let rows = blocks.iter().map(|block| Holding::unknown(block.ordinal, block.address, block.bytes)).collect();
     let mut holdings = Holdings { rows, ..Holdings::default() };
     let earlier = layout.map(|layout| RunningFrames::read(memory, layout)).unwrap_or_default();

@@ -7,11 +7,10 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 use memwatch_core::input::holdings::OwnerModule;
 
-use super::chains::{ChainEnd, Chains};
+use super::chains::{ChainEnd, ChainWord, Chains};
 use crate::memory::MemoryAccess;
 use crate::python::classes::Role;
 use crate::python::heap::Heap;
-use crate::python::layout::TYPE;
 use crate::python::objects::DictEntry;
 
 /// Maximum nesting of modules.
@@ -160,7 +159,7 @@ impl<'a, M: MemoryAccess> Namer<'a, M> {
         let owner = self.owners.get(&attribute(module_info, "module")?.value)?.clone();
         let own = objects.text(attribute(module_info, "param_name")?.value)?;
         let name = if owner.name.is_empty() { own } else { format!("{}.{own}", owner.name) };
-        let chain = self.chains.link(None, [parameter.slot, parameter.value.wrapping_add(TYPE.into())]);
+        let chain = self.chains.refer(None, self.heap, ChainWord { slot: parameter.slot, target: parameter.value });
         let (kind, object) = (PartKind::Parameter, parameter.value);
         self.found.push(ModuleTensor { kind, object, name, key: None, owner: Some(owner), chain });
         Some(())
@@ -175,13 +174,17 @@ impl<'a, M: MemoryAccess> Namer<'a, M> {
     ) -> Option<()> {
         let groups = self.dicts(optimizer).groups?;
         let objects = self.heap.objects();
-        let chain = self.chains.link(None, [groups.slot, groups.value.wrapping_add(TYPE.into())]);
+        let chain = self.chains.refer(None, self.heap, ChainWord { slot: groups.slot, target: groups.value });
         for (number, (slot, group)) in self.heap.items(groups.value)?.into_iter().enumerate() {
-            let chain = self.chains.link(Some(chain), [slot, group.wrapping_add(TYPE.into())]);
+            let chain = self.chains.refer(Some(chain), self.heap, ChainWord { slot, target: group });
             let entries = objects.entries(group).unwrap_or_default();
             let parameters = entries.into_iter().find(|entry| objects.text(entry.key).as_deref() == Some("params"));
             let Some(parameters) = parameters else { continue };
-            let chain = self.chains.link(Some(chain), [parameters.slot, parameters.value.wrapping_add(TYPE.into())]);
+            let chain = self.chains.refer(
+                Some(chain),
+                self.heap,
+                ChainWord { slot: parameters.slot, target: parameters.value },
+            );
             for (index, (slot, object)) in self.heap.items(parameters.value).unwrap_or_default().into_iter().enumerate()
             {
                 if by_parameter.contains_key(&object) {
@@ -189,7 +192,7 @@ impl<'a, M: MemoryAccess> Namer<'a, M> {
                 }
                 let name = format!("param_groups[{number}]['params'][{index}]");
                 by_parameter.insert(object, (name.clone(), None));
-                let chain = self.chains.link(Some(chain), [slot, object.wrapping_add(TYPE.into())]);
+                let chain = self.chains.refer(Some(chain), self.heap, ChainWord { slot, target: object });
                 self.found.push(ModuleTensor {
                     kind: PartKind::Parameter,
                     object,
@@ -222,7 +225,8 @@ impl<'a, M: MemoryAccess> Namer<'a, M> {
                 let chain = self.dict_chain(before, dict);
                 for entry in self.entries(dict) {
                     let name = self.joined(&prefix, entry.key);
-                    let chain = self.chains.link(chain, [entry.slot, entry.value.wrapping_add(TYPE.into())]);
+                    let chain =
+                        self.chains.refer(chain, self.heap, ChainWord { slot: entry.slot, target: entry.value });
                     let owner = Some(owner.clone());
                     self.found.push(ModuleTensor { kind, object: entry.value, name, key: None, owner, chain });
                 }
@@ -230,7 +234,7 @@ impl<'a, M: MemoryAccess> Namer<'a, M> {
             let chain = self.dict_chain(before, dicts.modules);
             for entry in self.entries(dicts.modules).into_iter().rev().filter(|_| depth < MOST_DEPTH) {
                 let name = self.joined(&prefix, entry.key);
-                let chain = self.chains.link(chain, [entry.slot, entry.value.wrapping_add(TYPE.into())]);
+                let chain = self.chains.refer(chain, self.heap, ChainWord { slot: entry.slot, target: entry.value });
                 if name.len() < MOST_LETTERS {
                     waiting.push((entry.value, Some(chain), name + ".", depth + 1));
                 }
@@ -244,7 +248,8 @@ impl<'a, M: MemoryAccess> Namer<'a, M> {
         let chain = self.dict_chain(None, state);
         for (index, parameter) in self.entries(state).into_iter().enumerate() {
             let inner = self.heap.objects().entries(parameter.value).unwrap_or_default();
-            let chain = self.chains.link(chain, [parameter.slot, parameter.value.wrapping_add(TYPE.into())]);
+            let chain =
+                self.chains.refer(chain, self.heap, ChainWord { slot: parameter.slot, target: parameter.value });
             let known = by_parameter.get(&parameter.key).cloned();
             let (name, owner) = known.unwrap_or_else(|| (format!("parameter {index}"), None));
             for entry in inner {
@@ -252,7 +257,8 @@ impl<'a, M: MemoryAccess> Namer<'a, M> {
                 // a device.
                 let is_tensor = self.heap.class_of(entry.value).is_some_and(|class| class.role == Role::Tensor);
                 let Some(key) = self.heap.objects().text(entry.key).filter(|_| is_tensor) else { continue };
-                let chain = self.chains.link(Some(chain), [entry.slot, entry.value.wrapping_add(TYPE.into())]);
+                let chain =
+                    self.chains.refer(Some(chain), self.heap, ChainWord { slot: entry.slot, target: entry.value });
                 self.found.push(ModuleTensor {
                     kind: PartKind::OptimizerState,
                     object: entry.value,
@@ -274,7 +280,7 @@ impl<'a, M: MemoryAccess> Namer<'a, M> {
     }
 
     fn dict_chain(&mut self, before: Option<ChainEnd>, dict: Option<DictEntry>) -> Option<ChainEnd> {
-        dict.map(|dict| self.chains.link(before, [dict.slot, dict.value.wrapping_add(TYPE.into())]))
+        dict.map(|dict| self.chains.refer(before, self.heap, ChainWord { slot: dict.slot, target: dict.value }))
     }
 
     fn entries(&self, dict: Option<DictEntry>) -> Vec<DictEntry> {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use foldhash::fast::FixedState;
 use memwatch_core::input::holdings::{HoldingClass, OwnerModule};
 
-use super::chains::ChainEnd;
+use super::chains::{ChainEnd, ChainWord};
 use super::claims::Claim;
 use super::graph::AutogradGraphs;
 use super::modules::{ModuleTensor, PartKind, ambiguous_models};
@@ -83,7 +83,9 @@ impl<M: MemoryAccess> Survey<'_, M> {
         for (part, edge) in parts {
             let ParameterOwner { mut name, mut chain, module, is_lost } = owner.clone();
             if let Some(edge) = edge {
-                chain = self.chains.link(Some(chain), [edge.slot, found.object + u64::from(TYPE)]);
+                let class = self.heap.class(found.place).map_or(0, |class| class.address);
+                let class = ChainWord { slot: found.object + u64::from(TYPE), target: class };
+                chain = self.chains.link(Some(chain), [ChainWord { slot: edge.slot, target: part.object }, class]);
                 if !is_alone {
                     name += &reference_text(self.heap, edge.label);
                 }
@@ -138,8 +140,8 @@ impl<M: MemoryAccess> Survey<'_, M> {
     ) -> HashMap<u64, String, FixedState> {
         let mut known = HashMap::<String, u32, FixedState>::default();
         let called = ambiguous_models(names).into_iter().map(|model| {
-            let path = self.heap.place(model).and_then(|place| paths.path(self.heap, place));
-            let name = path.map(|path| path.text).or_else(|| self.type_name(model)).unwrap_or_default();
+            let path = self.heap.place(model).and_then(|place| paths.path_text(self.heap, place));
+            let name = path.or_else(|| self.type_name(model)).unwrap_or_default();
             let count = known.entry(name.clone()).or_default();
             *count += 1;
             (model, if *count == 1 { name } else { format!("{name} ({count})") })
@@ -153,14 +155,14 @@ impl<M: MemoryAccess> Survey<'_, M> {
         let tensor = self.layout.read(self.pass, &self.classes, address)?;
         let block = self.blocks.index(tensor.data);
         let number = self.tensors.len();
-        let slots = tensor.slots;
+        let words = tensor.words;
         self.tensors.push(tensor);
-        let meta = self.objects.get(*self.numbers.get(&object)?).map(|found| self.tensors[found.tensor].address)?;
-        let chain = self
-            .chains
-            .link(owner.map(|owner| owner.chain), [self.layout.object_slot(object), self.layout.meta_slot(meta)?]);
-        let chain = self.chains.link(Some(chain), [slot, slots[0]]);
-        let chain = self.chains.link(Some(chain), slots);
+        let of = self.objects.get(*self.numbers.get(&object)?).map(|found| &self.tensors[found.tensor])?;
+        let own = ChainWord { slot: self.layout.object_slot(object), target: of.address };
+        let meta = ChainWord { slot: self.layout.meta_slot(of.address)?, target: of.meta };
+        let chain = self.chains.link(owner.map(|owner| owner.chain), [own, meta]);
+        let chain = self.chains.link(Some(chain), [ChainWord { slot, target: address }, words[0]]);
+        let chain = self.chains.link(Some(chain), words);
         let lost = owner.filter(|owner| owner.is_lost);
         let lost = lost.map(|owner| lost_name(HoldingClass::Gradient, &owner.name, owner.module.as_ref()));
         let (class, name) = match lost {

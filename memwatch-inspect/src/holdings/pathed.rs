@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use foldhash::fast::FixedState;
 use memwatch_core::input::holdings::HoldingClass;
 
+use super::chains::ChainWord;
 use super::claims::Claim;
 use super::cpp_sizes::Sizes;
 use super::graph::{AutogradGraphs, GraphOwner, GraphReader};
 use super::survey::{PythonTensor, Survey};
 use crate::memory::MemoryAccess;
 use crate::python::classes::Role;
-use crate::python::layout::TYPE;
 use crate::python::paths::{Path, PathRank, Paths};
 
 /// Maximum number of paths compared per block.
@@ -133,11 +133,12 @@ impl<M: MemoryAccess> Survey<'_, M> {
         let (mut class, mut kept_by, mut name) = (class, None, None);
         if let Some((path, paths)) = path {
             for link in path.links {
-                before = Some(self.chains.link(before, [link.slot, link.object + u64::from(TYPE)]));
+                let word = ChainWord { slot: link.slot, target: link.object };
+                before = Some(self.chains.refer(before, self.heap, word));
             }
             if let Some(owner) = path.graph_of {
                 class = HoldingClass::SavedForBackward;
-                kept_by = paths.path(self.heap, owner).map(|path| path.text);
+                kept_by = paths.path_text(self.heap, owner);
             }
             name = Some(path.text);
         }
@@ -160,8 +161,10 @@ impl<M: MemoryAccess> Survey<'_, M> {
                 self.claims[*block].iter().all(|claim| claim.class >= HoldingClass::SavedForBackward)
             });
             let Some(block) = block else { continue };
-            let owner =
-                owners.entry(saved.owner).or_insert_with(|| paths.path(self.heap, self.heap.place(saved.owner)?));
+            let owner = owners.entry(saved.owner).or_insert_with(|| {
+                let path = paths.path(self.heap, self.heap.place(saved.owner)?);
+                path.filter(|path| !path.is_changed)
+            });
             if owner.as_ref().is_some_and(|path| path.is_through_traceback) {
                 self.tracebacks.push(block);
             }
@@ -172,7 +175,7 @@ impl<M: MemoryAccess> Survey<'_, M> {
                 tensor_type: None,
                 kept_by: owner.as_ref().map(|path| path.text.clone()),
                 owner: None,
-                chain: self.chains.link(None, tensor.slots),
+                chain: self.chains.link(None, tensor.words),
             };
             self.tensors.push(tensor);
             self.claim(Some(block), claim);

@@ -10,7 +10,7 @@ use foldhash::fast::FixedState;
 use memwatch_core::input::holdings::{Holding, HoldingClass, Holdings};
 
 use super::advice::{Grounds, advice};
-use super::chains::{ChainEnd, Chains};
+use super::chains::{ChainEnd, ChainWord, Chains};
 use super::claims::{Claim, settle};
 use super::modules::Namer;
 use super::rtti::CppClasses;
@@ -176,7 +176,7 @@ impl<'a, M: MemoryAccess> Survey<'a, M> {
             let (Some(row), Some(claims)) = (rows.get_mut(*index), claims.get_mut(*index)) else { continue };
             let claims = std::mem::take(claims);
             let had_claims = !claims.is_empty();
-            let dropped_here = settle(row, claims, &self.tensors, &mut self.chains, self.pass);
+            let dropped_here = settle(row, claims, &self.tensors, &mut self.chains, self.pass.memory());
             *dropped += dropped_here;
             // A moment ago, something led to it.
             if row.class == HoldingClass::NoPythonObject && had_claims && dropped_here > 0 {
@@ -208,8 +208,11 @@ impl<'a, M: MemoryAccess> Survey<'a, M> {
 
     /// Extends a chain by the words that place a Python tensor in its block.
     pub(super) fn tensor_chain(&mut self, before: Option<ChainEnd>, found: PythonTensor) -> ChainEnd {
-        let chain = self.chains.link(before, [found.slot, found.object + u64::from(TYPE)]);
-        self.chains.link(Some(chain), self.tensors[found.tensor].slots)
+        let tensor = &self.tensors[found.tensor];
+        let class = self.heap.class(found.place).map_or(0, |class| class.address);
+        let class = ChainWord { slot: found.object + u64::from(TYPE), target: class };
+        let chain = self.chains.link(before, [ChainWord { slot: found.slot, target: tensor.address }, class]);
+        self.chains.link(Some(chain), tensor.words)
     }
 
     pub(super) fn claim(&mut self, block: Option<usize>, claim: Claim) {

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use foldhash::fast::FixedState;
 
 use super::Blocks;
+use super::chains::ChainWord;
 use super::rtti::{CppClasses, CppKind};
 use crate::memory::MemoryAccess;
 use crate::python::layout::TYPE;
@@ -35,8 +36,8 @@ pub(super) struct CppTensor {
     pub(super) element: u16,
     /// Address of the autograd metadata, or 0.
     pub(super) meta: u64,
-    /// Addresses of the words for storage and data.
-    pub(super) slots: [u64; 2],
+    /// Words that refer to the storage and to the data.
+    pub(super) words: [ChainWord; 2],
     /// A storage without a tensor: it has no shape and element type of its own.
     pub(super) is_storage: bool,
 }
@@ -187,7 +188,10 @@ impl TensorLayout {
             shape,
             element: u16::try_from(row[places.count + 1] & 0xffff).ok()?,
             meta: places.meta.map_or(0, |meta| row[meta]),
-            slots: [address + 8 * places.storage as u64, storage + 8 * self.data as u64],
+            words: [
+                ChainWord { slot: address + 8 * places.storage as u64, target: storage },
+                ChainWord { slot: storage + 8 * self.data as u64, target: fields[self.data] },
+            ],
             is_storage: false,
         })
     }
@@ -201,7 +205,7 @@ impl TensorLayout {
     ) -> Option<(u64, CppTensor)> {
         let (slot, address) = storage_slot(memory, classes, object)?;
         let fields = memory.words(address, STORAGE_WORDS)?;
-        let data_slot = address + 8 * self.data as u64;
+        let data = ChainWord { slot: address + 8 * self.data as u64, target: fields[self.data] };
         let storage = CppTensor {
             address,
             data: fields[self.data],
@@ -209,7 +213,7 @@ impl TensorLayout {
             shape: vec![fields[self.bytes]],
             element: 0,
             meta: 0,
-            slots: [data_slot; 2],
+            words: [data; 2],
             is_storage: true,
         };
         Some((slot, storage))

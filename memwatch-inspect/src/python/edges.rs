@@ -132,9 +132,10 @@ impl<M: MemoryAccess> Heap<'_, M> {
         match class.kind {
             ObjectKind::Weak | ObjectKind::Code => {}
             ObjectKind::Dict => {
-                let entries = self.objects.entries(object)?;
-                self.put_entries(&entries, EdgeLabel::Key, edges);
-                for entry in &entries {
+                let table = self.objects.table(object)?;
+                self.put_entries(&table.entries, EdgeLabel::Key, edges);
+                // The collector tracks no string.
+                for entry in table.entries.iter().filter(|_| !table.has_text_keys) {
                     edges.extend(self.edge(EdgeLabel::KeyItself, entry.key, entry.slot.wrapping_sub(8)));
                 }
                 self.put_body(object, class, DICT_BYTES, edges)?;

@@ -3,7 +3,6 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
-use std::collections::hash_map::Entry as Place;
 use std::rc::Rc;
 
 use foldhash::fast::FixedState;
@@ -12,6 +11,7 @@ use super::classes::{PythonClass, PythonClasses};
 use super::collector::{self, LINK, LINKS_BYTES, MOST_INTERPRETERS};
 use super::layout::{CpythonLayout, TYPE};
 use super::objects::Objects;
+use super::places::{AddressSet, Places};
 use crate::memory::{MemoryAccess, SEARCH_SPENT, at};
 
 /// `Py_TPFLAGS_HAVE_GC` (Include/object.h).
@@ -30,9 +30,11 @@ pub struct Heap<'a, M> {
     interpreters: Vec<u64>,
     addresses: Vec<u64>,
     numbers: Vec<u32>,
-    places: HashMap<u64, u32, FixedState>,
+    places: Places,
     late: RefCell<LateObjects>,
     takes_late: Cell<bool>,
+    /// Modules of libraries that earlier searches have seen, with the dicts of their globals.
+    pub(super) library_modules: RefCell<HashMap<u64, u64, FixedState>>,
     /// Numbers of a notebook's cells by file.
     pub(super) cells: OnceCell<HashMap<String, i64, FixedState>>,
     is_partial: bool,
@@ -45,8 +47,9 @@ pub struct Heap<'a, M> {
 struct LateObjects {
     addresses: Vec<u64>,
     numbers: Vec<u32>,
-    /// Index by address; `None` if there is no object.
-    places: HashMap<u64, Option<u32>, FixedState>,
+    places: HashMap<u64, u32, FixedState>,
+    /// Addresses at which there is no object.
+    others: AddressSet,
 }
 
 fn four_words(memory: &impl MemoryAccess, address: u64) -> Option<[u64; 4]> {
@@ -82,9 +85,10 @@ impl<'a, M: MemoryAccess> Heap<'a, M> {
             interpreters,
             addresses: Vec::new(),
             numbers: Vec::new(),
-            places: HashMap::with_hasher(FixedState::default()),
+            places: Places::default(),
             late: RefCell::default(),
             takes_late: Cell::new(false),
+            library_modules: RefCell::default(),
             cells: OnceCell::new(),
             is_partial: false,
             is_cut: false,
@@ -95,20 +99,23 @@ impl<'a, M: MemoryAccess> Heap<'a, M> {
             .filter_map(|interpreter| collector::generations(memory, *interpreter))
             .flatten()
             .collect();
+        let mut seen = AddressSet::default();
         for head in &heads {
             let most_objects = most_objects.min(u32::MAX as usize);
-            if heap.follow(*head, NEXT, most_objects) != Some(ListEnd::Head) {
+            if heap.follow((*head, NEXT), most_objects, &mut seen) != Some(ListEnd::Head) {
                 // The rest behind the break is reached from the other end. If both directions meet,
                 // only objects created meanwhile are missing.
-                heap.is_partial |= heap.follow(*head, PREVIOUS, most_objects).is_none() || heap.is_cut;
+                let end = heap.follow((*head, PREVIOUS), most_objects, &mut seen);
+                heap.is_partial |= end.is_none() || heap.is_cut;
             }
         }
+        heap.places = Places::new(seen, &heap.addresses);
         (!heads.is_empty()).then_some(heap)
     }
 
     /// Adds the objects of a list in one direction. Returns `None` if a link does not lead to an
     /// object, because the list is changing, or the list is too long.
-    fn follow(&mut self, head: u64, direction: u32, most_objects: usize) -> Option<ListEnd> {
+    fn follow(&mut self, (head, direction): (u64, u32), most_objects: usize, seen: &mut AddressSet) -> Option<ListEnd> {
         let memory = self.objects.memory;
         let mut links = memory.u64(at(head, direction)?)? & LINK;
         let mut last = (0, 0);
@@ -119,11 +126,13 @@ impl<'a, M: MemoryAccess> Heap<'a, M> {
                 self.is_cut = true;
                 return None;
             }
-            let Place::Vacant(place) = self.places.entry(object) else { return Some(ListEnd::Known) };
+            if seen.contains(object) {
+                return Some(ListEnd::Known);
+            }
             // Neighbours often have the same class.
             let number = if class == last.0 { last.1 } else { self.classes.number(memory, class)? };
             last = (class, number);
-            place.insert(u32::try_from(self.addresses.len()).ok()?);
+            seen.insert(object);
             self.addresses.push(object);
             self.numbers.push(number);
             links = if direction == NEXT { next } else { previous } & LINK;
@@ -135,7 +144,7 @@ impl<'a, M: MemoryAccess> Heap<'a, M> {
     /// another search while the program runs. Addresses that were no objects are checked again.
     pub fn take_late(&self) {
         self.takes_late.set(true);
-        self.late.borrow_mut().places.retain(|_, place| place.is_some());
+        self.late.borrow_mut().others.clear();
     }
 
     /// Returns whether late objects are added, in which case objects seen earlier may have changed.
@@ -166,27 +175,31 @@ impl<'a, M: MemoryAccess> Heap<'a, M> {
 
     /// Returns the index of an object.
     pub fn place(&self, object: u64) -> Option<u32> {
-        match self.places.get(&object) {
-            Some(place) => Some(*place),
+        match self.places.get(object) {
+            Some(place) => Some(place),
             None if self.takes_late.get() => self.late_place(object),
             None => None,
         }
     }
 
     fn late_place(&self, object: u64) -> Option<u32> {
+        if self.late.borrow().others.contains(object) {
+            return None;
+        }
         if let Some(place) = self.late.borrow().places.get(&object) {
-            return *place;
+            return Some(*place);
         }
         let number = self.late_number(object);
         let mut late = self.late.borrow_mut();
-        let number = number.filter(|_| late.addresses.len() < MOST_LATE);
-        let place = number.and_then(|_| u32::try_from(self.addresses.len() + late.addresses.len()).ok());
-        if let Some(number) = number {
-            late.addresses.push(object);
-            late.numbers.push(number);
-        }
+        let place = u32::try_from(self.addresses.len() + late.addresses.len()).ok();
+        let Some((number, place)) = number.zip(place).filter(|_| late.addresses.len() < MOST_LATE) else {
+            late.others.insert(object);
+            return None;
+        };
+        late.addresses.push(object);
+        late.numbers.push(number);
         late.places.insert(object, place);
-        place
+        Some(place)
     }
 
     /// Returns the class of an object that is in none of the lists read. It must be a known class,
@@ -209,6 +222,11 @@ impl<'a, M: MemoryAccess> Heap<'a, M> {
         is_same() == Some(true)
     }
 
+    /// Returns the indices of the objects in the lists, in the order of their addresses.
+    pub(super) fn by_address(&self) -> impl Iterator<Item = u32> {
+        self.places.by_address()
+    }
+
     /// Returns the address of the object at an index.
     pub fn address(&self, place: u32) -> Option<u64> {
         let place = place as usize;
@@ -226,6 +244,12 @@ impl<'a, M: MemoryAccess> Heap<'a, M> {
             Some(late) => self.late.borrow().numbers.get(late).copied(),
         };
         self.classes.get(number?)
+    }
+
+    /// Returns the address of an object's class: the one it was read with, if it is in the lists.
+    pub(crate) fn class_address(&self, object: u64) -> Option<u64> {
+        let listed = self.place(object).and_then(|place| self.class(place)).map(|class| class.address);
+        listed.or_else(|| self.objects.type_of(object))
     }
 
     /// Returns all objects in the lists with their classes, youngest generation first.

@@ -11,6 +11,9 @@ mod numbers;
 pub mod objects;
 mod path_text;
 pub mod paths;
+mod places;
+mod references;
+mod roots;
 pub mod text;
 
 use std::fmt;

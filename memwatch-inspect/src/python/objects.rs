@@ -30,6 +30,14 @@ pub struct DictEntry {
     pub slot: u64,
 }
 
+/// Entries of a dict.
+#[derive(Debug)]
+pub(super) struct DictTable {
+    pub(super) entries: Vec<DictEntry>,
+    /// All keys are strings. If not, they may be, too.
+    pub(super) has_text_keys: bool,
+}
+
 /// Access to the objects of a process.
 #[derive(Debug)]
 pub struct Objects<'a, M> {
@@ -54,17 +62,22 @@ impl<M: MemoryAccess> Objects<'_, M> {
 
     /// Returns the entries of a dict, in table order; `None` if the object is not a readable dict.
     pub fn entries(&self, dict: u64) -> Option<Vec<DictEntry>> {
+        self.table(dict).map(|table| table.entries)
+    }
+
+    /// Returns the entries of a dict, and whether all keys are known to be strings.
+    pub(super) fn table(&self, dict: u64) -> Option<DictTable> {
         if self.flags(self.type_of(dict)?)? & IS_DICT == 0 {
             return None;
         }
         let keys = self.memory.u64(at(dict, DICT_KEYS)?)?;
         let values = self.memory.u64(at(dict, DICT_VALUES)?)?;
-        let mut entries = self.keys(keys)?;
+        let mut table = self.keys(keys)?;
         if values != 0 {
-            self.put_values(&mut entries, self.values_start(values)?)?;
+            self.put_values(&mut table.entries, self.values_start(values)?)?;
         }
-        entries.retain(|entry| entry.key != 0 && entry.value != 0);
-        Some(entries)
+        table.entries.retain(|entry| entry.key != 0 && entry.value != 0);
+        Some(table)
     }
 
     /// Returns the value of a string key.
@@ -98,7 +111,7 @@ impl<M: MemoryAccess> Objects<'_, M> {
             _ => return None,
         };
         let Some(values) = values else { return self.entries(dict) };
-        let mut entries = self.keys(self.memory.u64(at(class, self.layout.cached_keys)?)?)?;
+        let mut entries = self.keys(self.memory.u64(at(class, self.layout.cached_keys)?)?)?.entries;
         self.put_values(&mut entries, self.values_start(values)?)?;
         entries.retain(|entry| entry.key != 0 && entry.value != 0);
         Some(entries)
@@ -144,10 +157,10 @@ impl<M: MemoryAccess> Objects<'_, M> {
 
     /// Reads the key table at an address, with the values that it contains (Objects/dictobject.c,
     /// Include/internal/pycore_dict.h).
-    fn keys(&self, address: u64) -> Option<Vec<DictEntry>> {
+    fn keys(&self, address: u64) -> Option<DictTable> {
         let head = self.memory.array::<40>(at(address, 0)?)?;
         let word = |index: usize| u64::from_le_bytes(*head.as_chunks::<8>().0.get(index).expect("five words"));
-        let (first, words, count) = match self.layout.keys {
+        let (first, words, count, has_text_keys) = match self.layout.keys {
             KeysLayout::Sized => {
                 let size = word(1);
                 let width = match size {
@@ -156,11 +169,13 @@ impl<M: MemoryAccess> Objects<'_, M> {
                     0x1_0000..=0xffff_ffff => 4,
                     _ => return None,
                 };
-                (40 + size * width, 3, word(4))
+                (40 + size * width, 3, word(4), false)
             }
             KeysLayout::Logarithms => {
-                let (index_bytes, kind) = (head[9], head[10]);
-                (32 + 1u64.checked_shl(index_bytes.into())?, if kind == 0 { 3 } else { 2 }, word(3))
+                // Kind 0 (`DICT_KEYS_GENERAL`) has keys of any class, with their hashes.
+                let (index_bytes, has_text_keys) = (head[9], head[10] != 0);
+                let first = 32 + 1u64.checked_shl(index_bytes.into())?;
+                (first, if has_text_keys { 2 } else { 3 }, word(3), has_text_keys)
             }
         };
         let count = usize::try_from(count).ok().filter(|count| *count <= MOST_ENTRIES)?;
@@ -173,6 +188,6 @@ impl<M: MemoryAccess> Objects<'_, M> {
             let slot = first + (stride * (index + 1) - 8) as u64;
             DictEntry { key: u64::from_le_bytes(pair[0]), value: u64::from_le_bytes(pair[1]), slot }
         };
-        Some(bytes.chunks_exact(stride).enumerate().map(entry).collect())
+        Some(DictTable { entries: bytes.chunks_exact(stride).enumerate().map(entry).collect(), has_text_keys })
     }
 }

@@ -4,34 +4,50 @@
 //! same between readings as long as its root lives. The order is: globals of the program, frames of
 //! its code from the outermost inward, and libraries only for objects that nothing else leads to.
 
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+
+use foldhash::fast::FixedState;
 
 use super::classes::ObjectKind;
 use super::edges::{Edge, EdgeLabel};
-use super::frames::{RunningFrames, is_library_file};
+use super::frames::RunningFrames;
 use super::heap::Heap;
-use super::layout::MODULE_DICT;
-use super::notebook::{SHELL, is_machinery};
-use super::objects::DictEntry;
 use super::path_text::text;
-use crate::memory::{MemoryAccess, PATHS_SPENT, at};
+use super::references::References;
+use super::roots::{ranks, roots};
+use crate::memory::{FOLLOWED_SPENT, MemoryAccess, PATHS_SPENT};
 
+/// Number of objects whose references are read one at a time. Few lead to most tensors, and their
+/// order is that of the search. For more, reading all references at once is faster.
+const MOST_SINGLY: usize = 1 << 15;
 /// Maximum length of a path. Longer chains are data structures of their own.
 const MOST_STEPS: usize = 4096;
 
-/// How an object was first reached.
-#[derive(Clone, Copy, Debug)]
+/// How an object was first reached. This is kept for each object, so it has no label: that is read
+/// again for the few objects with a path that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PathStep {
-    /// Index of the referring object; `None` for a reference from a root.
-    from: Option<u32>,
-    label: EdgeLabel,
-    slot: u64,
+    /// Index of the referring object, or [`NONE`] for a reference from a root.
+    from: u32,
+    /// Index among the references that no object has by itself, or [`NONE`].
+    given: u32,
+}
+
+const NONE: u32 = u32::MAX;
+const NOT_REACHED: PathStep = PathStep { from: NONE, given: NONE };
+
+impl PathStep {
+    fn from(self) -> Option<u32> {
+        (self.from != NONE).then_some(self.from)
+    }
 }
 
 /// A reference on a path, for checking it later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathLink {
-    /// Address of the word that refers to the object.
+    /// Address of the word that refers to the object; 0 if it no longer does.
     pub slot: u64,
     /// Address of the object.
     pub object: u64,
@@ -48,6 +64,8 @@ pub struct Path {
     pub is_through_traceback: bool,
     /// Index of the tensor that owns the first autograd graph on the path, if any.
     pub graph_of: Option<u32>,
+    /// A reference of the path has changed since the search, so the path does not hold.
+    pub is_changed: bool,
 }
 
 /// Quality of the path to an object; less is better.
@@ -71,7 +89,15 @@ pub struct Breadth {
 /// Search results: how each object was first reached.
 #[derive(Debug)]
 pub struct Paths {
-    steps: Vec<Option<PathStep>>,
+    steps: Vec<PathStep>,
+    /// References from roots, and those from autograd graphs.
+    given: Vec<Edge>,
+    /// References of objects on paths that were written, by object and sorted by target.
+    labelled: RefCell<HashMap<u32, Vec<Edge>, FixedState>>,
+    /// References of all objects, once the search needs them.
+    references_of: Rc<References>,
+    /// Number of objects whose references were read one at a time.
+    read_singly: usize,
     references: Vec<u32>,
     /// Rank of the root of each object.
     ranks: Vec<u8>,
@@ -98,7 +124,11 @@ impl Paths {
     pub fn search_within(heap: &Heap<'_, impl MemoryAccess>, earlier: &RunningFrames, breadth: Breadth) -> Self {
         let count = heap.len();
         let mut paths = Self {
-            steps: vec![None; count],
+            steps: vec![NOT_REACHED; count],
+            given: Vec::new(),
+            labelled: RefCell::default(),
+            references_of: Rc::default(),
+            read_singly: 0,
             references: vec![0; count],
             ranks: vec![0; count],
             rank: 0,
@@ -107,16 +137,24 @@ impl Paths {
             is_begun: Vec::new(),
             is_cut: false,
         };
-        for (rank, edges) in roots(heap, earlier, &mut paths.is_closed) {
+        for (rank, edges) in roots(heap, earlier, breadth.of_libraries, &mut paths.is_closed) {
             if rank > ranks::MACHINERY {
                 paths.follow_tracebacks(heap, breadth.objects_per_root);
                 if !breadth.of_libraries {
                     return paths;
                 }
+                if breadth.objects_per_root == usize::MAX {
+                    paths.read_references(heap);
+                }
             }
             paths.rank = rank;
             let mut queue = VecDeque::new();
-            paths.put(None, &edges, &mut queue);
+            paths.put_given(NONE, &edges, &mut queue);
+            if edges.len() > breadth.objects_per_root {
+                // A search that does not even see all objects that a root leads to says nothing.
+                paths.is_cut = true;
+                continue;
+            }
             paths.spread(heap, &mut queue, breadth.objects_per_root);
         }
         paths.follow_tracebacks(heap, breadth.objects_per_root);
@@ -140,48 +178,89 @@ impl Paths {
         most: usize,
         follows_tracebacks: bool,
     ) {
-        let mut edges = Vec::new();
         let mut left = most;
         while let Some(place) = queue.pop_front() {
-            if left == 0 || heap.objects().memory.spent() >= PATHS_SPENT {
+            if left == 0 || heap.objects().memory.spent() >= FOLLOWED_SPENT {
                 self.is_cut = true;
                 break;
             }
             left -= 1;
-            if heap.is_moving() && !heap.is_same(place) {
-                continue;
+            if most == usize::MAX && self.read_singly >= MOST_SINGLY {
+                self.read_references(heap);
             }
-            if !follows_tracebacks && heap.class(place).is_some_and(|class| class.kind == ObjectKind::Traceback) {
+            let references_of = Rc::clone(&self.references_of);
+            let is_traceback = || heap.class(place).is_some_and(|class| class.kind == ObjectKind::Traceback);
+            if !follows_tracebacks && is_traceback() {
                 self.tracebacks.push(place);
-                continue;
+            } else if let Some(known) = references_of.of(place) {
+                self.put(place, known, queue);
+            } else if heap.objects().memory.spent() < PATHS_SPENT {
+                self.put_read(heap, place, queue);
+            } else {
+                self.is_cut = true;
             }
-            edges.clear();
-            heap.put_edges(place, &mut edges);
-            self.put(Some(place), &edges, queue);
         }
     }
 
-    fn put(&mut self, from: Option<u32>, edges: &[Edge], queue: &mut VecDeque<u32>) {
+    /// Reads the references of all objects at once, if they were not read yet.
+    fn read_references(&mut self, heap: &Heap<'_, impl MemoryAccess>) {
+        if self.references_of.is_empty() {
+            self.references_of = Rc::new(References::read(heap));
+            self.is_cut |= self.references_of.is_cut();
+        }
+    }
+
+    /// Reads an object's references, and takes them.
+    fn put_read(&mut self, heap: &Heap<'_, impl MemoryAccess>, place: u32, queue: &mut VecDeque<u32>) {
+        self.read_singly += 1;
+        if heap.is_moving() && !heap.is_same(place) {
+            return;
+        }
+        let mut edges = Vec::new();
+        heap.put_edges(place, &mut edges);
+        let targets: Vec<_> = edges.iter().map(|edge| edge.target).collect();
+        self.put(place, &targets, queue);
+    }
+
+    /// Takes an object's references.
+    fn put(&mut self, from: u32, targets: &[u32], queue: &mut VecDeque<u32>) {
+        for target in targets {
+            self.put_step(*target, PathStep { from, given: NONE }, queue);
+        }
+    }
+
+    /// Takes references that no object has by itself.
+    fn put_given(&mut self, from: u32, edges: &[Edge], queue: &mut VecDeque<u32>) {
         for edge in edges {
-            let target = edge.target as usize;
-            if target >= self.steps.len() {
-                self.grow(target + 1);
-            }
-            if self.is_closed[target] {
-                continue;
-            }
-            self.references[target] = self.references[target].saturating_add(1);
-            if self.steps[target].is_none() && !self.is_begun.get(target).copied().unwrap_or(false) {
-                self.steps[target] = Some(PathStep { from, label: edge.label, slot: edge.slot });
-                self.ranks[target] = self.rank;
-                queue.push_back(edge.target);
+            let given = u32::try_from(self.given.len()).unwrap_or(NONE);
+            if self.put_step(edge.target, PathStep { from, given }, queue) {
+                self.given.push(*edge);
             }
         }
+    }
+
+    /// Counts a reference. Returns whether the object is reached by it for the first time.
+    fn put_step(&mut self, target: u32, step: PathStep, queue: &mut VecDeque<u32>) -> bool {
+        let place = target as usize;
+        if place >= self.steps.len() {
+            self.grow(place + 1);
+        }
+        if self.is_closed[place] {
+            return false;
+        }
+        self.references[place] = self.references[place].saturating_add(1);
+        let is_first = self.steps[place] == NOT_REACHED && !self.is_begun.get(place).copied().unwrap_or(false);
+        if is_first {
+            self.steps[place] = step;
+            self.ranks[place] = self.rank;
+            queue.push_back(target);
+        }
+        is_first
     }
 
     /// Makes room for objects that were added later.
     fn grow(&mut self, count: usize) {
-        self.steps.resize(count, None);
+        self.steps.resize(count, NOT_REACHED);
         self.references.resize(count, 0);
         self.ranks.resize(count, 0);
         self.is_closed.resize(count, false);
@@ -189,9 +268,9 @@ impl Paths {
 
     /// Returns the quality of the path to an object; `None` if it was not reached.
     pub fn rank(&self, place: u32) -> Option<PathRank> {
-        let mut step = self.steps.get(place as usize).copied().flatten()?;
+        let mut step = self.step(place)?;
         let mut length = 1;
-        while let Some(next) = step.from.and_then(|from| self.steps.get(from as usize).copied().flatten()) {
+        while let Some(next) = step.from().and_then(|from| self.step(from)) {
             (step, length) = (next, length + 1);
             if length as usize > MOST_STEPS {
                 break;
@@ -205,17 +284,14 @@ impl Paths {
     /// objects.
     pub fn follow_kept(&mut self, heap: &Heap<'_, impl MemoryAccess>, kept: &[(u32, u32, u64)]) -> Vec<u32> {
         let mut queue = VecDeque::new();
-        let before: Vec<bool> = self.steps.iter().map(Option::is_some).collect();
+        let before: Vec<bool> = self.steps.iter().map(|step| *step != NOT_REACHED).collect();
         for (object, owner, slot) in kept {
             self.rank = self.ranks.get(*owner as usize).copied().unwrap_or(u8::MAX);
             let edge = Edge { label: EdgeLabel::Graph, target: *object, slot: *slot };
-            self.put(Some(*owner), &[edge], &mut queue);
+            self.put_given(*owner, &[edge], &mut queue);
         }
         self.spread_through(heap, &mut queue, usize::MAX, true);
-        let is_new = |place: &u32| {
-            let place = *place as usize;
-            self.steps[place].is_some() && !before.get(place).copied().unwrap_or(false)
-        };
+        let is_new = |place: &u32| self.is_reached(*place) && !before.get(*place as usize).copied().unwrap_or(false);
         (0..u32::try_from(self.steps.len()).unwrap_or(u32::MAX)).filter(is_new).collect()
     }
 
@@ -224,11 +300,11 @@ impl Paths {
         let mut graph_of = None;
         let mut current = Some(place);
         for _ in 0..MOST_STEPS {
-            let Some(step) = current.and_then(|place| self.steps.get(place as usize).copied().flatten()) else { break };
-            if step.label == EdgeLabel::Graph {
-                graph_of = step.from;
+            let Some(step) = current.and_then(|place| self.step(place)) else { break };
+            if self.is_of_graph(step) {
+                graph_of = step.from();
             }
-            current = step.from;
+            current = step.from();
         }
         graph_of
     }
@@ -240,7 +316,31 @@ impl Paths {
 
     /// Returns whether an object was reached.
     pub fn is_reached(&self, place: u32) -> bool {
-        self.steps.get(place as usize).is_some_and(Option::is_some)
+        self.step(place).is_some()
+    }
+
+    fn step(&self, place: u32) -> Option<PathStep> {
+        self.steps.get(place as usize).copied().filter(|step| *step != NOT_REACHED)
+    }
+
+    fn is_of_graph(&self, step: PathStep) -> bool {
+        self.given.get(step.given as usize).is_some_and(|edge| edge.label == EdgeLabel::Graph)
+    }
+
+    /// Returns the reference by which an object was reached; `None` if it has changed since.
+    fn edge(&self, heap: &Heap<'_, impl MemoryAccess>, step: PathStep, place: u32) -> Option<Edge> {
+        if let Some(given) = self.given.get(step.given as usize) {
+            return Some(*given);
+        }
+        let mut labelled = self.labelled.borrow_mut();
+        let edges = labelled.entry(step.from).or_insert_with(|| {
+            let mut edges = Vec::new();
+            heap.put_edges(step.from, &mut edges);
+            // The sort is stable, so the first reference to an object stays the first.
+            edges.sort_by_key(|edge| edge.target);
+            edges
+        });
+        edges.get(edges.partition_point(|edge| edge.target < place)).copied().filter(|edge| edge.target == place)
     }
 
     /// Returns the number of references to an object that were found.
@@ -263,18 +363,21 @@ impl Paths {
     /// Returns the path to an object, if one was found.
     pub fn path(&self, heap: &Heap<'_, impl MemoryAccess>, place: u32) -> Option<Path> {
         let (mut labels, mut links, mut traceback, mut graph_of) = (Vec::new(), Vec::new(), None, None);
-        let mut current = Some(place);
+        let (mut current, mut is_changed) = (Some(place), false);
         while let Some(place) = current {
-            let Some(step) = self.steps.get(place as usize).copied().flatten() else { break };
+            let Some(step) = self.step(place) else { break };
             if heap.class(place).is_some_and(|class| class.kind == ObjectKind::Traceback) {
                 traceback = Some(labels.len());
             }
-            if step.label == EdgeLabel::Graph {
-                graph_of = step.from;
+            if self.is_of_graph(step) {
+                graph_of = step.from();
             }
-            labels.push(step.label);
-            links.push(PathLink { slot: step.slot, object: heap.address(place)? });
-            current = step.from;
+            let edge = self.edge(heap, step, place);
+            is_changed |= edge.is_none();
+            let edge = edge.unwrap_or(Edge { label: EdgeLabel::Member, target: place, slot: 0 });
+            labels.push(edge.label);
+            links.push(PathLink { slot: edge.slot, object: heap.address(place)? });
+            current = step.from();
             if labels.len() > MOST_STEPS {
                 return None;
             }
@@ -287,110 +390,17 @@ impl Paths {
             links,
             is_through_traceback: traceback.is_some(),
             graph_of,
+            is_changed,
         })
+    }
+
+    /// Returns the path to an object as text, if one was found that has not changed since.
+    pub fn path_text(&self, heap: &Heap<'_, impl MemoryAccess>, place: u32) -> Option<String> {
+        self.path(heap, place).filter(|path| !path.is_changed).map(|path| path.text)
     }
 }
 
 /// Returns a reference as Python writes it behind the referring object: `._local_tensor`, `[3]`.
 pub fn reference_text(heap: &Heap<'_, impl MemoryAccess>, label: EdgeLabel) -> String {
     text(heap, None, &[label], None)
-}
-
-/// Ranks of roots. A lower one lives longer and says more to the program's author.
-mod ranks {
-    /// Globals of the program.
-    pub(super) const GLOBAL: u8 = 0;
-    /// Frames of the program's code that ran when the reading began, and later ones.
-    pub(super) const STANDING_FRAME: u8 = 1;
-    pub(super) const FRAME: u8 = 2;
-    /// Variables of IPython in the program's globals.
-    pub(super) const MACHINERY: u8 = 3;
-    pub(super) const LIBRARY_STANDING_FRAME: u8 = 4;
-    pub(super) const LIBRARY_GLOBAL: u8 = 5;
-    pub(super) const LIBRARY_FRAME: u8 = 6;
-    /// Thread states.
-    pub(super) const THREAD: u8 = 7;
-    /// Finished frames that a traceback retains.
-    pub(super) const TRACEBACK: u8 = 8;
-}
-
-/// Returns all roots, best first. Each frame is a rank of its own. Modules and their dicts are
-/// closed.
-fn roots(
-    heap: &Heap<'_, impl MemoryAccess>,
-    earlier: &RunningFrames,
-    is_closed: &mut Vec<bool>,
-) -> Vec<(u8, Vec<Edge>)> {
-    let mut roots = globals(heap, is_closed);
-    for frame in heap.run_frames(earlier) {
-        let rank = match (frame.is_own, frame.is_standing) {
-            (true, true) => ranks::STANDING_FRAME,
-            (true, false) => ranks::FRAME,
-            (false, true) => ranks::LIBRARY_STANDING_FRAME,
-            (false, false) => ranks::LIBRARY_FRAME,
-        };
-        roots.push((rank, heap.frame_edges(frame.address)));
-    }
-    roots.push((ranks::THREAD, heap.state_edges()));
-    // The sort is stable, so frames of one rank keep their order.
-    roots.sort_by_key(|(rank, _)| *rank);
-    roots
-}
-
-/// Returns the globals of the program's modules with `__main__` first, IPython's variables, and the
-/// globals of libraries.
-fn globals(heap: &Heap<'_, impl MemoryAccess>, is_closed: &mut Vec<bool>) -> Vec<(u8, Vec<Edge>)> {
-    let objects = heap.objects();
-    let (mut main, mut own, mut machinery, mut others) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut close = |object: u64| {
-        if let Some(place) = heap.place(object) {
-            let place = place as usize;
-            if place >= is_closed.len() {
-                is_closed.resize(place + 1, false);
-            }
-            is_closed[place] = true;
-        }
-    };
-    for interpreter in heap.interpreters() {
-        let modules = || objects.memory.u64(at(*interpreter, objects.layout.modules)?);
-        let Some(modules) = modules() else { continue };
-        close(modules);
-        for module in objects.entries(modules).unwrap_or_default() {
-            if heap.class_of(module.value).is_none_or(|class| class.kind != ObjectKind::Module) {
-                continue;
-            }
-            let Some(dict) = at(module.value, MODULE_DICT).and_then(|at| objects.memory.u64(at)) else { continue };
-            close(module.value);
-            close(dict);
-            let mut entries = objects.entries(dict).unwrap_or_default();
-            let name = objects.text(module.key);
-            let label = |entry: &DictEntry| EdgeLabel::Global { module: module.key, name: entry.key };
-            let edge = |entry: &DictEntry| heap.edge(label(entry), entry.value, entry.slot);
-            let part = match name.as_deref() {
-                Some("__main__") => {
-                    let text = |entry: &DictEntry| objects.text(entry.key).unwrap_or_default();
-                    if entries.iter().any(|entry| text(entry) == SHELL) {
-                        machinery.extend(
-                            entries.extract_if(.., |entry| is_machinery(&text(entry))).filter_map(|entry| edge(&entry)),
-                        );
-                    }
-                    &mut main
-                }
-                _ if is_own(heap, &entries) => &mut own,
-                _ => &mut others,
-            };
-            part.extend(entries.iter().filter_map(edge));
-        }
-    }
-    main.extend(own);
-    vec![(ranks::GLOBAL, main), (ranks::MACHINERY, machinery), (ranks::LIBRARY_GLOBAL, others)]
-}
-
-/// Returns whether these are the globals of a module of the program: its file is not in a library
-/// folder.
-fn is_own(heap: &Heap<'_, impl MemoryAccess>, globals: &[DictEntry]) -> bool {
-    let objects = heap.objects();
-    let file = globals.iter().find(|entry| objects.text(entry.key).as_deref() == Some("__file__"));
-    let file = file.and_then(|entry| objects.text(entry.value));
-    file.is_some_and(|file| !is_library_file(&file))
 }

@@ -20,6 +20,13 @@ struct HeapTruth {
     tid: u32,
 }
 
+/// What `scattered.py` reports about itself.
+#[derive(Deserialize)]
+struct ScatteredTruth {
+    objects: usize,
+    tid: u32,
+}
+
 /// What memwatch found.
 struct FoundObjects {
     paths: BTreeMap<String, Option<String>>,
@@ -76,4 +83,25 @@ fn all_objects_that_the_collector_lists_are_read() {
         assert!(found.objects + 8 >= truth.objects, "{version}: {} of {}", found.objects, truth.objects);
         assert!(found.objects <= truth.objects + 1024, "{version}: {} of {}", found.objects, truth.objects);
     }
+}
+
+#[test]
+fn scattered_objects_are_read_a_few_times_and_not_kept() {
+    const KEPT_BYTES: usize = 2 << 20;
+    let Some(program) = interpreter("system") else { return };
+    let mut script = StoppingScript::run(&program, &script("scattered.py"), None);
+    let truth: ScatteredTruth = serde_json::from_str(&script.line().expect("a line")).expect("JSON");
+    script.wait_for_stop(truth.tid);
+    let python = PythonProcess::attach(script.tgid()).expect("it is readable").expect("it is Python");
+    let read = |most_bytes: usize| {
+        let pass = Pass::new(python.resolver.memory(), u64::MAX).keeping(most_bytes);
+        let heap = Heap::read(&pass, python.resolver.layout(), 1 << 20).expect("it has lists");
+        let paths = Paths::search(&heap, &RunningFrames::default());
+        let reached = (0..u32::try_from(heap.len()).expect("few")).filter(|place| paths.is_reached(*place)).count();
+        (pass.read_bytes(), reached)
+    };
+    let (once, all) = read(usize::MAX);
+    let (several, reached) = read(KEPT_BYTES);
+    assert!(reached == all && all >= truth.objects, "{reached} of {all}");
+    assert!(once > 4 * KEPT_BYTES as u64 && several < 4 * once, "{several} bytes, {once} with all of them kept");
 }
