@@ -197,6 +197,16 @@ impl TensorChange {
         matches!(self, Self::OutOfMemory { .. } | Self::ArenaFails { .. })
     }
 
+    /// Returns the size of a block that an allocator has granted, as rounded by the allocator; `None` for any other
+    /// event.
+    pub fn granted_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Reported { block_bytes, .. } => u64::try_from(*block_bytes).ok().filter(|bytes| *bytes > 0),
+            Self::Chunk(chunk) => chunk.is_grant.then_some(chunk.bytes),
+            _ => None,
+        }
+    }
+
     /// Returns whether the event is from another framework's allocator than PyTorch's. Such events contain no totals of
     /// a device.
     pub const fn is_of_others(&self) -> bool {

@@ -175,6 +175,61 @@ fn process_that_ends_after_a_refused_call_has_failed() {
     }
 }
 
+/// A PyTorch failure in a thread, then blocks of these sizes granted to another or the same one, and
+/// the end of the process three seconds later.
+fn after_a_failure(failing: u32, then: &[(u32, u64)]) -> OomView {
+    let mut watch = watched();
+    watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: ATTACHED_NS });
+    let wanted_bytes = 900 * MIB;
+    let failure =
+        TensorChange::OutOfMemory { ordinal: Ordinal(0), wanted_bytes, allocated_bytes: 0, reserved_bytes: 0 };
+    let mut happens = |tid: u32, what: TensorChange| {
+        let event = TensorEvent::made((Tgid(7), Tid(tid)), watch.later(), StackRef::NotAsked, what);
+        show(&mut watch.pipeline, &event);
+    };
+    happens(failing, failure);
+    for (tid, bytes) in then {
+        let block_bytes = i64::try_from(*bytes).expect("small");
+        let (address, allocated_bytes, reserved_bytes) = (0xd0, *bytes, *bytes);
+        let ordinal = Ordinal(0);
+        happens(*tid, TensorChange::Reported { ordinal, address, block_bytes, allocated_bytes, reserved_bytes });
+    }
+    watch.passes(3 * SECOND_NS);
+    watch.event(7, ProcessEvent::Exit);
+    watch.failures().pop().expect("it has failed")
+}
+
+#[test]
+fn failure_that_the_program_handled_is_not_what_it_ended_of() {
+    let outcome = |failure: OomView| (failure.is_survived, failure.ended_ns.is_some(), failure.exited_ns.is_some());
+    let (survived, died) = ((true, false, true), (false, true, false));
+    assert_eq!(outcome(after_a_failure(7, &[])), died);
+    assert_eq!(outcome(after_a_failure(7, &[(7, 128 * MIB)])), survived);
+    assert_eq!(outcome(after_a_failure(7, &[(7, 512); 40])), survived, "it works with small tensors");
+    assert_eq!(outcome(after_a_failure(7, &[(7, 512); 3])), died, "a handler of the error needs few");
+    assert_eq!(outcome(after_a_failure(7, &[(8, 128 * MIB); 9])), died, "another thread has not noticed yet");
+    assert_eq!(outcome(after_a_failure(8, &[(7, 128 * MIB)])), survived, "the backward pass has its own thread");
+}
+
+#[test]
+fn program_that_fails_again_ends_of_its_last_failure_alone() {
+    let mut watch = watched();
+    let fails = |watch: &mut TestPipeline| {
+        let call_ns = watch.later();
+        watch.returns(mem_alloc(0, 700 * MIB).failing(OUT_OF_MEMORY), call_ns);
+    };
+    fails(&mut watch);
+    watch.passes(2 * SECOND_NS);
+    let call_ns = watch.later();
+    watch.returns(mem_alloc(0xd0, 300 * MIB), call_ns);
+    fails(&mut watch);
+    watch.passes(SECOND_NS);
+    watch.event(7, ProcessEvent::Exit);
+    let failures = watch.failures();
+    let outcomes: Vec<_> = failures.iter().map(|one| (one.is_survived, one.ended_ns.is_some())).collect();
+    assert_eq!(outcomes, [(true, false), (false, true)]);
+}
+
 #[test]
 fn failures_of_one_owner_do_not_displace_those_of_others() {
     let mut watch = watched();

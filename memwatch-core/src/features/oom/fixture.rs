@@ -70,6 +70,7 @@ pub(crate) fn unasked(wanted_bytes: u64) -> OomView {
         more: 0,
         ended_ns: None,
         is_survived: false,
+        exited_ns: None,
         refused: Vec::new(),
         snapshot: Box::new(snapshot),
     }

@@ -17,6 +17,11 @@ use crate::words::{Tgid, Tid};
 /// cannot displace the failures of all others.
 const KEPT: usize = 64;
 
+/// Granted requests of the thread that failed, and size in bytes of a single one, that show that its
+/// program continued. An uncaught error only runs handlers, which need no large tensors.
+const WORK_REQUESTS: u32 = 32;
+const WORK_BYTES: u64 = 1 << 20;
+
 /// Workload and user of a process.
 type FailureOwner = Option<(WorkloadKey, Option<u32>)>;
 
@@ -38,11 +43,25 @@ struct LoggedFailure {
     last_ns: u64,
     /// Refused calls without a known result; empty if an allocator has reported the failure.
     open: Vec<OpenCall>,
+    /// Thread whose request failed last.
+    tid: Tid,
+    /// Requests granted to this thread since then; [`WORK_REQUESTS`] after a large one.
+    granted: u32,
 }
 
 impl LoggedFailure {
     fn is_hidden(&self) -> bool {
         self.open.first().is_some_and(|open| open.is_reported_later)
+    }
+
+    /// Takes a further failure into this one: whatever was granted before it shows nothing.
+    fn fails_again(&mut self, tid: Tid, now_ns: u64) {
+        (self.last_ns, self.tid, self.granted) = (now_ns, tid, 0);
+    }
+
+    /// Whether its program handled the failure and continued.
+    fn is_handled(&self) -> bool {
+        self.granted >= WORK_REQUESTS
     }
 
     fn is_recent(&self, now_ns: u64) -> bool {
@@ -71,6 +90,8 @@ impl LoggedFailure {
 pub struct OomLog {
     kept: VecDeque<LoggedFailure>,
     pub(super) forgotten: u64,
+    /// Time after which no failure can turn out to be survived by what its program allocates.
+    doubtful_until_ns: u64,
     /// Requests that the kernel driver refused and that belong to none of these failures.
     pub(super) requests: RefusedRequests,
     /// Snapshot of the last failure cancelled by a retry, for reuse: programs retry often, and
@@ -89,7 +110,7 @@ impl OomLog {
         self.kept.iter().filter(|failure| !failure.is_hidden()).map(|failure| &failure.view)
     }
 
-    pub(super) fn keep(&mut self, view: OomView, open: Option<OpenCall>, owner: FailureOwner) {
+    pub(super) fn keep(&mut self, view: OomView, (tid, open): (Tid, Option<OpenCall>), owner: FailureOwner) {
         if self.kept.len() >= KEPT {
             let count = |owner: &FailureOwner| self.kept.iter().filter(|one| one.owner == *owner).count();
             // Of several owners with the same count the one with the oldest failure.
@@ -103,7 +124,9 @@ impl OomLog {
             }
         }
         let last_ns = view.time_ns;
-        self.kept.push_back(LoggedFailure { view, owner, last_ns, open: open.into_iter().collect() });
+        self.doubtful_until_ns = self.doubtful_until_ns.max(last_ns.saturating_add(DEATH_NS));
+        let open = open.into_iter().collect();
+        self.kept.push_back(LoggedFailure { view, owner, last_ns, open, tid, granted: 0 });
     }
 
     /// Adds a refused call to the failure that it belongs to; returns the refused requests if there
@@ -116,7 +139,7 @@ impl OomLog {
     ) -> Option<Vec<RefusedView>> {
         let last = self.kept.iter_mut().rfind(|one| one.view.tgid == tgid && one.takes(call, now_ns));
         let Some(failure) = last else { return Some(behind) };
-        failure.last_ns = now_ns;
+        failure.fails_again(call.tid, now_ns);
         // A request is refused several times before its allocator fails.
         let is_same = failure.open.iter().any(|open| (open.tid, open.bytes) == (call.tid, call.bytes));
         let is_reported = failure.open.is_empty();
@@ -125,18 +148,45 @@ impl OomLog {
             failure.open.push(call);
         }
         add(&mut failure.view, behind);
+        self.doubtful_until_ns = self.doubtful_until_ns.max(now_ns.saturating_add(DEATH_NS));
         None
     }
 
     /// Adds a failure reported by an allocator to the failure that it belongs to; returns the
     /// refused requests if there is none.
-    pub(super) fn join_last(&mut self, tgid: Tgid, now_ns: u64, behind: Vec<RefusedView>) -> Option<Vec<RefusedView>> {
+    pub(super) fn join_last(
+        &mut self,
+        (tgid, thread): (Tgid, Tid),
+        now_ns: u64,
+        behind: Vec<RefusedView>,
+    ) -> Option<Vec<RefusedView>> {
         let is_one = |one: &&mut LoggedFailure| one.view.tgid == tgid && !one.is_hidden() && one.includes(now_ns);
         let Some(failure) = self.kept.iter_mut().rfind(is_one) else { return Some(behind) };
         failure.view.more += 1;
-        failure.last_ns = now_ns;
+        failure.fails_again(thread, now_ns);
         add(&mut failure.view, behind);
+        self.doubtful_until_ns = self.doubtful_until_ns.max(now_ns.saturating_add(DEATH_NS));
         None
+    }
+
+    /// Counts a granted request: the thread that failed, or the program's first thread if that one
+    /// failed elsewhere, as for the backward pass, has caught the error and continues.
+    pub(super) fn note_granted(&mut self, (tgid, thread): (Tgid, Tid), bytes: u64, now_ns: u64) {
+        // Nearly every allocation of every program passes through here.
+        if now_ns > self.doubtful_until_ns {
+            return;
+        }
+        let is_first = thread.0 == tgid.0;
+        let is_of = |one: &&mut LoggedFailure| {
+            one.view.tgid == tgid
+                && one.view.ended_ns.is_none()
+                && now_ns > one.last_ns
+                && (one.tid == thread || is_first)
+        };
+        for failure in self.kept.iter_mut().filter(is_of) {
+            let requests = if bytes >= WORK_BYTES { WORK_REQUESTS } else { 1 };
+            failure.granted = failure.granted.saturating_add(requests);
+        }
     }
 
     /// Cancels a refused call after the thread was granted the same size: that was a retry.
@@ -182,8 +232,9 @@ impl OomLog {
     /// Marks failures as survived after a while: a refused call that no allocator reported, in a
     /// process that still runs, was no failure.
     pub(super) fn settle(&mut self, now_ns: u64) {
-        for failure in self.kept.iter_mut().filter(|one| one.view.ended_ns.is_none()) {
-            failure.view.is_survived = now_ns.saturating_sub(failure.last_ns) >= DEATH_NS;
+        for failure in self.kept.iter_mut().filter(|one| one.view.ended_ns.is_none() && one.view.exited_ns.is_none()) {
+            let is_old = now_ns.saturating_sub(failure.last_ns) >= DEATH_NS;
+            failure.view.is_survived = is_old || failure.is_handled();
         }
         let is_over = |one: &LoggedFailure| one.is_hidden() && now_ns.saturating_sub(one.last_ns) >= DEATH_NS;
         while let Some(at) = self.kept.iter().position(is_over) {
@@ -193,16 +244,23 @@ impl OomLog {
         }
     }
 
-    /// Marks failures that the exiting process died of.
+    /// Marks failures that the exiting process died of, and those that it survived before.
     pub(super) fn end(&mut self, tgid: Tgid, time_ns: u64) {
+        // What an allocator has not reported was no failure if its program continued.
+        let is_none = |one: &LoggedFailure| one.view.tgid == tgid && one.is_hidden() && one.is_handled();
+        while let Some(at) = self.kept.iter().position(is_none) {
+            if let Some(LoggedFailure { view, .. }) = self.kept.remove(at) {
+                self.requests.list(tgid, view.refused, Some(OUT_OF_MEMORY));
+            }
+        }
         let is_of = |one: &&mut LoggedFailure| {
-            one.view.tgid == tgid && one.view.ended_ns.is_none() && !(one.view.is_survived && one.open.is_empty())
+            one.view.tgid == tgid && one.view.ended_ns.is_none() && one.view.exited_ns.is_none()
         };
         for failure in self.kept.iter_mut().filter(is_of) {
             failure.open.clear();
-            let died = time_ns.saturating_sub(failure.last_ns) < DEATH_NS;
-            failure.view.ended_ns = died.then_some(time_ns);
+            let died = time_ns.saturating_sub(failure.last_ns) < DEATH_NS && !failure.is_handled();
             failure.view.is_survived = !died;
+            *(if died { &mut failure.view.ended_ns } else { &mut failure.view.exited_ns }) = Some(time_ns);
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::snapshot::build::places::whose;
 use crate::snapshot::{RefusedView, Snapshot};
 use crate::state::State;
 use crate::state::event::{Detector, Event};
-use crate::words::{Framework, Tgid};
+use crate::words::{Framework, Tgid, Tid};
 
 /// Failures of one process within this time are one failure, in nanoseconds: programs retry.
 const ONE_NS: u64 = 1_000_000_000;
@@ -40,8 +40,14 @@ impl Detector for OomLog {
             Event::Call(call) => self.note_outcome(call, state),
             // Nearly every event of every program passes through here.
             Event::Tensor(event) if event.what.is_failure() => self.note_failure(event, state),
+            Event::Tensor(event) => {
+                if let Some(bytes) = event.what.granted_bytes() {
+                    self.note_granted((event.tgid, event.tid), bytes, event.time_ns);
+                }
+            }
             Event::Refused(tgid) => self.note_refused(*tgid, state),
-            // A failure that the process died of counts even if no allocator reported it.
+            // A failure that the process died of counts even if no allocator reported it. One that the
+            // program handled does not become a death by the exit.
             Event::Ends { tgid, time_ns } => self.end(*tgid, *time_ns),
             // Refused requests of which nothing further will be reported.
             Event::Tick => {
@@ -75,7 +81,7 @@ impl OomLog {
         let Refused { framework, ordinal, wanted_bytes } = failed;
         let mut behind = self.take_of_thread(event.tgid, event.tid, event.time_ns);
         behind.extend(self.requests.take_of_thread(event.tgid, event.tid));
-        let Some(refused) = self.join_last(event.tgid, event.time_ns, behind) else { return };
+        let Some(refused) = self.join_last((event.tgid, event.tid), event.time_ns, behind) else { return };
         let snapshot = snapshot_at(state, event.time_ns);
         let Some(process) = state.processes.get(&event.tgid) else { return };
         let Some(tensors) = &process.tensors else { return };
@@ -98,10 +104,11 @@ impl OomLog {
             more: 0,
             ended_ns: None,
             is_survived: false,
+            exited_ns: None,
             refused,
             snapshot,
         };
-        self.keep_failure(view, None, state);
+        self.keep_failure(view, (event.tid, None), state);
     }
 
     /// Processes the return of a driver call. If it failed for lack of memory, an allocator may
@@ -111,6 +118,7 @@ impl OomLog {
             && let Some(bytes) = call.action.requested_bytes()
         {
             self.retract((call.tgid, call.tid, bytes), call.returned_ns);
+            self.note_granted((call.tgid, call.tid), bytes, call.returned_ns);
         }
         let behind = self.requests.take_of_call(call);
         if call.status != OUT_OF_MEMORY {
@@ -149,17 +157,18 @@ impl OomLog {
             more: 0,
             ended_ns: None,
             is_survived: false,
+            exited_ns: None,
             refused,
             snapshot,
         };
-        self.keep_failure(view, Some(open), state);
+        self.keep_failure(view, (open.tid, Some(open)), state);
     }
 
-    fn keep_failure(&mut self, view: OomView, open: Option<OpenCall>, state: &State) {
+    fn keep_failure(&mut self, view: OomView, call: (Tid, Option<OpenCall>), state: &State) {
         let process = state.processes.get(&view.tgid);
         let owner = process
             .map(|process| (WorkloadKey::of(&process.owner), process.facts.as_ref().and_then(|facts| facts.uid)));
-        self.keep(view, open, owner);
+        self.keep(view, call, owner);
     }
 }
 

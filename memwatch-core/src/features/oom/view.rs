@@ -40,9 +40,14 @@ pub struct OomView {
     /// nanoseconds. `None` if it survived the failure, or if that is not known yet.
     #[serde(default, serialize_with = "json::date")]
     pub ended_ns: Option<u64>,
-    /// Whether the process lived longer than a dying process does: its program handled the failure.
+    /// Whether the program handled the failure: it allocated on, or lived longer than a dying
+    /// process does.
     #[serde(default)]
     pub is_survived: bool,
+    /// Time at which a process that had survived the failure exited: `CLOCK_BOOTTIME`, in
+    /// nanoseconds. `None` while it runs.
+    #[serde(default, serialize_with = "json::date")]
+    pub exited_ns: Option<u64>,
     /// The last requests that the kernel driver refused in these failures, oldest first; empty if
     /// libcuda did not ask the kernel driver, or if its requests are not traced.
     #[serde(default)]

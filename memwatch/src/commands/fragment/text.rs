@@ -156,10 +156,10 @@ fn pins(page: &mut TextPage, (title, all): (&'static str, &[PinView]), top: usiz
 fn device(page: &mut TextPage, (reported, top): (&FragmentReport, usize), snapshot: &Snapshot, clock: &WallClock) {
     let command = reported.process(snapshot).map(sentences::short_command).unwrap_or_default();
     let gpu = sentences::gpu_number(snapshot, reported.view.uuid.as_ref());
-    let when = reported.view.at_worst_ns.map_or_else(
-        || "now".to_owned(),
-        |time_ns| format!("at its worst moment, {}", clock.time_of_day(time_ns)),
-    );
+    let when = reported
+        .view
+        .at_worst_ns
+        .map_or_else(|| "now".to_owned(), |time_ns| format!("at its worst moment, {}", clock.time_of_day(time_ns)));
     page.line(&Sentence::new(Tone::Heading, format!("PID {}  {command} on GPU {gpu}, {when}", reported.view.tgid.0)));
     if let Some(sentence) = nothing_known(reported) {
         page.line(&Sentence::new(Tone::Warning, sentence));

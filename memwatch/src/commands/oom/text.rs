@@ -144,11 +144,13 @@ fn facts(oom: &OomView, has_cause: bool) -> Vec<(&'static str, String)> {
 
 /// Describes what happened to the process afterwards.
 fn fate(oom: &OomView) -> Option<String> {
-    match oom.ended_ns {
-        Some(ended_ns) => {
-            Some(format!("the process ended {} after it", duration(ended_ns.saturating_sub(oom.time_ns))))
+    let later = |end_ns: u64| duration(end_ns.saturating_sub(oom.time_ns));
+    match (oom.ended_ns, oom.exited_ns) {
+        (Some(ended_ns), _) => Some(format!("the process ended {} after it", later(ended_ns))),
+        (None, Some(exited_ns)) => {
+            Some(format!("survived: the process continued, and ended {} later", later(exited_ns)))
         }
-        None => oom.is_survived.then(|| "survived: the process continued".to_owned()),
+        (None, None) => oom.is_survived.then(|| "survived: the process continued".to_owned()),
     }
 }
 

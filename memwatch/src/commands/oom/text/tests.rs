@@ -24,6 +24,7 @@ fn failed(snapshot: Snapshot, tgid: Tgid, cache: Option<CacheView>, wanted_bytes
         more: 0,
         ended_ns: None,
         is_survived: false,
+        exited_ns: None,
         refused: Vec::new(),
         snapshot: Box::new(snapshot),
     }
@@ -83,7 +84,10 @@ fn oom_text_states_the_outcome_and_unseen_failures() {
     let tgid = snapshot.processes[0].tgid;
     let mut oom = failed(snapshot.clone(), tgid, None, GIB);
     oom.is_survived = true;
-    assert!(reported(&[&oom]).contains("outcome     survived: the process continued"));
+    assert!(reported(&[&oom]).contains("outcome     survived: the process continued\n"));
+    oom.exited_ns = Some(oom.time_ns + 5_000_000_000);
+    assert!(reported(&[&oom]).contains("outcome     survived: the process continued, and ended 5.0 s later\n"));
+    (oom.is_survived, oom.exited_ns) = (false, None);
     oom.ended_ns = Some(oom.time_ns + 2_000_000_000);
     assert!(reported(&[&oom]).contains("outcome     the process ended 2.0 s after it"));
     let mut page = TextPage { text: String::new(), options: TableOptions::default() };
