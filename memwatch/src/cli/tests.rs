@@ -250,7 +250,7 @@ fn an_option_of_the_live_view_is_not_silently_ignored_before_a_command() {
 
 #[test]
 fn a_word_that_is_nearly_a_command_selects_no_process() {
-    for (line, command) in [("memwatch staats", "stats"), ("memwatch hodlings --pid 5", "holdings")] {
+    for (line, command) in [("memwatch staats", "stats"), ("memwatch snapshots --pid 5", "snapshot")] {
         let text = refusal(line);
         assert!(text.contains(&format!("nearest is 'memwatch {command}'")), "{line}: {text}");
     }
