@@ -245,7 +245,7 @@ impl SimulatedGpu {
     /// # Panics
     /// When a path of the build contains a colon.
     pub fn tensorflow_command(&self, words: &[&str]) -> Command {
-        let mut command = self.script_on(("TENSORFLOW", "TensorFlow"), words);
+        let mut command = self.script_on(("TENSORFLOW", "TensorFlow (`cargo xtask matrix tensorflow` installs it)"), words);
         command.env("TF_CPP_MIN_LOG_LEVEL", "3").env("TF_ENABLE_ONEDNN_OPTS", "0");
         command
     }
@@ -314,7 +314,7 @@ impl SimulatedGpu {
     fn script_on(&self, (variable, name): (&str, &str), words: &[&str]) -> Command {
         let path = |what: &str| path_in(&format!("{variable}_{what}"));
         let (Some(root), Some(packages), Some(runtime)) = (path("ROOT"), path("PACKAGES"), path("RUNTIME")) else {
-            cannot_run(format!("{name} is not installed: run through `cargo xtask test`"));
+            cannot_run(format!("{name} is not here: run through `cargo xtask test`"));
         };
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads");
         let newer = NewerSystem { root, packages };

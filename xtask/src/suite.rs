@@ -83,6 +83,7 @@ const INTEGRATION_PACKAGES: &[Package] = &[
     Package::Openssl,
     Package::NodeJs,
     Package::Mmdebstrap,
+    Package::Jemalloc,
 ];
 const INTEGRATION: &str = "integration";
 /// Part of steps that run only in a full run.

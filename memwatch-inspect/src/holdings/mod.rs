@@ -32,7 +32,7 @@ use crate::python::heap::Heap;
 use crate::python::layout::CpythonLayout;
 
 /// Maximum number of bytes of the process's memory that are kept while it is read.
-const MOST_KEPT_BYTES: usize = 64 << 20;
+const MOST_KEPT_BYTES: usize = 80 << 20;
 
 /// A block allocated by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

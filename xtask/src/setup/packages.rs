@@ -40,6 +40,8 @@ pub(crate) enum Package {
     Mmdebstrap,
     /// QEMU and tools that make disks for virtual machines.
     Qemu,
+    /// Another malloc: a program that uses it is read.
+    Jemalloc,
     /// A browser: the tests open the agent's page in it.
     Chromium,
 }
@@ -63,6 +65,7 @@ impl Package {
             Self::Slurm => &["slurmctld", "slurmd", "slurm-client", "munge"],
             Self::Mmdebstrap => &["mmdebstrap"],
             Self::Qemu => &["qemu-system-x86", "qemu-system-arm", "e2fsprogs", "cpio"],
+            Self::Jemalloc => &["libjemalloc2"],
             Self::Chromium => &["chromium"],
         }
     }
@@ -95,6 +98,7 @@ impl Package {
                 "-c",
                 "qemu-system-x86_64 --version && qemu-system-aarch64 --version && mkfs.ext4 -V && cpio --version",
             ],
+            Self::Jemalloc => &["sh", "-c", "ls /usr/lib/*/libjemalloc.so.2"],
             Self::Chromium => &["chromium", "--version"],
         }
     }
