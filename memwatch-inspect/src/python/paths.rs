@@ -21,7 +21,7 @@ use crate::memory::{FOLLOWED_SPENT, MemoryAccess, PATHS_SPENT};
 
 /// Number of objects whose references are read one at a time. Few lead to most tensors, and their
 /// order is that of the search. For more, reading all references at once is faster.
-const MOST_SINGLY: usize = 1 << 15;
+const MOST_SINGLY: usize = 1 << 12;
 /// Maximum length of a path. Longer chains are data structures of their own.
 const MOST_STEPS: usize = 4096;
 

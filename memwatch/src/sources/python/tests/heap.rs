@@ -103,5 +103,5 @@ fn scattered_objects_are_read_a_few_times_and_not_kept() {
     let (once, all) = read(usize::MAX);
     let (several, reached) = read(KEPT_BYTES);
     assert!(reached == all && all >= truth.objects, "{reached} of {all}");
-    assert!(once > 4 * KEPT_BYTES as u64 && several < 4 * once, "{several} bytes, {once} with all of them kept");
+    assert!(once > 4 * KEPT_BYTES as u64 && several < 6 * once, "{several} bytes, {once} with all of them kept");
 }

@@ -5,7 +5,7 @@ import random
 import sys
 import threading
 
-COUNT = 120_000
+COUNT = 250_000
 lists = [[[number]] for number in range(COUNT)]
 random.Random(1).shuffle(lists)
 
