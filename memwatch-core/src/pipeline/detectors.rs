@@ -24,6 +24,12 @@ macro_rules! detectors {
 
         impl Detectors {
             #[inline]
+            fn are_off(&self) -> bool {
+                $(self.$name.is_none())&&*
+            }
+
+            // Kept out of the code that applies a call, which is hot with and without detectors.
+            #[inline(never)]
             fn pass_on(&mut self, event: &Event<'_>, state: &State) {
                 $(if let Some(detector) = &mut self.$name {
                     detector.on(event, state);
@@ -60,6 +66,9 @@ detectors! {
 impl Detector for Detectors {
     #[inline]
     fn on(&mut self, event: &Event<'_>, state: &State) {
+        if self.are_off() {
+            return;
+        }
         self.pass_on(event, state);
         if let (Event::Tick, Some(forecast)) = (event, &mut self.forecast) {
             forecast.name_changes(state, self.leaks.as_deref());
