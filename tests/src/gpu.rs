@@ -245,7 +245,8 @@ impl SimulatedGpu {
     /// # Panics
     /// When a path of the build contains a colon.
     pub fn tensorflow_command(&self, words: &[&str]) -> Command {
-        let mut command = self.script_on(("TENSORFLOW", "TensorFlow (`cargo xtask matrix tensorflow` installs it)"), words);
+        let mut command =
+            self.script_on(("TENSORFLOW", "TensorFlow (`cargo xtask matrix tensorflow` installs it)"), words);
         command.env("TF_CPP_MIN_LOG_LEVEL", "3").env("TF_ENABLE_ONEDNN_OPTS", "0");
         command
     }

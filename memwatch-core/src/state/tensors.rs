@@ -84,24 +84,25 @@ impl State {
         logs.collect()
     }
 
+    fn tensors_of(&self, tgid: Tgid) -> Option<&TensorLedger> {
+        self.processes.get(&tgid)?.tensors.as_deref()
+    }
+
     /// Returns whether a caching allocator of this process has to be asked for its statistics.
     pub fn wants_statistics(&self, tgid: Tgid) -> bool {
-        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
-        tensors.is_some_and(|tensors| tensors.wants_statistics())
+        self.tensors_of(tgid).is_some_and(TensorLedger::wants_statistics)
     }
 
     /// Returns whether a caching allocator of this process produces no trace, so that it needs
     /// other probes.
     pub fn lacks_trace(&self, tgid: Tgid) -> bool {
-        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
-        tensors.is_some_and(|tensors| tensors.lacks_trace())
+        self.tensors_of(tgid).is_some_and(TensorLedger::lacks_trace)
     }
 
     /// Returns whether the caching allocators of this process trace everything they report, so that
     /// they need fewer probes.
     pub fn has_trace(&self, tgid: Tgid) -> bool {
-        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
-        tensors.is_some_and(|tensors| tensors.has_trace())
+        self.tensors_of(tgid).is_some_and(TensorLedger::has_trace)
     }
 
     pub(super) fn tensor(&mut self, record: &RingRecord, detector: &mut impl Detector) {
@@ -287,8 +288,7 @@ impl State {
     /// Returns the addresses of a framework's arenas in this process that have unknown state and
     /// should be read.
     pub fn wanted_arenas(&self, tgid: Tgid, framework: Framework) -> Vec<u64> {
-        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
-        tensors.map_or_else(Vec::new, |tensors| tensors.arenas().wanted_allocator_state(framework))
+        self.tensors_of(tgid).map_or_else(Vec::new, |tensors| tensors.arenas().wanted_allocator_state(framework))
     }
 
     pub(crate) fn refuse_allocator_state(&mut self, tgid: Tgid, reason: Name) {
@@ -306,15 +306,13 @@ impl State {
     /// Returns whether blocks of this process are unknown, and no blocks that were read wait for
     /// concurrent changes.
     pub fn wants_blocks(&self, tgid: Tgid) -> bool {
-        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
-        tensors.is_some_and(|tensors| tensors.wants_blocks())
+        self.tensors_of(tgid).is_some_and(TensorLedger::wants_blocks)
     }
 
     /// Returns whether reading the allocators' state would add information. After one reading,
     /// nothing later than the attach is missing.
     pub fn wants_allocator_state(&self, tgid: Tgid) -> bool {
-        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
-        tensors.is_some_and(|tensors| tensors.wants_allocator_state())
+        self.tensors_of(tgid).is_some_and(TensorLedger::wants_allocator_state)
     }
 
     /// Begins or ends a window in which all events of a process are traced.
@@ -377,8 +375,7 @@ impl State {
     /// read. Their `DeviceStats` can be read from the process's memory while it is at rest, and is
     /// passed on as [`crate::input::Input::Statistics`]; implausible values are rejected.
     pub fn drifting_allocators(&self, tgid: Tgid) -> Vec<u64> {
-        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
-        tensors.map_or_else(Vec::new, |tensors| tensors.drifting())
+        self.tensors_of(tgid).map_or_else(Vec::new, TensorLedger::drifting)
     }
 
     /// Returns the history of a process's caching allocators, as far back as it is kept, with or

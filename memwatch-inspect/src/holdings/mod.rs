@@ -133,7 +133,7 @@ pub struct InspectOptions {
 
 impl Default for InspectOptions {
     fn default() -> Self {
-        Self { most_read_bytes: 4 << 30, most_objects: 10_000_000, libraries: Vec::new(), workspaces: Vec::new() }
+        Self { most_read_bytes: 1 << 30, most_objects: 10_000_000, libraries: Vec::new(), workspaces: Vec::new() }
     }
 }
 

@@ -124,7 +124,7 @@ impl OomLog {
             }
         }
         let last_ns = view.time_ns;
-        self.doubtful_until_ns = self.doubtful_until_ns.max(last_ns.saturating_add(DEATH_NS));
+        self.doubt_from(last_ns);
         let open = open.into_iter().collect();
         self.kept.push_back(LoggedFailure { view, owner, last_ns, open, tid, granted: 0 });
     }
@@ -148,7 +148,7 @@ impl OomLog {
             failure.open.push(call);
         }
         add(&mut failure.view, behind);
-        self.doubtful_until_ns = self.doubtful_until_ns.max(now_ns.saturating_add(DEATH_NS));
+        self.doubt_from(now_ns);
         None
     }
 
@@ -165,8 +165,13 @@ impl OomLog {
         failure.view.more += 1;
         failure.fails_again(thread, now_ns);
         add(&mut failure.view, behind);
-        self.doubtful_until_ns = self.doubtful_until_ns.max(now_ns.saturating_add(DEATH_NS));
+        self.doubt_from(now_ns);
         None
+    }
+
+    /// Begins the time after a failure in which granted requests show that its program continued.
+    fn doubt_from(&mut self, now_ns: u64) {
+        self.doubtful_until_ns = self.doubtful_until_ns.max(now_ns.saturating_add(DEATH_NS));
     }
 
     /// Counts a granted request: the thread that failed, or the program's first thread if that one
