@@ -258,6 +258,11 @@ impl TensorLedger {
         self.allocators.ggml.watch(from_start);
     }
 
+    /// Records that ggml's pool for temporaries is probed.
+    pub fn watch_scratch(&mut self) {
+        self.allocators.ggml.watch_scratch();
+    }
+
     /// Records that ggml may have allocated before its functions were probed.
     pub fn miss_buffers(&mut self) {
         self.allocators.ggml.miss_start();

@@ -232,8 +232,11 @@ impl Process {
     pub fn watch_scratch(&mut self, time_ns: u64) {
         if self.scratch_watched_ns == 0 {
             self.scratch_watched_ns = time_ns;
-            if self.maps_memory() {
-                self.tensors.get_or_insert_default().miss_buffers();
+            let maps_memory = self.maps_memory();
+            let tensors = self.tensors.get_or_insert_default();
+            tensors.watch_scratch();
+            if maps_memory {
+                tensors.miss_buffers();
             }
         }
     }

@@ -15,6 +15,8 @@ pub struct BuffersView {
     pub exact: bool,
     /// Whether there may be further buffers from before the session: ggml keeps no list of them.
     pub older_unknown: bool,
+    /// Whether the pool for temporaries is traced. If it is not, its memory is in no buffer.
+    pub scratch_traced: bool,
     /// Number of buffers with memory that was freed without an event.
     pub out_of_step: u64,
     /// Buffers by device; only devices on which a buffer was created during the session.

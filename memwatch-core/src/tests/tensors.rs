@@ -77,7 +77,7 @@ fn with_buffer(probes_are_late: bool) -> BuffersView {
 fn ggml_buffers_are_exact_if_probed_before_the_first_allocation() {
     let view = with_buffer(false);
     let [device] = &view.devices[..] else { panic!("{view:?}") };
-    assert!(view.exact && !view.older_unknown);
+    assert!(view.exact && !view.older_unknown && !view.scratch_traced);
     assert_eq!((device.device, device.buffers, device.bytes_in_use), (0, Some(1), Some(2 << 20)));
     let weights = UsageView { usage: BufferUsage::Weights, buffers: 1, bytes: 2 << 20 };
     assert_eq!(device.usages, [weights]);
@@ -112,7 +112,9 @@ fn knows_all_of_scratch(maps_first: bool, is_late: bool) -> bool {
         watch.calls(maps);
     }
     let process = watch.running(7);
-    process.tensors.expect("they are watched").buffers.expect("they are ggml's").exact
+    let buffers = process.tensors.expect("they are watched").buffers.expect("they are ggml's");
+    assert!(buffers.scratch_traced);
+    buffers.exact
 }
 
 #[test]

@@ -6,13 +6,18 @@ use std::process::Command;
 
 use memwatch_tests::harness::cannot_run;
 use memwatch_tests::test;
-use memwatch_tests::{CommandOutcome, FrameworkRelease, PrologueShape, SimulatedGpu, TorchJob};
+use memwatch_tests::{CommandOutcome, FrameworkRelease, PrologueShape, ReportLine, SimulatedGpu, TorchJob};
 use serde_json::Value;
 
 /// Returns the buffers of the only process that has some.
 fn buffers(report: &Value) -> Option<&Value> {
     let mut all = report["data"]["processes"].as_array()?.iter().map(|process| &process["buffers"]);
     all.find(|buffers| !buffers.is_null())
+}
+
+/// Returns whether all of ggml's functions are probed, those of its pool for temporaries too.
+fn is_traced(report: &ReportLine) -> bool {
+    buffers(report.json()).is_some_and(|buffers| buffers["scratch_traced"] == true)
 }
 
 /// Returns the bytes of the known buffers of a usage, or `None` if no buffer has it.
@@ -50,7 +55,7 @@ fn attached_late(release: FrameworkRelease) {
     let cache = job.next_checkpoint().expect("its cache is there");
     assert_eq!(cache["label"], "cache");
     let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
-    let report = watch.until(|report| buffers(report.json()).is_some());
+    let report = watch.until(is_traced);
     let found = buffers(report.json()).expect("they are watched");
     assert_eq!(found["devices"].as_array().map(Vec::len), Some(0), "none is younger than the attach: {found:#}");
     job.go_on();
@@ -100,7 +105,7 @@ fn a_cache_is_known_by_its_tensors_and_each_of_them_by_its_name() {
     let mut job = TorchJob::start(command);
     assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");
     let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
-    watch.until(|report| buffers(report.json()).is_some());
+    watch.until(is_traced);
     job.go_on();
     job.next_checkpoint().expect("its weights are there");
     job.go_on();
@@ -141,7 +146,7 @@ fn ggml_exception_through_probed_functions_does_not_end_the_program() {
     let mut job = TorchJob::start(command);
     assert_eq!(job.next_checkpoint().expect("it catches what is thrown")["caught"], 3);
     let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
-    watch.until(|report| buffers(report.json()).is_some());
+    watch.until(is_traced);
     job.go_on();
     assert_eq!(job.next_checkpoint().expect("it catches that with probes, too")["caught"], 3);
     job.go_on();

@@ -47,8 +47,8 @@ fn from_the_first_buffer_on_live_and_recorded_numbers_are_ggmls_own() {
     let mut job = TorchJob::start(command);
     let tgid = job.tgid();
     assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");
-    gpu.until_recorded(&recording, |report| !buffers(report, tgid).is_null());
-    watch.until(|report| !buffers(report, tgid).is_null());
+    gpu.until_recorded(&recording, |report| buffers(report, tgid)["scratch_traced"] == true);
+    watch.until(|report| buffers(report, tgid)["scratch_traced"] == true);
     let mut checkpoints = 0;
     job.go_on();
     while let Some(checkpoint) = job.next_checkpoint() {

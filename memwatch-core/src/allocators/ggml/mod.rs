@@ -56,6 +56,8 @@ struct Doubts {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Buffers {
     is_watched: bool,
+    /// Whether the pool for temporaries is probed.
+    has_scratch: bool,
     /// Buffers by the address of their context.
     buffers: BTreeMap<u64, Buffer>,
     /// Contexts by the address of the buffer's memory.
@@ -81,6 +83,16 @@ impl Buffers {
             self.is_watched = true;
             self.doubts.has_older |= !from_start;
         }
+    }
+
+    /// Records that the pool for temporaries is probed.
+    pub(super) fn watch_scratch(&mut self) {
+        self.has_scratch = true;
+    }
+
+    /// Returns whether the pool for temporaries is, or was, probed.
+    pub const fn has_scratch(&self) -> bool {
+        self.has_scratch
     }
 
     /// Returns whether ggml's functions are, or were, probed in this process.

@@ -19,6 +19,7 @@ pub(super) fn buffers(buffers: &Buffers, uuid: impl Fn(Ordinal) -> Option<GpuUui
         framework: Framework::Ggml,
         exact,
         older_unknown: buffers.has_older(),
+        scratch_traced: buffers.has_scratch(),
         out_of_step: buffers.out_of_step(),
         devices: buffers.devices().iter().map(device).collect(),
     })

@@ -266,7 +266,8 @@ fn buffers_are_summed_up_by_use_over_all_devices_and_older_ones_are_named() {
     let known = vec![device(0, &[(weights, 4 << 20)]), device(1, &[(weights, 1 << 20), (other, 2 << 20)])];
     let of = |devices: &[DeviceBuffersView], older_unknown: bool| {
         let (framework, devices) = (Framework::Ggml, devices.to_vec());
-        buffers(&BuffersView { framework, exact: !older_unknown, older_unknown, out_of_step: 0, devices })
+        let exact = !older_unknown;
+        buffers(&BuffersView { framework, exact, older_unknown, scratch_traced: true, out_of_step: 0, devices })
     };
     let sums = "ggml's buffers: weights 5.0 MiB, other 2.0 MiB";
     assert_eq!(of(&known, false).as_deref(), Some(sums));

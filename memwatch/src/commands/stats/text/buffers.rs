@@ -70,11 +70,14 @@ pub(super) fn doubts(buffers: &BuffersView) -> Vec<String> {
     if buffers.older_unknown {
         doubts.push(format!("{UNKNOWN} {}", sentences::OLDER_BUFFERS));
     }
+    if !buffers.scratch_traced {
+        doubts.push("the pool for temporaries is not traced: its memory is in none of these numbers".to_owned());
+    }
     if buffers.out_of_step > 0 {
         let gone = plural(buffers.out_of_step, "buffer", "buffers");
         doubts.push(format!("{gone} went without an event: in no sum of exact numbers"));
     }
-    if !buffers.exact && doubts.is_empty() {
+    if !buffers.exact && !buffers.older_unknown && buffers.out_of_step == 0 {
         doubts.push("events or calls of the driver were lost: there may be other buffers".to_owned());
     }
     doubts

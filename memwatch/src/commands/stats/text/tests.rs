@@ -61,7 +61,14 @@ fn with_buffers(is_all: Option<bool>) -> String {
         tensors: if are_all { (0..12).map(tensor).collect() } else { Vec::new() },
     };
     let devices = is_all.map(device).into_iter().collect();
-    let view = BuffersView { framework: Framework::Ggml, exact, older_unknown: !exact, out_of_step: 0, devices };
+    let view = BuffersView {
+        framework: Framework::Ggml,
+        exact,
+        older_unknown: !exact,
+        scratch_traced: exact,
+        out_of_step: 0,
+        devices,
+    };
     let process = snapshot.processes.iter_mut().find(|process| process.tensors.is_some()).expect("one has PyTorch");
     let tensors = process.tensors.as_mut().expect("it has");
     tensors.allocators.clear();
@@ -101,6 +108,7 @@ fn where_buffers_may_be_older_than_the_attach_no_sum_is_that_of_all() {
             text.contains("\n- buffers from before the attach are not known: ggml keeps no list of them\n"),
             "{text}"
         );
+        assert!(text.contains("\n- the pool for temporaries is not traced"), "{text}");
     }
 }
 
