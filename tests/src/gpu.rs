@@ -297,7 +297,7 @@ impl SimulatedGpu {
         let mut last = None;
         while begin.elapsed() < TIMEOUT {
             // The file does not exist at first, and then has no header yet.
-            let outcome = self.run_memwatch(&["report", "--json", recording]);
+            let outcome = self.run_memwatch(&["report", "--only", "where", "--json", recording]);
             if outcome.code == 0 {
                 let report = ReportLine::parse(&outcome.stdout);
                 if holds(&report) {

@@ -3,17 +3,6 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// Removes `churn` from a line of `memwatch report`, which leaves the line as the recorder wrote
-/// it. Only a reader of the whole recording can report churn.
-///
-/// # Panics
-/// When the line has no `churn`.
-pub fn as_recorded(line: &str) -> String {
-    let (before, churn) = line.trim_end().split_once(",\"churn\":").expect("it shows how memory comes and goes");
-    assert!(churn.starts_with("{\"seconds\":") && churn.ends_with("}}}"), "{churn}");
-    format!("{before}}}}}")
-}
-
 /// A report.
 #[derive(Clone, Debug)]
 pub struct ReportLine(Value);

@@ -5,8 +5,8 @@ use crate::agent;
 use crate::cli::table::commands;
 use crate::cli::{advanced, completions, man};
 use crate::commands::{
-    diff, doctor, explain, export, fleet, fragment, holdings, leak, monitor, oom, places, profile, ps, record, report,
-    run, simulate, snapshot, stats, timeline, web,
+    diff, doctor, explain, export, fleet, fragment, holdings, leak, oom, places, ps, record, report, run, simulate,
+    snapshot, stats, timeline, web,
 };
 
 commands! {
@@ -29,8 +29,6 @@ commands! {
         Leak(leak::args::Leak) => awaited leak::run;
         /// Show cached memory that PyTorch cannot use: fragmentation
         Fragment(fragment::args::Fragment) => awaited fragment::run;
-        /// Run every check at once
-        Monitor(monitor::args::Monitor) => awaited monitor::run;
         /// Replay a program with other PYTORCH_CUDA_ALLOC_CONF settings
         Simulate(simulate::args::Simulate) => awaited simulate::run;
     }
@@ -39,14 +37,12 @@ commands! {
         Run(run::args::RunArgs) => awaited run::run_command;
         /// Record to a file, for --in of other commands
         Record(record::args::RecordArgs) => awaited record::record;
-        /// Summarize a recording
-        Report(report::args::Replayed) => awaited report::report;
+        /// Report everything in sections, of processes or of a recording
+        Report(report::args::ReportArgs) => awaited report::run;
         /// Compare two recordings by line, module and phase
         Diff(diff::args::Diff) => awaited diff::run;
     }
     Show {
-        /// Memory over time as numbers: average, peak, percentiles
-        Profile(profile::args::ProfileArgs) => awaited profile::run;
         /// Memory over time as a table, chart or Perfetto trace
         Timeline(timeline::args::Timeline) => awaited timeline::run;
         /// Draw a flame graph of the Python stacks that hold memory

@@ -2,8 +2,11 @@ use super::*;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use memwatch_core::features::simulate::model::PolicyPlan;
 use memwatch_core::words::Tgid;
 
+use crate::commands::places::args::WhereRowKind;
+use crate::commands::simulate::args::Simulate;
 use crate::options::ColorWhen;
 
 fn args(line: &str) -> MemwatchArgs {
@@ -83,7 +86,7 @@ fn a_bare_number_is_a_pid_and_any_other_bare_word_a_name() {
         (&[Tgid(34), Tgid(12)][..], &["train.py".to_owned()][..])
     );
     let commands =
-        ["ps", "where", "stats", "oom", "leak", "fragment", "monitor", "simulate", "profile", "timeline", "snapshot"];
+        ["ps", "where", "stats", "oom", "leak", "fragment", "report", "simulate", "explain", "timeline", "snapshot"];
     for command in commands {
         for selected in [
             "7",
@@ -301,17 +304,13 @@ fn cli_run_passes_words_after_the_dashes_to_the_program() {
 #[test]
 fn analysis_commands_accept_recordings_and_time_windows() {
     for command in
-        ["ps", "stats", "where", "snapshot", "leak", "oom", "simulate", "fragment", "profile", "timeline", "monitor"]
+        ["ps", "stats", "where", "snapshot", "leak", "oom", "simulate", "fragment", "report", "timeline", "explain"]
     {
         args(&format!("memwatch {command} --in job.mwr"));
         args(&format!("memwatch {command} --in job.mwr --pid 7"));
     }
-    args("memwatch report --in job.mwr");
-    assert!(refusal("memwatch report f --in f").contains("cannot be used with"));
-    let commands = [
-        "ps", "leak", "oom", "profile", "timeline", "monitor", "report", "stats", "where", "snapshot", "simulate",
-        "fragment",
-    ];
+    let commands =
+        ["ps", "leak", "oom", "explain", "timeline", "report", "stats", "where", "snapshot", "simulate", "fragment"];
     for command in commands {
         args(&format!("memwatch {command} --since 2h --until 14:05"));
     }
@@ -319,6 +318,48 @@ fn analysis_commands_accept_recordings_and_time_windows() {
     assert!(!leak.subject.past.window.is_whole() && leak.subject.past.recording.is_none());
     let Some(Command::Record(record)) = args("memwatch record -p 7 -o job.mwr --max-size 2G").command else { panic!() };
     assert_eq!((record.recorder.max_size, record.duration, record.recorder.force), (Some(2 << 30), None, false));
+}
+
+#[test]
+fn a_report_takes_a_recording_or_processes() {
+    let looks = |words: &str| {
+        let Some(Command::Report(report)) = args(words).command else { panic!("{words}") };
+        report.looks()
+    };
+    for file in ["job.mwr", "/tmp/job", "./job"] {
+        let looks = looks(&format!("memwatch report {file}"));
+        assert!(looks.targets.selected.is_everybody(), "{looks:?}");
+        assert_eq!(looks.past.recording, Some(file.into()));
+    }
+    let named = looks("memwatch report train.py 7");
+    assert_eq!((&named.targets.selected.choice.names[..], named.past.recording), (&["train.py".to_owned()][..], None));
+    let both = looks("memwatch report job.mwr --in other.mwr");
+    assert_eq!(both.past.recording, Some("other.mwr".into()), "the word is a process of the recording");
+    assert!(refusal("memwatch report --only nothing").contains("there is where, oom, leak"));
+    assert!(refusal("memwatch report --plot a.png").contains(".svg or .html"));
+}
+
+#[test]
+fn explain_and_fragment_take_in_the_questions_by_name_line_and_setting() {
+    let Some(Command::Explain(explain)) = args("memwatch explain 7 --by phase -n 3").command else { panic!() };
+    let found = explain.by_code(WhereRowKind::Phase);
+    let Some(Command::Where(expected)) = args("memwatch where 7 --by phase -n 3").command else { panic!() };
+    assert_eq!(found, expected);
+    let Some(Command::Explain(explain)) = args("memwatch explain 7 --by name").command else { panic!() };
+    let Some(Command::Holdings(expected)) = args("memwatch holdings 7").command else { panic!() };
+    assert_eq!(explain.by_name(), expected);
+    assert!(refusal("memwatch explain 7 --by name -d 3s").contains("--by name reads once"));
+    let what_if = |words: &str| {
+        let Some(Command::Fragment(fragment)) = args(words).command else { panic!("{words}") };
+        Simulate::of(fragment.subject, fragment.duration, &fragment.what_if).plans()
+    };
+    assert_eq!(what_if("memwatch fragment 7 --what-if"), PolicyPlan::usual());
+    let one = what_if("memwatch fragment --in f --what-if=max_split_size_mb:256");
+    let Some(Command::Simulate(expected)) = args("memwatch simulate --in f -s max_split_size_mb:256").command else {
+        panic!()
+    };
+    assert_eq!(one, expected.plans());
+    assert!(refusal("memwatch fragment 7 --what-if -r 2G").contains("cannot be used with"));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Runs a session of limited length, or replays a recording, for reports about a period. Handles
 //! its processes, the detectors and the progress line.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use memwatch_core::Pipeline;
@@ -13,6 +14,7 @@ use crate::options::{CommonArgs, Looks};
 use crate::watch::one_shot::TakenAt;
 use crate::watch::past::{Needs, RecordedPeriod};
 use crate::watch::recorded;
+use crate::watch::replay::ReplayedRecording;
 use crate::watch::session::Session;
 use crate::watch::signals::TerminationSignals;
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
@@ -29,6 +31,8 @@ pub(crate) struct Observation<T> {
     pub(crate) everybody: bool,
     /// Whether the selected processes were found.
     pub(crate) exit: Result<Exit, ExitFailure>,
+    /// The recording and its path; `None` for a session.
+    pub(crate) replay: Option<(PathBuf, ReplayedRecording)>,
 }
 
 /// Enables a detector, feeds the pipeline from the session or the recording, and queries the
@@ -45,11 +49,12 @@ pub(crate) async fn look<T>(
     let targets = &looks.targets;
     let filter = Filter::new(targets);
     let past = RecordedPeriod::named(&looks.past, Needs::Calls, common).await?;
-    let (snapshot, reported, taken_at) = if let Some(recording) = past {
+    let (snapshot, reported, taken_at, replay) = if let Some(recording) = past {
         let replay = recorded::play_all(&recording, prepare)?;
         let snapshot = filtered(recorded::chosen(&replay, &recording.path, &targets.selected)?, &filter)?;
         let reported = report(&replay.pipeline, &snapshot);
-        (snapshot, reported, TakenAt::of(&replay))
+        let taken_at = TakenAt::of(&replay);
+        (snapshot, reported, taken_at, Some((recording.path, replay)))
     } else {
         // PyTorch is traced only in selected processes, since tracing would cost all others as well.
         let request = if targets.selected.is_everybody() { TensorRequest::default() } else { request };
@@ -59,11 +64,11 @@ pub(crate) async fn look<T>(
         watch(&mut session, &mut signals, looks.duration).await;
         let snapshot = filtered(session.snapshot(), &filter)?;
         let reported = report(session.pipeline(), &snapshot);
-        (snapshot, reported, TakenAt::here())
+        (snapshot, reported, TakenAt::here(), None)
     };
     let exit = found_any(&snapshot, &filter);
     let everybody = targets.selected.is_everybody() && targets.gpus.is_empty();
-    Ok(Observation { snapshot, reported, taken_at, everybody, exit })
+    Ok(Observation { snapshot, reported, taken_at, everybody, exit, replay })
 }
 
 /// Runs until the time is over, a signal arrives or no process is left. Shows a progress line on a

@@ -53,7 +53,7 @@ fn failures(outcome: &CommandOutcome) -> usize {
 
 /// Asserts that the agent and the file give the same report for the same window, to the byte.
 fn assert_agent_and_file_agree(gpu: &SimulatedGpu, agent: &TestAgent, file: &Path, [since, end]: [&str; 2]) {
-    for command in ["ps", "leak", "oom", "profile", "timeline", "monitor", "fragment", "report"] {
+    for command in ["ps", "leak", "oom", "timeline", "fragment", "report"] {
         for json in [&[][..], &["--json"]] {
             let words = [&[command, "--since", since, "--until", end], json].concat();
             let (asked, read) = (agent.ask(gpu, ROOT, &words), in_file(gpu, &words, file));
@@ -90,10 +90,11 @@ fn history_reports_equal_those_of_a_recording() {
     assert_eq!(failures(&asked(&["oom", "--since", "300d"])), 2);
     assert_eq!(failures(&asked(&["oom", "--until", &since])), 1);
     let profile = |words: &[&str]| {
-        let profile = asked(&[&["profile"], words].concat());
-        let live =
-            ReportLine::parse(&profile.stdout).process(job.tgid()).expect("it holds memory").0["gpus"][0]["live"]
-                .clone();
+        let report = asked(&[&["report", "--only", "profile"], words].concat());
+        let profile = ReportLine::parse(&report.stdout).json()["data"]["profile"].clone();
+        let mut processes = profile["processes"].as_array().expect("a list").iter();
+        let process = processes.find(|process| process["pid"] == job.tgid()).expect("it holds memory");
+        let live = &process["gpus"][0]["live"];
         ["minimum_bytes", "peak_bytes", "current_bytes"].map(|name| live[name].as_u64().expect("a number") / MIB)
     };
     assert_eq!(profile(&["--since", &since, "--until", &end]), [4, 28, 12]);

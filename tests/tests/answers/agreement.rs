@@ -16,7 +16,7 @@ use serde_json::Value;
 /// whole file is compared.
 type ComparedCommand = (&'static [&'static str], &'static [&'static str]);
 
-const ASKED: [ComparedCommand; 13] = [
+const ASKED: [ComparedCommand; 12] = [
     (&["where", "--stacks=all"], &["/data/processes/*/devices/*/stacks"]),
     (&["where", "--by", "phase"], &["/data/processes/*/steps", "/data/processes/*/devices/*/phases"]),
     (&["where", "--by", "module"], &["/data/processes/*/devices/*/modules"]),
@@ -24,11 +24,12 @@ const ASKED: [ComparedCommand; 13] = [
     (&["oom"], &["/data/failures", "/data/forecast/processes/*/growing"]),
     (&["simulate"], &["/data/devices/*/measured", "/data/devices/*/policies", "/data/devices/*/advice"]),
     (&["fragment", "-r", "64M"], &["/data/devices/*/all", "/data/devices/*/request", "/data/devices/*/segments"]),
-    (&["profile"], &["/data/processes/*/gpus/*/live/peak_bytes", "/data/processes/*/gpus/*/reserved/current_bytes"]),
     (&["timeline"], &["/data/events"]),
     (
-        &["monitor", "--all"],
+        &["report"],
         &[
+            "/data/profile/processes/*/gpus/*/live/peak_bytes",
+            "/data/profile/processes/*/gpus/*/reserved/current_bytes",
             "/data/oom",
             "/data/leak/processes/*/findings/0",
             "/data/fragment/devices/*/all",

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// Returns the first process's row on its GPU.
 fn row(report: &Value) -> &Value {
-    let row = &report["data"]["processes"][0]["gpus"][0];
+    let row = &report["data"]["profile"]["processes"][0]["gpus"][0];
     assert!(row.is_object(), "{report:#}");
     row
 }
@@ -32,7 +32,7 @@ fn a_watch_and_its_recording_agree_and_peaks_are_all_that_pytorch_reports() {
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let recorder =
         AttributionWatch::of(gpu.memwatch(&["record", "--tensors=modules", "--json", "--pid", &tgid, "-o", &file]));
-    let profile = ["--no-agent", "profile", "--json", "-i", "100ms", "--pid", &tgid];
+    let profile = ["--no-agent", "report", "--only", "profile", "--json", "-i", "100ms", "--pid", &tgid];
     let watch = AttributionWatch::of(gpu.memwatch(&profile));
     job.go_on();
     let trained = job.next_checkpoint().expect("it trains to its end");
@@ -40,8 +40,10 @@ fn a_watch_and_its_recording_agree_and_peaks_are_all_that_pytorch_reports() {
     recorder.interrupt();
     // The same period of both: the recording begins earlier and ends later, depending on the
     // machine's load.
-    let [since, until] = ["begin_time", "end_time"].map(|key| live["data"][key].as_str().expect("a time").to_owned());
-    let in_the_same_time = ["profile", "--json", "-i", "100ms", "--in", &file, "--since", &since, "--until", &until];
+    let [since, until] =
+        ["begin_time", "end_time"].map(|key| live["data"]["profile"][key].as_str().expect("a time").to_owned());
+    let in_the_same_time =
+        ["report", "--only", "profile", "--json", "-i", "100ms", "--in", &file, "--since", &since, "--until", &until];
     let replayed = CommandOutcome::of(gpu.memwatch(&in_the_same_time));
     replayed.assert_ended_with(0, &[]);
     let replayed = ReportLine::parse(&replayed.stdout).json().clone();
@@ -56,7 +58,7 @@ fn a_watch_and_its_recording_agree_and_peaks_are_all_that_pytorch_reports() {
         assert_eq!(row["live"]["peak_bytes"], row["reserved"]["peak_bytes"], "it has nothing else");
         assert!(row["fragmentation"]["maximum"].as_f64() > Some(0.0), "{row:#}");
         assert!(row["live"]["samples"].as_u64() > Some(30), "{row:#}");
-        assert_eq!(report["data"]["processes"][0]["exact"], true);
+        assert_eq!(report["data"]["profile"]["processes"][0]["exact"], true);
     }
     for track in ["live", "allocated", "reserved"] {
         for key in ["average_bytes", "p50_bytes", "p95_bytes"] {
@@ -70,33 +72,45 @@ fn profile_of_a_late_attach_has_nvml_bytes_and_no_pytorch() {
     let gpu = SimulatedGpu::new(PrologueShape::Cmp);
     let mut job = gpu.workload();
     job.run(&["device 0", "alloc held 268435456"]);
-    let words = ["--no-agent", "profile", "--json", "-d", "3s", "-i", "200ms", "--pid", &job.tgid_word()];
+    let words =
+        ["--no-agent", "report", "--only", "profile", "--json", "-d", "3s", "-i", "200ms", "--pid", &job.tgid_word()];
     let outcome = CommandOutcome::of(gpu.memwatch(&words));
     outcome.assert_ended_with(0, &[]);
     let report = ReportLine::parse(&outcome.stdout).json().clone();
-    let used = &report["data"]["gpus"][0]["used"];
+    let used = &report["data"]["profile"]["gpus"][0]["used"];
     assert!(used["current_bytes"].as_u64() >= Some(268_435_456), "{used}");
     assert_eq!(used["peak_bytes"], Value::Null, "NVML is only read now and then");
-    let utilization = &report["data"]["gpus"][0]["utilization"];
+    let utilization = &report["data"]["profile"]["gpus"][0]["utilization"];
     assert!(utilization["average"].as_f64().is_some_and(|part| part > 0.0 && part < 1.0), "{utilization}");
     let row = row(&report);
     assert!(row["used"]["p50_bytes"].as_u64() >= Some(268_435_456), "{row:#}");
     let (allocated, fragmentation) = (&row["allocated"], &row["fragmentation"]);
     assert_eq!((allocated, fragmentation), (&Value::Null, &Value::Null), "PyTorch is not there");
-    let text = CommandOutcome::of(gpu.memwatch(&["--no-agent", "profile", "-d", "1s", "--pid", &job.tgid_word()]));
+    let text = CommandOutcome::of(gpu.memwatch(&[
+        "--no-agent",
+        "report",
+        "--only",
+        "profile",
+        "-d",
+        "1s",
+        "--pid",
+        &job.tgid_word(),
+    ]));
     text.assert_ended_with(0, &[]);
     assert!(text.stdout.contains("used (NVML)") && text.stdout.contains("used on average"), "{}", text.stdout);
 }
 
 #[test]
-fn monitor_reports_every_detector() {
+fn a_report_of_running_processes_has_every_section() {
     let gpu = SimulatedGpu::new(PrologueShape::Cmp);
     let mut job = gpu.workload();
     job.run(&["device 0", "alloc held 268435456"]);
-    let words = ["--no-agent", "monitor", "--all", "--json", "-d", "2s", "--pid", &job.tgid_word()];
+    let words = ["--no-agent", "report", "--json", "-d", "2s", "--pid", &job.tgid_word()];
     let outcome = CommandOutcome::of(gpu.memwatch(&words));
     outcome.assert_ended_with(0, &[]);
     let report = ReportLine::parse(&outcome.stdout).json().clone();
+    let held = &report["data"]["processes"][0]["gpus"][0]["driver_allocated_bytes"];
+    assert_eq!((&report["data"]["recording"], held), (&Value::Null, &268_435_456.into()), "{report:#}");
     assert!(report["data"]["oom"]["failures"].is_array(), "{report:#}");
     assert!(report["data"]["leak"]["processes"].is_array(), "{report:#}");
     let forecast = &report["data"]["forecast"]["gpus"][0];
@@ -105,6 +119,6 @@ fn monitor_reports_every_detector() {
     assert_eq!(report["data"]["fragment"]["devices"], serde_json::json!([]), "without PyTorch: {report:#}");
     assert!(report["data"]["churn"]["kinds"].is_array(), "{report:#}");
     assert!(report["data"]["profile"]["gpus"][0]["used"]["current_bytes"].as_u64() >= Some(268_435_456), "{report:#}");
-    let refused = CommandOutcome::of(gpu.memwatch(&["monitor", "--only", "nothing", "--pid", &job.tgid_word()]));
-    refused.assert_ended_with(2, &["there is forecast, oom, leak, profile, fragment, churn"]);
+    let refused = CommandOutcome::of(gpu.memwatch(&["report", "--only", "nothing", "--pid", &job.tgid_word()]));
+    refused.assert_ended_with(2, &["there is where, oom, leak, forecast, fragment, profile, churn"]);
 }

@@ -11,12 +11,18 @@ fn process_selected_by_script_name_has_its_pytorch_traced() {
     let gpu = SimulatedGpu::new(PrologueShape::Cmp);
     let words = ["keeps_tensors.py", "--seconds", "2"];
     let mut job = held_job(&gpu, "2.15", TorchAllocator::Native, &words);
-    let watch =
-        AttributionWatch::of(gpu.memwatch(&["--no-agent", "profile", "--json", "-i", "100ms", "keeps_tensors.py"]));
+    let watch = AttributionWatch::of(gpu.memwatch(&[
+        "--no-agent",
+        "report",
+        "--only",
+        "profile",
+        "--json",
+        "keeps_tensors.py",
+    ]));
     job.go_on();
     let trained = job.next_checkpoint().expect("it trains to its end");
     let report = watch.interrupt();
-    let processes = report["data"]["processes"].as_array().expect("a list");
+    let processes = report["data"]["profile"]["processes"].as_array().expect("a list");
     assert_eq!(processes.len(), 1, "{report:#}");
     let (row, statistics) = (&processes[0]["gpus"][0], &trained["devices"][0]["memory_stats"]);
     assert_eq!(row["allocated"]["peak_bytes"], statistics["allocated_bytes.all.peak"], "{row:#}");

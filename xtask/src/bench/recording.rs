@@ -97,7 +97,8 @@ fn record(
     let answer = training.ask(&format!("run {steps}"))?;
     let recorder_seconds = watcher.processor_time()?.saturating_sub(before).as_secs_f64();
     watcher.detach()?;
-    let (reading_seconds, report) = read(Command::new(memwatch).args(["report", "--json"]).arg(file))?;
+    let (reading_seconds, report) =
+        read(Command::new(memwatch).args(["report", "--only", "where,churn", "--json"]).arg(file))?;
     let (simulating_seconds, _) = read(Command::new(memwatch).args(["simulate", "--json", "--in"]).arg(file))?;
     let of_recording = |field: &str| report["data"]["recording"][field].as_f64().with_context(|| format!("no {field}"));
     let losses = report["losses"].as_object().into_iter().flatten().filter_map(|(_, count)| count.as_u64());

@@ -12,6 +12,8 @@ use memwatch_core::kernel_driver::trust::LedgerTrust;
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 use tokio::time::{Instant, timeout_at};
 
+use crate::commands::places::args::WhereRowKind;
+use crate::commands::{holdings, places};
 use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::TensorRequest;
 use crate::options::{CommonArgs, TargetArgs};
@@ -21,7 +23,7 @@ use crate::watch::one_shot::{TIMEOUT, TakenAt, recorded_snapshot};
 use crate::watch::past::{Needs, RecordedPeriod};
 use crate::watch::source::{ReportSource, Rhythm};
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
-use args::Explain;
+use args::{Explain, ExplainRowKind};
 
 /// Interval for polling whether the data is complete.
 const LOOK: Duration = Duration::from_millis(200);
@@ -31,6 +33,17 @@ const LOOK: Duration = Duration::from_millis(200);
 /// # Errors
 /// The processes cannot be traced, or none exists.
 pub(crate) async fn run(args: &Explain, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+    let rows_of_code = match args.by {
+        ExplainRowKind::Part => return by_part(args, common).await,
+        ExplainRowKind::Name => return holdings::run(&args.by_name(), common).await,
+        ExplainRowKind::Line => WhereRowKind::Line,
+        ExplainRowKind::Module => WhereRowKind::Module,
+        ExplainRowKind::Phase => WhereRowKind::Phase,
+    };
+    places::run(&args.by_code(rows_of_code), common).await
+}
+
+async fn by_part(args: &Explain, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let selected = &args.subject.selected;
     if let Some(recording) = RecordedPeriod::named(&args.subject.past, Needs::Calls, common).await? {
         let (snapshot, taken_at) = recorded_snapshot(&recording, selected, |_| {})?;

@@ -3,13 +3,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use memwatch_core::features::simulate::model::Settings;
+
 use crate::frameworks::pytorch::TensorLevel;
 use crate::options::moment::PAST;
 use crate::options::tensors::level;
 use crate::options::{Checked, ReportSubject, values};
 
 /// How free memory lies.
-#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+#[derive(Clone, Debug, PartialEq, clap::Args)]
 pub(crate) struct Fragment {
     #[command(flatten)]
     pub(crate) subject: ReportSubject,
@@ -27,6 +29,11 @@ pub(crate) struct Fragment {
     /// Show the moment of the worst fragmentation, as of a process that has ended, instead of now
     #[arg(long)]
     pub(crate) worst: bool,
+    /// Predict the memory with another value of PYTORCH_CUDA_ALLOC_CONF, such as --what-if=max_split_size_mb:256 (default:
+    /// the usual ones); as `memwatch simulate`
+    #[arg(long, value_name = "CONF", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    #[arg(value_parser = values::setting, conflicts_with_all = ["request", "worst", "output", "level"])]
+    pub(crate) what_if: Vec<Settings>,
     /// Maximum number of rows of each list
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
     pub(crate) top: usize,

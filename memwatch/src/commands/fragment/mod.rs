@@ -16,6 +16,8 @@ use memwatch_core::features::simulate::model::PolicyPlan;
 use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
+use crate::commands::simulate;
+use crate::commands::simulate::args::Simulate;
 use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::pytorch::TensorRequest;
 use crate::options::CommonArgs;
@@ -36,6 +38,9 @@ use words::{FragmentFindings, FragmentReport};
 /// The processes cannot be traced, the recording cannot be read, it has no PyTorch, or the picture
 /// cannot be written.
 pub(crate) async fn run(args: &Fragment, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+    if !args.what_if.is_empty() {
+        return simulate::run(&Simulate::of(args.subject.clone(), args.duration, &args.what_if), common).await;
+    }
     let selected = &args.subject.selected;
     let picture = args.output.as_deref().map(|path| form(path, args.force)).transpose()?;
     let past = RecordedPeriod::named(&args.subject.past, Needs::Calls, common).await?;

@@ -6,6 +6,7 @@ use crate::options::tensors::{BudgetArgs, stacks};
 use crate::options::{Checked, ReportSubject, values};
 use crate::render::places::FrameDetail;
 use clap::ValueEnum;
+use memwatch_core::attribution::price::Budget;
 use std::time::Duration;
 
 /// What a row of `memwatch where` is.
@@ -81,6 +82,28 @@ pub(crate) struct AttributionArgs {
     /// List blocks of this size and above individually: 500M, 2G; a bare number is bytes
     #[arg(short = 'z', long, value_name = "SIZE", default_value = "100M", value_parser = values::size_bytes)]
     pub(crate) min_size: u64,
+}
+
+impl Where {
+    /// Returns the question by line with default options.
+    pub(crate) fn of(places: AttributionArgs) -> Self {
+        let (by, frames) = (WhereRowKind::default(), Which::default());
+        Self { places, by, frames, native: false, fragmentation: false }
+    }
+}
+
+impl AttributionArgs {
+    /// Returns default options. They are those of the attributes above.
+    pub(crate) fn of(subject: ReportSubject) -> Self {
+        Self {
+            subject,
+            duration: Duration::from_secs(10),
+            top: 20,
+            stacks: StackSelection::ByBytes,
+            price: BudgetArgs { budget: Budget::None },
+            min_size: 100 << 20,
+        }
+    }
 }
 
 impl Checked for Where {

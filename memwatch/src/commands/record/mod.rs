@@ -59,7 +59,7 @@ pub(crate) async fn record(args: &RecordArgs, common: &CommonArgs) -> Result<Exi
         let origin = ReportOrigin { host: &options.front.host, clock: &clock };
         unless_closed(crate::commands::report::json::write(
             &mut io::stdout().lock(),
-            (&facts, None),
+            (Some(&facts), &[]),
             &snapshot,
             origin,
         ))?;

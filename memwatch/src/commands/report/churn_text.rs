@@ -1,36 +1,18 @@
 //! Text output of allocation churn.
 
-use std::io;
-
 use memwatch_core::features::churn::view::{ChurnView, FlowView};
 
 use crate::render::Tone;
 use crate::render::format::{bytes, count, known, percent, plural, rate};
 use crate::render::places;
 use crate::render::sentences::Sentence;
+use crate::render::text::TextPage;
 use crate::render::text::grid::{Align, TextGrid};
-use crate::render::text::{TableOptions, TextPage};
 
 /// Maximum length of a bar, in characters.
 const BAR: u128 = 30;
 
-/// Writes the counts, and at most `top` lines of Python; writes nothing without counts.
-///
-/// # Errors
-/// The error of `out`.
-pub(crate) fn write(
-    out: &mut impl io::Write,
-    (churn, top): (Option<&ChurnView>, usize),
-    options: &TableOptions,
-) -> io::Result<()> {
-    let Some(churn) = churn.filter(|churn| !churn.kinds.is_empty()) else { return Ok(()) };
-    let mut page = TextPage { text: "\n".to_owned(), options: *options };
-    section(&mut page, churn, top);
-    out.write_all(page.text.as_bytes())?;
-    out.flush()
-}
-
-/// Writes the content of [`write`] as a section of another report.
+/// Writes the counts, and at most `top` lines of Python.
 pub(crate) fn section(page: &mut TextPage, churn: &ChurnView, top: usize) {
     if churn.kinds.is_empty() {
         page.line(&Sentence::new(Tone::Plain, "Nothing was allocated and nothing freed."));
@@ -149,6 +131,7 @@ fn short(time_ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::text::TableOptions;
     use memwatch_core::features::churn::view::SizeView;
 
     #[test]
@@ -157,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn churn_text_lists_kinds_with_size_classes_or_nothing() {
+    fn churn_text_lists_kinds_with_size_classes_or_that_there_are_none() {
         let class = SizeView { from_bytes: 64, below_bytes: Some(128), allocations: 3, bytes: 300 };
         let flow = FlowView {
             kind: "tensor".into(),
@@ -170,12 +153,12 @@ mod tests {
         let churn =
             ChurnView { watched_ns: 2_000_000_000, temporary_within: 10, kinds: vec![flow], ..ChurnView::default() };
         let reported = |churn| {
-            let mut out = Vec::new();
-            write(&mut out, (churn, 5), &TableOptions::default()).expect("memory takes all");
-            String::from_utf8(out).expect("text")
+            let mut page = TextPage { text: String::new(), options: TableOptions::default() };
+            section(&mut page, churn, 5);
+            page.text
         };
-        let text = reported(Some(&churn));
+        let text = reported(&churn);
         assert!(text.contains("64 B to 128 B      3  300 B") && text.contains("33.3 %"), "{text}");
-        assert_eq!(reported(None), "");
+        assert!(reported(&ChurnView::default()).contains("Nothing was allocated and nothing freed."));
     }
 }

@@ -1,35 +1,47 @@
-//! JSON output of `memwatch report`: the state at the end of a recording.
+//! JSON output of `memwatch report`: the state at the end, and the data of each section under its
+//! name.
 
 use std::io;
 use std::path::Path;
 
-use memwatch_core::features::churn::view::ChurnView;
 use memwatch_core::recording::{Ending, Stopped};
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::json;
-use serde::Serialize;
+use serde::ser::SerializeMap as _;
+use serde::{Serialize, Serializer};
 
-use super::churn_json as churn;
+use crate::commands::fragment::json as fragments;
+use crate::commands::leak::json as leaks;
+use crate::commands::oom::{forecast_json as forecast, json as oom};
+use crate::commands::report::sections::Finding;
+use crate::commands::report::{churn_json as churn, profile_json as profile};
 use crate::render::json::{JsonReport, PsData, ReportOrigin, data, write_report};
 use crate::watch::recording::RecordingFacts;
 
-/// Writes a recording's last snapshot, and facts about the recording, as one line.
+/// Writes the last snapshot, facts about the recording if it is one, and each section as one line.
 ///
 /// # Errors
 /// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    (facts, churn): (&RecordingFacts<'_>, Option<&ChurnView>),
+    (facts, sections): (Option<&RecordingFacts<'_>>, &[(&'static str, Finding)]),
     snapshot: &Snapshot,
     origin: ReportOrigin,
 ) -> io::Result<()> {
+    let recording = facts.map(|facts| recording_data(facts, snapshot));
+    let data = data(JsonReport::Run, snapshot);
+    let data = ReportData { recording, data, sections: SectionsData { sections, snapshot } };
+    write_report(out, "memwatch.report/3", data, snapshot, origin)
+}
+
+fn recording_data<'a>(facts: &'a RecordingFacts<'_>, snapshot: &Snapshot) -> RecordingData<'a> {
     let (ending, stopped, damaged_byte) = match facts.ending {
         None => ("not_read", None, None),
         Some(Ending::Whole(mark)) => ("whole", Some(mark.stopped), None),
         Some(Ending::Cut) => ("cut", None, None),
         Some(Ending::Damaged { byte }) => ("damaged", None, Some(byte)),
     };
-    let recording = RecordingData {
+    RecordingData {
         file: facts.path,
         version: &facts.front.version,
         command: &facts.front.command,
@@ -43,19 +55,43 @@ pub(crate) fn write(
         ending,
         stopped,
         damaged_byte,
-    };
-    let data = Whole { recording, data: data(JsonReport::Run, snapshot), churn: churn.map(churn::data) };
-    write_report(out, "memwatch.report/3", data, snapshot, origin)
+    }
 }
 
 #[derive(Serialize)]
-struct Whole<'a> {
-    recording: RecordingData<'a>,
+struct ReportData<'a> {
+    /// The recording; null for a session.
+    recording: Option<RecordingData<'a>>,
     #[serde(flatten)]
     data: PsData<'a>,
-    /// Allocation churn; absent in the report of `memwatch record`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    churn: Option<churn::ChurnData<'a>>,
+    #[serde(flatten)]
+    sections: SectionsData<'a>,
+}
+
+/// The data of each section, under its name.
+struct SectionsData<'a> {
+    sections: &'a [(&'static str, Finding)],
+    snapshot: &'a Snapshot,
+}
+
+impl Serialize for SectionsData<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { sections, snapshot } = self;
+        let mut map = serializer.serialize_map(None)?;
+        for (name, finding) in *sections {
+            match finding {
+                // Lines, modules and phases are below each process.
+                Finding::Where => {}
+                Finding::Ooms(found) => map.serialize_entry(name, &oom::data(found))?,
+                Finding::Leaks(found) => map.serialize_entry(name, &leaks::data(found))?,
+                Finding::Forecasts(found) => map.serialize_entry(name, &forecast::forecasts(found))?,
+                Finding::Fragments(found) => map.serialize_entry(name, &fragments::data(found, snapshot))?,
+                Finding::Profile(found) => map.serialize_entry(name, &profile::data(found, snapshot))?,
+                Finding::Churn(found) => map.serialize_entry(name, &churn::data(found))?,
+            }
+        }
+        map.end()
+    }
 }
 
 #[derive(Serialize)]

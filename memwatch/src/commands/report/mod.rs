@@ -1,47 +1,85 @@
-//! `memwatch report`: shows the content of a recording.
+//! `memwatch report`: everything about processes or a recording in one report, with a section for
+//! each question.
 
 pub(crate) mod args;
 pub(crate) mod churn_json;
 pub(crate) mod churn_text;
 pub(crate) mod json;
+mod profile;
+pub(crate) mod profile_json;
+pub(crate) mod profile_text;
+pub(crate) mod sections;
 pub(crate) mod text;
 
-use crate::exit::{Exit, ExitFailure};
-use crate::options::{CommonArgs, Past, Selected};
-use crate::render::json::ReportOrigin;
-use crate::render::output::{style, unless_closed};
-use crate::render::wall_clock::WallClock;
-use crate::watch::past::{Needs, RecordedPeriod};
-use crate::watch::recorded::LARGE_BYTES;
-use crate::watch::recorded::chosen;
-use crate::watch::recorded::play_all;
-use args::Replayed;
 use std::io;
 
-/// Runs `memwatch report`.
+use memwatch_core::Pipeline;
+use memwatch_core::features::timeline::view::TimelineView;
+use memwatch_core::snapshot::Snapshot;
+
+use crate::commands::timeline::{self, check_free, rendered, write_to};
+use crate::exit::{Exit, ExitFailure};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
+use crate::options::CommonArgs;
+use crate::render::output::{style, unless_closed};
+use crate::watch::looks::{Observation, look};
+use args::ReportArgs;
+use sections::Finding;
+
+/// What a report consists of.
+pub(crate) struct Findings {
+    /// Findings of each section, with its name.
+    pub(crate) sections: Vec<(&'static str, Finding)>,
+    /// Memory over time, for the plot.
+    timeline: Option<TimelineView>,
+}
+
+/// Traces the processes or reads the recording, and writes each section.
 ///
 /// # Errors
-/// The file is not a recording, or the report cannot be written.
-pub(crate) async fn report(args: &Replayed, common: &CommonArgs) -> Result<Exit, ExitFailure> {
-    let past = Past { recording: args.recording.as_ref().or(args.in_file.as_ref()).cloned(), window: args.window };
-    // The command line requires a recording.
-    let Some(recording) = RecordedPeriod::named(&past, Needs::Calls, common).await? else { return Ok(Exit::Error) };
-    let path = &recording.path;
-    let replay = play_all(&recording, |pipeline| {
-        pipeline.state.list_tensors_from(LARGE_BYTES);
-        pipeline.watch_churn(args.temporary);
-    })?;
-    let (snapshot, churn) = (chosen(&replay, path, &Selected::default())?, replay.pipeline.churn());
-    let facts = replay.facts(path);
-    let clock = WallClock::local(replay.boottime_to_unix_ns);
+/// The processes cannot be traced, the recording cannot be read, or the report cannot be written.
+pub(crate) async fn run(args: &ReportArgs, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+    let drawn = args.drawn().map_err(|sentence| ExitFailure::new(Exit::Error, sentence))?;
+    if let Some(path) = &args.plot {
+        check_free(path, args.force)?;
+    }
+    let looks = args.looks();
+    let prepare = |pipeline: &mut Pipeline| {
+        args.sections().for_each(|section| (section.watch)(pipeline, args));
+        if drawn.is_some() {
+            pipeline.watch_samples(profile::interval_ns(args));
+        }
+    };
+    let report = |pipeline: &Pipeline, snapshot: &Snapshot| Findings {
+        sections: args.sections().map(|section| (section.name, (section.find)(pipeline, args, snapshot))).collect(),
+        timeline: drawn.and_then(|_| pipeline.timeline()),
+    };
+    let observation = look(&looks, (request(args), prepare), report, common).await?;
+    let Observation { snapshot, reported, taken_at, everybody, exit, replay } = observation;
+    if let Some(format) = drawn {
+        let mut timeline = reported.timeline.clone().unwrap_or_default();
+        if !everybody {
+            timeline::choose(&mut timeline, &looks.targets, &snapshot);
+        }
+        let picture = rendered(format, (&timeline, usize::MAX), &snapshot, &taken_at)?;
+        write_to(args.plot.as_deref(), args.force, &picture)?;
+    }
+    let facts = replay.as_ref().map(|(path, replay)| replay.facts(path));
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        let origin = ReportOrigin { host: &facts.front.host, clock: &clock };
-        json::write(&mut out, (&facts, churn.as_ref()), &snapshot, origin)
+        json::write(&mut out, (facts.as_ref(), &reported.sections), &snapshot, taken_at.origin())
     } else {
         let style = style(common, false);
-        text::write(&mut out, &facts, (&snapshot, args.top), &clock, &style)
-            .and_then(|()| churn_text::write(&mut out, (churn.as_ref(), args.top), &style))
+        text::write(&mut out, (facts.as_ref(), &reported.sections), (&snapshot, args.top), &taken_at.clock, &style)
     })?;
-    Ok(Exit::Ok)
+    exit
+}
+
+/// Returns what is traced of PyTorch: as much as the section that needs most.
+fn request(args: &ReportArgs) -> TensorRequest {
+    match args.sections().map(|section| section.level).max() {
+        Some(TensorLevel::Modules) => TensorRequest::of(TensorLevel::Modules),
+        // The profile needs only the totals that each allocation and free reports.
+        _ => TensorRequest::of_reports(TensorLevel::Blocks),
+    }
 }

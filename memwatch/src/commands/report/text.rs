@@ -1,32 +1,64 @@
-//! Text output of `memwatch report`: facts about the recording, memory by process, and call sites
-//! of PyTorch programs.
+//! Text output of `memwatch report`: facts about the recording, a summary of each process, and the
+//! sections one below the other.
 
 use std::io;
 
 use memwatch_core::recording::{Ending, Stopped};
 use memwatch_core::snapshot::Snapshot;
 
+use crate::commands::fragment::text as fragments;
+use crate::commands::leak::text as leaks;
+use crate::commands::oom::{forecast_text as forecast, text as oom};
 use crate::commands::places::text as places;
+use crate::commands::report::sections::Finding;
+use crate::commands::report::{churn_text as churn, profile_text as profile};
+use crate::render::Tone;
 use crate::render::format::{bytes, count, duration, printable};
+use crate::render::sentences::Sentence;
 use crate::render::summary;
-use crate::render::text::TableOptions;
+use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 use crate::watch::recording::RecordingFacts;
 
-/// Writes the report, with at most `top` rows per list.
+/// Writes facts about the recording, if it is one, a summary of each process and each section with
+/// at most `top` rows per list.
 ///
 /// # Errors
 /// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    facts: &RecordingFacts<'_>,
+    (facts, sections): (Option<&RecordingFacts<'_>>, &[(&'static str, Finding)]),
     (snapshot, top): (&Snapshot, usize),
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    out.write_all(front(facts, snapshot, clock).as_bytes())?;
+    if let Some(facts) = facts {
+        out.write_all(front(facts, snapshot, clock).as_bytes())?;
+    }
     out.write_all(summary::render(snapshot, clock, None).as_bytes())?;
-    places::write_all(out, snapshot, top, clock, options)
+    for (name, finding) in sections {
+        let mut page = TextPage { text: String::new(), options: *options };
+        match finding {
+            Finding::Where => {
+                let mut lists = Vec::new();
+                places::write_all(&mut lists, snapshot, top, clock, options)?;
+                page.text.push_str(&String::from_utf8_lossy(&lists));
+            }
+            Finding::Ooms(found) => oom::section(&mut page, found, clock),
+            Finding::Leaks(found) => leaks::section(&mut page, (found, top), snapshot),
+            Finding::Forecasts(found) => forecast::show(&mut page, (found, &[]), snapshot, clock),
+            Finding::Fragments(found) => fragments::section(&mut page, (found, top), snapshot, clock),
+            Finding::Profile(found) => profile::section(&mut page, found, snapshot, clock),
+            Finding::Churn(found) => churn::section(&mut page, found, top),
+        }
+        if !page.text.is_empty() {
+            let mut heading = TextPage { text: "\n".to_owned(), options: *options };
+            heading.line(&Sentence::new(Tone::Heading, name.to_uppercase()));
+            out.write_all(heading.text.as_bytes())?;
+            out.write_all(page.text.as_bytes())?;
+        }
+    }
+    out.flush()
 }
 
 /// Formats `job.mwr  node-7  14:02:11 to 14:05:20 (3 min)  1.3 MiB, 23,411 inputs`, how the

@@ -26,6 +26,14 @@ pub(crate) struct Simulate {
 }
 
 impl Simulate {
+    /// Returns the question with these settings. Without settings, and for empty ones, the usual ones
+    /// are tried.
+    pub(crate) fn of(subject: ReportSubject, duration: Duration, settings: &[Settings]) -> Self {
+        let settings = settings.iter().filter(|typed| **typed != Settings::default()).cloned().collect();
+        let duration = Some(duration).filter(|_| !subject.past.is_meant());
+        Self { subject, duration, settings, capacity: None }
+    }
+
     /// Returns the settings to try: PyTorch's default, and those of the command line.
     pub(crate) fn plans(&self) -> Vec<PolicyPlan> {
         if self.settings.is_empty() {

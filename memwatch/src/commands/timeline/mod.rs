@@ -41,7 +41,7 @@ pub(crate) async fn run(args: &Timeline, common: &CommonArgs) -> Result<Exit, Ex
     let interval_ns = u64::try_from(args.interval.as_nanos()).unwrap_or(u64::MAX);
     let prepare = |pipeline: &mut Pipeline| pipeline.watch_timeline(interval_ns, args.min_size);
     let seen = look(&args.looks, (REQUEST, prepare), |pipeline, _| pipeline.timeline(), common).await?;
-    let Observation { snapshot, reported, taken_at, everybody, exit } = seen;
+    let Observation { snapshot, reported, taken_at, everybody, exit, .. } = seen;
     let mut timeline = reported.unwrap_or_default();
     if !everybody {
         choose(&mut timeline, &args.looks.targets, &snapshot);

@@ -1,7 +1,6 @@
-//! Text output of `memwatch profile`.
+//! Text output of memory over time.
 
 use std::fmt::Write as _;
-use std::io;
 
 use memwatch_core::features::profile::view::{CourseView, GpuProfileView, ProcessProfileView, ProfileView, RatioView};
 use memwatch_core::snapshot::Snapshot;
@@ -9,8 +8,8 @@ use memwatch_core::snapshot::Snapshot;
 use crate::render::Tone;
 use crate::render::format::{bytes, duration, known, printable};
 use crate::render::sentences::{self, Sentence};
+use crate::render::text::TextPage;
 use crate::render::text::grid::{Align, TextGrid};
-use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
 
 const COLUMNS: [(&str, Align); 11] = [
@@ -28,24 +27,6 @@ const COLUMNS: [(&str, Align); 11] = [
 ];
 
 /// Writes the memory of GPUs and processes over time.
-///
-/// # Errors
-/// The error of `out`.
-pub(crate) fn write(
-    out: &mut impl io::Write,
-    profile: &ProfileView,
-    snapshot: &Snapshot,
-    clock: &WallClock,
-    options: &TableOptions,
-) -> io::Result<()> {
-    let mut page = TextPage { text: String::new(), options: *options };
-    section(&mut page, profile, snapshot, clock);
-    page.trust(snapshot, clock);
-    out.write_all(page.text.as_bytes())?;
-    out.flush()
-}
-
-/// Writes the content of [`write`] as a section of another report.
 pub(crate) fn section(page: &mut TextPage, profile: &ProfileView, snapshot: &Snapshot, clock: &WallClock) {
     let length = duration(profile.last_ns.saturating_sub(profile.begun_ns));
     let every = seconds(profile.interval_ns);

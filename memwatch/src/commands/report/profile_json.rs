@@ -1,28 +1,11 @@
-//! JSON output of `memwatch profile`: each number over time, and whether it is exact or sampled.
-
-use std::io;
+//! JSON output of memory over time: each number over time, and whether it is exact or sampled.
 
 use memwatch_core::features::profile::view::{GpuProfileView, ProfileView};
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::{GpuUuid, json};
 use serde::Serialize;
 
-use crate::render::json::{ReportOrigin, write_report};
-
-/// Writes the report as one line.
-///
-/// # Errors
-/// The error of `out`.
-pub(crate) fn write(
-    out: &mut impl io::Write,
-    profile: &ProfileView,
-    snapshot: &Snapshot,
-    origin: ReportOrigin,
-) -> io::Result<()> {
-    write_report(out, "memwatch.profile/3", data(profile, snapshot), snapshot, origin)
-}
-
-/// Returns the report as a part of another report.
+/// Returns the data of the section.
 pub(crate) fn data<'a>(profile: &'a ProfileView, snapshot: &'a Snapshot) -> ProfileData<'a> {
     let gpu = |view: &'a GpuProfileView| {
         let facts = snapshot.gpus.iter().find(|facts| facts.uuid == view.uuid);

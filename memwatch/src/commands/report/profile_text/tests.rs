@@ -2,6 +2,7 @@ use memwatch_core::features::profile::view::DeviceProfileView;
 
 use super::*;
 use crate::render::fixture;
+use crate::render::text::TableOptions;
 
 const GIB: u64 = 1 << 30;
 
@@ -50,10 +51,9 @@ fn profile() -> ProfileView {
 }
 
 fn reported(profile: &ProfileView) -> String {
-    let mut out = Vec::new();
-    write(&mut out, profile, &fixture::training_node(), &fixture::clock(), &TableOptions::default())
-        .expect("memory takes all");
-    String::from_utf8(out).expect("text is UTF-8")
+    let mut page = TextPage { text: String::new(), options: TableOptions::default() };
+    section(&mut page, profile, &fixture::training_node(), &fixture::clock());
+    page.text
 }
 
 #[test]
