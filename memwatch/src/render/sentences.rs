@@ -217,6 +217,9 @@ pub(crate) fn libraries(process: &ProcessView, gpu: &ProcessGpuView) -> Option<S
 /// reported, and neither are library files that no process uses.
 fn coverage(coverage: &ProbeCoverage) -> Vec<Sentence> {
     let libraries = &coverage.libraries;
+    if coverage.mechanism == ProbeCoverage::NOTHING {
+        return vec![Sentence::new(Tone::Faint, "only read, nothing attached")];
+    }
     if libraries.is_empty() {
         return vec![Sentence::new(Tone::Warning, "no libcuda found yet: nothing is traced")];
     }

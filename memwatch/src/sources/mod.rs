@@ -8,6 +8,7 @@ pub(crate) mod classes;
 pub(crate) mod clock;
 pub(crate) mod containers;
 pub(crate) mod driver_version;
+pub(crate) mod free_memory;
 pub(crate) mod grpc;
 pub(crate) mod kernel;
 pub(crate) mod library;

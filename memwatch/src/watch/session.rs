@@ -7,7 +7,7 @@ mod arenas;
 mod calm;
 mod changes;
 mod copies;
-mod counters;
+pub(crate) mod counters;
 mod devices;
 mod discovery;
 pub(crate) mod holdings;

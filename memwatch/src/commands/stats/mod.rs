@@ -1,6 +1,7 @@
 //! `memwatch stats`: shows the `memory_stats()` of PyTorch and JAX from outside the process.
 
 pub(crate) mod args;
+mod read_only;
 mod reset_peaks;
 pub(crate) mod text;
 
@@ -36,6 +37,12 @@ pub(crate) async fn stats(args: &Stats, common: &CommonArgs) -> Result<Exit, Exi
     }
     if args.reset_peaks && args.interval.is_none() {
         return reset_peaks::reset(selected, common).await;
+    }
+    if args.interval.is_none()
+        && args.duration.is_none()
+        && let Some(snapshot) = read_only::snapshot(selected, common).await.filter(is_counted)
+    {
+        return finish(write_stats(&snapshot, &TakenAt::here(), common), &snapshot, selected);
     }
     let mut session = open_named(selected, TensorRequest::of(TensorLevel::Blocks), common).await?;
     let mut signals = TerminationSignals::listen()?;

@@ -26,6 +26,9 @@ fn trust_line_names_gaps_but_not_functions_the_driver_lacks() {
         trust_line(&empty_node()),
         "complete · no NVML: no NVIDIA driver is loaded · no libcuda found yet: nothing is traced"
     );
+    let mut read = quiet_node();
+    read.coverage = ProbeCoverage { mechanism: ProbeCoverage::NOTHING.into(), ..ProbeCoverage::default() };
+    assert_eq!(trust_line(&read), "complete · only read, nothing attached");
 }
 
 #[test]

@@ -122,7 +122,7 @@ impl CounterPoller {
 }
 
 /// Returns the coverage of a process that is read and not traced, which costs the process nothing.
-fn read_only(tgid: Tgid) -> LevelChoice {
+pub(crate) fn read_only(tgid: Tgid) -> LevelChoice {
     LevelChoice {
         tgid,
         time_ns: clock::boottime_ns(),

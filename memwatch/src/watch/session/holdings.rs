@@ -14,8 +14,9 @@ use memwatch_inspect::pytorch::ReadRefusal;
 
 use super::Session;
 use super::intake::InputSink;
-use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME, StateReadError};
+use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME, StateReadError, TensorLevel};
 use crate::sources::clock::thread_ns;
+use crate::sources::free_memory;
 use crate::watch::signals::TerminationSignals;
 
 /// Minimum pause after a reading, as a multiple of its processor time. Time spent waiting for a
@@ -39,6 +40,8 @@ pub(crate) const LONGEST_READING: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct ProcessHoldings {
     state: LiveObjectsState,
+    /// Names are wanted for memory that is older than the session.
+    names_older: bool,
     /// End and processor time of the last reading.
     last: Option<(Instant, Duration)>,
     /// Number of readings with a result.
@@ -69,6 +72,12 @@ struct Done {
 }
 
 impl ProcessHoldings {
+    /// Creates a schedule without any reading, for a session that traces this much. Counters and
+    /// sizes of blocks need no names.
+    pub(super) fn new(level: TensorLevel) -> Self {
+        Self { names_older: level != TensorLevel::Blocks, ..Self::default() }
+    }
+
     /// Starts a due reading, and processes a finished one. `is_older`: the process is older than
     /// the session. `every`: the requested interval, if any.
     pub(super) fn advance(&mut self, tgid: u32, (is_older, every): (bool, Option<Duration>), pipeline: &mut InputSink) {
@@ -95,7 +104,7 @@ impl ProcessHoldings {
             LiveObjectsState::NotOpened | LiveObjectsState::Open(_) => {}
         }
         let Some((ended, took)) = self.last else {
-            return (is_older || every.is_some() || self.is_asked_for).then_some(now);
+            return ((is_older && self.names_older) || every.is_some() || self.is_asked_for).then_some(now);
         };
         if self.is_asked_for {
             return Some(now);
@@ -113,8 +122,10 @@ impl ProcessHoldings {
         self.is_asked_for = false;
         let (sender, done) = channel();
         let thread = thread::Builder::new().name(format!("read {tgid}")).spawn(move || {
+            let done = read(tgid, reader);
+            free_memory::release();
             // The receiver is gone if the session has ended.
-            let _ = sender.send(read(tgid, reader));
+            let _ = sender.send(done);
         });
         self.state = match thread {
             Ok(_) => LiveObjectsState::Reads(done),
@@ -188,6 +199,22 @@ impl Session {
                 () = tokio::time::sleep_until(until) => return,
                 _ = signals.any() => return,
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_older_memory_are_read_where_a_report_shows_them() {
+        let now = Instant::now();
+        let due = |level: TensorLevel, every: Option<Duration>| ProcessHoldings::new(level).due((true, every), now);
+        assert_eq!(due(TensorLevel::Blocks, None), None, "counters have no names");
+        assert_eq!(due(TensorLevel::Blocks, Some(ON_SCREEN)), Some(now));
+        for level in [TensorLevel::Read, TensorLevel::Lines, TensorLevel::Modules] {
+            assert_eq!(due(level, None), Some(now), "{level:?}");
         }
     }
 }

@@ -189,8 +189,8 @@ impl TensorTracing {
         let attached = torch.update(kernel, &wanted, |tgid, rate| prices.decide(tgid, rate));
         self.report_choices(pipeline);
         for (tgid, missing) in attached {
-            let level = self.torch.level_of(tgid);
-            self.processes.entry(tgid).or_insert_with(|| TensorProcess::new(tgid, level));
+            let (level, asked) = (self.torch.level_of(tgid), self.torch.level());
+            self.processes.entry(tgid).or_insert_with(|| TensorProcess::new(tgid, level, asked));
             if level == TensorLevel::Read && pipeline.state.level_of(Tgid(tgid)).is_none() {
                 self.prices.decide(tgid, (0, false));
             }
@@ -370,7 +370,8 @@ impl TensorTracing {
 }
 
 impl TensorProcess {
-    fn new(tgid: u32, level: TensorLevel) -> Self {
+    /// `asked` is the level of the session, of which this process may get less.
+    fn new(tgid: u32, level: TensorLevel, asked: TensorLevel) -> Self {
         let resting = RestingNumbers::open(tgid);
         let resting =
             resting.inspect_err(|error| log::warn!("process {tgid}: its memory cannot be read: {error}")).ok();
@@ -381,7 +382,7 @@ impl TensorProcess {
             allocator_state: AllocatorStatePolls::new(),
             arenas: BTreeMap::new(),
             numbers: ProcessNumbers::default(),
-            holdings: ProcessHoldings::default(),
+            holdings: ProcessHoldings::new(asked),
             records: 0,
             rate: Rate::new(),
             governor: Governor::new(level),
