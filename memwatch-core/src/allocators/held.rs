@@ -4,14 +4,22 @@
 //! Such a block has not changed if it still exists, so a later reading identifies it. For blocks
 //! allocated since, the call site says more.
 
-use super::names::{CallSite, HeldAs};
+use std::collections::BTreeMap;
+
+use super::names::{CallSite, HeldAs, SiteKey};
+use super::places::LiveBlock;
 use super::{FrameworkAllocator, TensorLedger};
 use crate::input::holdings::{Holding, Holdings};
+
+/// Call site and time of the allocation, by the index of a row of a reading.
+pub(super) type HeldSites = BTreeMap<usize, (SiteKey, u64)>;
 
 impl<A: FrameworkAllocator> TensorLedger<A> {
     /// Learns the live objects of the process, replacing an earlier reading.
     pub fn learn_holdings(&mut self, holdings: Box<Holdings>) {
-        self.held = Some(holdings);
+        let site = |row: &Holding| self.block_of(&holdings, row).map(|block| (block.whose.site, block.granted_ns));
+        let sites = holdings.rows.iter().enumerate().filter_map(|(index, row)| Some((index, site(row)?))).collect();
+        (self.held, self.held_sites) = (Some(holdings), sites);
         self.name_older();
     }
 
@@ -22,11 +30,22 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
 
     /// Returns the objects of the last reading whose blocks existed at its time and still exist.
     pub fn still_held(&self) -> impl Iterator<Item = &Holding> {
-        let is_same = |held: &Holdings, row: &Holding| {
-            let block = self.attribution.live(row.ordinal, row.address);
-            block.is_some_and(|block| block.bytes == row.block_bytes && block.granted_ns < held.time_ns)
-        };
-        self.held().into_iter().flat_map(move |held| held.rows.iter().filter(move |row| is_same(held, row)))
+        self.held()
+            .into_iter()
+            .flat_map(move |held| held.rows.iter().filter(move |row| self.block_of(held, row).is_some()))
+    }
+
+    /// Returns the objects of the last reading with the call site that had allocated the block of
+    /// each, and the time. The block may have been freed since.
+    pub fn held_by_site(&self) -> impl Iterator<Item = (&Holding, SiteKey, u64)> {
+        let rows = self.held().map(|held| &held.rows[..]).unwrap_or_default();
+        self.held_sites.iter().filter_map(|(index, (site, since_ns))| Some((rows.get(*index)?, *site, *since_ns)))
+    }
+
+    /// Returns the live block of a row, if it existed at the time of the reading.
+    fn block_of(&self, held: &Holdings, row: &Holding) -> Option<&LiveBlock> {
+        let block = self.attribution.live(row.ordinal, row.address);
+        block.filter(|block| block.bytes == row.block_bytes && block.granted_ns < held.time_ns)
     }
 
     /// Names blocks without an allocation event that became known since the last reading.

@@ -147,6 +147,9 @@ pub struct TensorLedger<A = Frameworks> {
     allocator_state_refused: Option<Name>,
     /// Live objects of the process, as of the last reading.
     held: Option<Box<Holdings>>,
+    /// Call sites of the blocks of that reading, with the times of their allocation.
+    #[serde(skip)]
+    held_sites: held::HeldSites,
     /// Windows in which events are traced; `None` unless tracing is sampled.
     sampling: Option<Box<Sampling>>,
     /// When tracing resumed: `CLOCK_BOOTTIME`, nanoseconds; 0 if it never stopped.

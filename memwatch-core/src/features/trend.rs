@@ -99,6 +99,17 @@ impl TrendSeries {
         trend_of(&self.points)
     }
 
+    /// Returns the sum of this series and the latest values of another one at the same times.
+    #[must_use]
+    pub(super) fn plus(&self, other: &Self) -> Self {
+        let at = |time_ns: u64| {
+            let after = other.points.partition_point(|point| point.time_ns <= time_ns);
+            after.checked_sub(1).and_then(|last| other.points.get(last)).map_or(0, |point| point.bytes)
+        };
+        let point = |point: &TrendPoint| TrendPoint { bytes: point.bytes.saturating_add(at(point.time_ns)), ..*point };
+        Self { points: self.points.iter().map(point).collect(), ..self.clone() }
+    }
+
     /// Returns a series with one point per `span_ns` nanoseconds. Its points are independent if the
     /// memory is replaced within that span.
     #[must_use]

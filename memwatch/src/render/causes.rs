@@ -198,7 +198,7 @@ fn of_place(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
     let CauseParts { subject, size, rate, .. } = parts;
     match kind {
         CauseKind::LongerTensor => [
-            format!("{subject} is one tensor that is replaced by ever longer ones"),
+            format!("{subject} is replaced by ever longer tensors"),
             format!("{size}{rate}{}", parts.line),
             "join on the CPU: .cpu() before torch.cat, or write results out batch by batch".to_owned(),
         ],

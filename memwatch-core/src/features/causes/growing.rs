@@ -10,6 +10,8 @@ use crate::input::holdings::HoldingClass;
 const MOSTLY: u64 = 2;
 /// Tolerance for a reading that covers nearly all bytes, as an inverse fraction.
 const NEARLY: u64 = 8;
+/// Maximum number of tensors that are joined beside each other, such as results and their labels.
+const FEW_TENSORS: u64 = 4;
 /// Maximum number of side streams with free memory in a usual program.
 const MANY_STREAMS: u64 = 3;
 
@@ -73,6 +75,12 @@ fn kind(finding: &LeakView, retainer: &RetainerView) -> CauseKind {
         (_, HoldingClass::SavedForBackward) => CauseKind::GraphsKept,
         (_, HoldingClass::Unreachable) => CauseKind::Cycle,
         (_, HoldingClass::Parameter | HoldingClass::Buffer | HoldingClass::OptimizerState) => CauseKind::Instances,
+        // Their number is constant, so each is replaced by a longer one.
+        (_, HoldingClass::Tensor)
+            if finding.turnover_ns.is_some() && !finding.grows_in_number && retainer.count <= FEW_TENSORS =>
+        {
+            CauseKind::LongerTensor
+        }
         (PathKind::Queue, _) => CauseKind::QueueBacksUp,
         (PathKind::Container, _) if finding.turnover_ns.is_some() => CauseKind::QueueBacksUp,
         (PathKind::Container, _) => CauseKind::Unbounded,

@@ -121,7 +121,13 @@ fn growing_list_with_turnover_is_a_queue_that_backs_up() {
     let list = kept(HoldingClass::Tensor, "a.py:main: pending[7]", None);
     assert_eq!(kinds(&of_growth(std::slice::from_ref(&list))), [Unbounded]);
     let queue = LeakView { turnover_ns: Some(9_000_000_000), ..list };
-    assert_eq!(kinds(&of_growth(&[queue])), [QueueBacksUp]);
+    assert_eq!(kinds(&of_growth(std::slice::from_ref(&queue))), [QueueBacksUp]);
+    // Results and labels in a tuple, each joined with those of the next batch.
+    let few = RetainerView { count: 2, ..queue.retainers[0].clone() };
+    let joined = LeakView { retainers: vec![few], grows_in_number: false, ..queue.clone() };
+    assert_eq!(kinds(&of_growth(std::slice::from_ref(&joined))), [LongerTensor]);
+    assert_eq!(kinds(&of_growth(&[LeakView { grows_in_number: true, ..joined }])), [QueueBacksUp]);
+    assert_eq!(kinds(&of_growth(&[LeakView { grows_in_number: false, ..queue }])), [QueueBacksUp], "many of them");
 }
 
 #[test]

@@ -223,6 +223,7 @@ impl NamedLeaks {
             turnover_ns,
             retainers: retainers(rows.iter().map(|row| (*row, since_ns(row)))),
             read_bytes: rows.iter().map(|row| row.block_bytes).fold(0, u64::saturating_add),
+            grows_in_number: group.flow.grows_in_number(),
             blocks: Some(group.view()),
             ..LeakView::of("name", verdict, &trend)
         })

@@ -15,6 +15,8 @@ const STEADY: f64 = 1.35;
 const STRAIGHT: f64 = 0.8;
 /// Standard deviations by which allocations must exceed frees; random counts rarely differ by more.
 const DEVIATIONS: f64 = 3.0;
+/// Difference of two numbers of blocks that may be due to the moments at which they were counted.
+const FEW: u64 = 2;
 /// Minimum number of points of a half.
 const FEWEST: usize = 4;
 
@@ -30,6 +32,26 @@ impl BlockFlow {
     pub(super) fn push(&mut self, time_ns: u64, came: u64, went: u64) {
         self.came.push(time_ns, came);
         self.went.push(time_ns, went);
+    }
+
+    /// Returns the flow with the frees of older memory added. A late watch of a queue sees no other
+    /// frees until all older blocks are gone.
+    pub(super) fn with_frees_of(&self, older: &Self) -> Self {
+        Self { came: self.came.clone(), went: self.went.plus(&older.went) }
+    }
+
+    /// Returns whether blocks were freed.
+    pub(super) fn has_frees(&self) -> bool {
+        let ends = self.went.points().first().zip(self.went.points().last());
+        ends.is_some_and(|(first, last)| last.bytes > first.bytes)
+    }
+
+    /// Returns whether the number of live blocks grows, and not only their size.
+    pub(super) fn grows_in_number(&self) -> bool {
+        let live = |points: (&TrendPoint, &TrendPoint)| points.0.bytes.saturating_sub(points.1.bytes);
+        let pairs = || self.came.points().iter().zip(self.went.points());
+        let Some((first, last)) = pairs().next().map(live).zip(pairs().next_back().map(live)) else { return true };
+        last > first + FEW.max(first / 4)
     }
 
     /// Returns whether allocations exceed frees throughout, and frees do not catch up, where the

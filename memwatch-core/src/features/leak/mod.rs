@@ -145,6 +145,7 @@ fn finding_view(
         held,
         steps: finding.by_steps.then_some(trend.points),
         turnover_ns: finding.turnover_ns,
+        grows_in_number: finding.grows_in_number,
         ages,
         retainers: kept.get(&finding.place.held).map(|kept| kept.retainers.clone()).unwrap_or_default(),
         read_bytes: kept.get(&finding.place.held).map_or(0, |kept| kept.read_bytes),
@@ -204,25 +205,34 @@ struct SiteRetainers {
     read_bytes: u64,
 }
 
-/// Retainers by call site from the last reading of the process's memory, limited to blocks that are
-/// still live.
+/// Retainers by call site from the last reading of the process's memory. They are those of the
+/// blocks that are still live. Where all blocks of a call site have been replaced since, those of
+/// the blocks at the reading say what holds the later ones.
 fn kept_of(process: &Process) -> BTreeMap<GrowthSourceKind, SiteRetainers> {
-    let mut blocks = BTreeMap::<GrowthSourceKind, Vec<(&Holding, u64)>>::new();
-    for (tensors, row) in process.tensors.iter().flat_map(|tensors| tensors.still_held().map(move |row| (tensors, row)))
-    {
-        if let Some(block) = tensors.attribution().live(row.ordinal, row.address) {
-            blocks
-                .entry(GrowthSourceKind::Site(row.ordinal, block.whose.site))
-                .or_default()
-                .push((row, block.granted_ns));
+    let (mut live, mut replaced) = (RetainedRows::new(), RetainedRows::new());
+    if let Some(tensors) = &process.tensors {
+        for row in tensors.still_held() {
+            if let Some(block) = tensors.attribution().live(row.ordinal, row.address) {
+                let place = GrowthSourceKind::Site(row.ordinal, block.whose.site);
+                live.entry(place).or_default().push((row, block.granted_ns));
+            }
+        }
+        for (row, site, since_ns) in tensors.held_by_site() {
+            replaced.entry(GrowthSourceKind::Site(row.ordinal, site)).or_default().push((row, since_ns));
         }
     }
+    let is_named = |rows: &[(&Holding, u64)]| rows.iter().any(|(row, _)| row.class.is_named());
+    replaced.retain(|place, rows| is_named(rows) && !live.get(place).is_some_and(|rows| is_named(rows)));
+    live.extend(replaced);
     let kept = |blocks: Vec<(&Holding, u64)>| SiteRetainers {
         read_bytes: blocks.iter().map(|(row, _)| row.block_bytes).fold(0, u64::saturating_add),
         retainers: retainers(blocks.into_iter().filter(|(row, _)| row.class.is_named())),
     };
-    blocks.into_iter().map(|(held, blocks)| (held, kept(blocks))).collect()
+    live.into_iter().map(|(held, blocks)| (held, kept(blocks))).collect()
 }
+
+/// Rows of a reading by call site, each with the time of its block's allocation.
+type RetainedRows<'r> = BTreeMap<GrowthSourceKind, Vec<(&'r Holding, u64)>>;
 
 /// Returns a call site's live bytes by age class. The age of pre-existing memory is unknown.
 fn by_age(held: GrowthSourceKind, is_unknown: bool, ages: &Ages) -> Option<Vec<AgeView>> {
@@ -283,6 +293,28 @@ mod tests {
         assert_eq!((retainer.name.as_deref(), retainer.count, retainer.bytes), (Some("kept[*]"), 2, 1024));
         assert_eq!(held.read_bytes, 1536, "the fourth was read, too");
         assert_eq!((retainer.oldest.as_deref(), retainer.newest.as_deref()), (Some("kept[0]"), Some("kept[1]")));
+    }
+
+    #[test]
+    fn line_whose_blocks_were_all_replaced_keeps_its_last_retainer() {
+        let mut process = process(&[(1, 10, true), (2, 20, true)]);
+        let row = |address, name: &str| Holding {
+            class: HoldingClass::Tensor,
+            name: Some(name.to_owned()),
+            ..Holding::unknown(Ordinal(0), address, 512)
+        };
+        let rows = vec![row(1, "total[0]"), row(2, "total[1]")];
+        let holdings = Holdings { tgid: Tgid(1), time_ns: 50, rows, ..Holdings::default() };
+        let tensors = process.tensors.as_mut().expect("it has PyTorch");
+        tensors.learn_holdings(Box::new(holdings));
+        for (address, time_ns) in [(1, 60), (2, 61)] {
+            let (ordinal, block_bytes, reserved_bytes, allocated_bytes) = (Ordinal(0), -512, 1 << 40, 0);
+            let what = TensorChange::Reported { ordinal, address, block_bytes, allocated_bytes, reserved_bytes };
+            tensors.apply(&TensorEvent::made((Tgid(1), Tid(1)), time_ns, StackRef::NoPython, what));
+        }
+        let kept: Vec<_> = kept_of(&process).into_values().flat_map(|held| held.retainers).collect();
+        let names: Vec<_> = kept.iter().map(|retainer| (retainer.name.as_deref(), retainer.count)).collect();
+        assert_eq!(names, [(Some("total[*]"), 2)]);
     }
 
     #[test]

@@ -15,9 +15,11 @@ use crate::attribution::process::Process;
 use crate::features::leak::flow::BlockFlow;
 use crate::features::leak::totals::{DeviceSeries, Placed};
 pub use crate::features::leak::verdict::Verdict;
-use crate::features::leak::verdict::{judge_series, trend};
+use crate::features::leak::verdict::{judge_series, judge_with_older, trend};
 use crate::features::trend::{Trend, TrendSeries};
 use crate::ledger::totals::{AllocationKind, DeviceRef};
+use crate::snapshot::PREEXISTING;
+use crate::snapshot::build::places::site_name;
 use crate::words::{Ordinal, Tgid};
 
 /// Minimum number of step windows for a verdict when there are too few time windows. Larger than
@@ -32,6 +34,13 @@ pub struct GrowthSource {
     pub since_ns: u64,
     /// Which memory of the process.
     pub held: GrowthSourceKind,
+}
+
+impl GrowthSource {
+    /// Returns the device of a call site.
+    fn on(&self) -> Option<Ordinal> {
+        if let GrowthSourceKind::Site(ordinal, _) = self.held { Some(ordinal) } else { None }
+    }
 }
 
 /// Kind of memory within a process.
@@ -63,6 +72,8 @@ pub struct LeakFinding {
     pub by_steps: bool,
     /// Average time within which the memory is replaced, in nanoseconds; `None` if it is retained.
     pub turnover_ns: Option<u64>,
+    /// The number of blocks grows, if it is known, and not only their size.
+    pub grows_in_number: bool,
 }
 
 /// Series of all growth sources.
@@ -198,6 +209,7 @@ impl Leaks {
         let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
         let own = self.series.iter().filter(|(place, _)| (place.tgid, place.since_ns) == (tgid, since_ns));
         let has_ended = process.ended.is_some();
+        let older = self.older(process);
         let finding = |(place, series): (&GrowthSource, &TrendSeries)| {
             let by_step = || self.by_step.get(place).filter(|series| series.points().len() >= FEWEST_STEPS);
             let (series, by_steps) = match (trend(series, has_ended), by_step()) {
@@ -209,13 +221,39 @@ impl Leaks {
             let turnover_ns = self.turnovers.get(place).and_then(|both| both.iter().min()).copied().unwrap_or(0);
             let flow = self.flows.get(place);
             let found = judge_series(series, Some((turnover_ns, flow)), has_ended, threshold_bytes_per_minute);
+            let older = place.on().and_then(|ordinal| older.get(&ordinal)).zip(flow);
+            let found = match older {
+                Some(((older, older_flow), flow)) => {
+                    let older = (older, older_flow);
+                    judge_with_older(found, (series, flow), older, has_ended, threshold_bytes_per_minute)
+                }
+                None => found,
+            };
             let finding = |(verdict, trend)| {
                 let turnover_ns = Some(turnover_ns).filter(|turnover_ns| *turnover_ns > 0);
-                LeakFinding { place: *place, verdict, trend, by_steps, turnover_ns }
+                let grows_in_number = flow.is_none_or(BlockFlow::grows_in_number);
+                LeakFinding { place: *place, verdict, trend, by_steps, turnover_ns, grows_in_number }
             };
             (*place, found.map(finding))
         };
         own.map(finding).collect()
+    }
+
+    /// Returns series and flow of the memory of each device that is older than the watch.
+    fn older(&self, process: &Process) -> BTreeMap<Ordinal, (TrendSeries, BlockFlow)> {
+        let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
+        let mut all = BTreeMap::<Ordinal, (TrendSeries, BlockFlow)>::new();
+        let Some(tensors) = process.tensors.as_ref() else { return all };
+        let own = self.flows.iter().filter(|(place, _)| (place.tgid, place.since_ns) == (tgid, since_ns));
+        for (place, flow) in own {
+            let GrowthSourceKind::Site(ordinal, site) = place.held else { continue };
+            let Some(series) = self.series.get(place) else { continue };
+            if site_name(tensors.names(), site).kind == PREEXISTING {
+                let sum = all.entry(ordinal).or_default();
+                *sum = (series.plus(&sum.0), flow.with_frees_of(&sum.1));
+            }
+        }
+        all
     }
 
     /// Returns growth of whole devices that no finding explains, and such growth that is still
@@ -234,8 +272,14 @@ impl Leaks {
             let of = totals.unplaced(self.placed(place, found), process.ended.is_some(), threshold);
             for (held, found) in [(place.held, of.allocated), (GrowthSourceKind::Reserved(ordinal), of.reserved)] {
                 let place = GrowthSource { held, ..*place };
-                let finding =
-                    |(verdict, trend)| LeakFinding { place, verdict, trend, by_steps: false, turnover_ns: None };
+                let finding = |(verdict, trend)| LeakFinding {
+                    place,
+                    verdict,
+                    trend,
+                    by_steps: false,
+                    turnover_ns: None,
+                    grows_in_number: true,
+                };
                 sure.extend(found.map(finding));
             }
             let seems = |trend| LeakFinding {
@@ -244,6 +288,7 @@ impl Leaks {
                 trend,
                 by_steps: false,
                 turnover_ns: None,
+                grows_in_number: true,
             };
             undecided.extend(of.undecided.map(seems));
         }

@@ -164,6 +164,9 @@ pub struct LeakView {
     /// Bytes of the live blocks that the last reading covers, named or not.
     #[serde(skip)]
     pub read_bytes: u64,
+    /// The number of blocks grows, if it is known, and not only their size.
+    #[serde(skip)]
+    pub grows_in_number: bool,
     /// Blocks that appeared and disappeared between readings; `None` if no readings were compared.
     pub blocks: Option<BlocksView>,
 }
@@ -214,6 +217,7 @@ impl LeakView {
             ages: None,
             retainers: Vec::new(),
             read_bytes: 0,
+            grows_in_number: true,
             blocks: None,
         }
     }

@@ -243,6 +243,7 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
         ages: None,
         retainers: Vec::new(),
         read_bytes: 0,
+        grows_in_number: true,
         blocks: None,
     };
     let findings = vec![leak(Verdict::Leak, 10, "forward", STEP), leak(Verdict::Steady, 34, "train_step", 0)];

@@ -34,6 +34,7 @@ fn finding(verdict: Verdict, line: u32, per_minute: f64) -> LeakView {
         ]),
         retainers: Vec::new(),
         read_bytes: 0,
+        grows_in_number: true,
         blocks: None,
     }
 }
