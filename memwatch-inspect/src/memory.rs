@@ -5,6 +5,11 @@ pub trait MemoryAccess {
     /// Fills all of `into` from `address` on. Returns whether it could.
     fn fill(&self, address: u64, into: &mut [u8]) -> bool;
 
+    /// Does the same as [`Self::fill`] with what the memory is now, where `fill` has a cache.
+    fn fill_fresh(&self, address: u64, into: &mut [u8]) -> bool {
+        self.fill(address, into)
+    }
+
     /// Returns how much of the time budget is spent, in thousandths; at 1,000 the reading must end.
     /// 0 if there is no budget.
     fn spent(&self) -> u32 {

@@ -283,6 +283,10 @@ impl<M: MemoryAccess> MemoryAccess for Pass<'_, M> {
         self.spent.get().0.max(u32::try_from(of_bytes).unwrap_or(u32::MAX))
     }
 
+    fn fill_fresh(&self, address: u64, into: &mut [u8]) -> bool {
+        self.read(address, into)
+    }
+
     fn fill(&self, address: u64, into: &mut [u8]) -> bool {
         let mut at = address;
         let mut rest = into;

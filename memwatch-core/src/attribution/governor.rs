@@ -17,7 +17,9 @@ const LONGEST_CALM_NS: u64 = 300_000_000_000;
 
 /// Time for which a verdict is valid, in nanoseconds. Doubles with each further equal verdict, up
 /// to [`LONGEST_AGAIN_NS`]. A program that was slowed is measured again after [`SOON_NS`] if the
-/// predicted overhead is below [`CHANGED_PERCENT`] percent of the overhead at the verdict.
+/// predicted overhead is below [`CHANGED_PERCENT`] percent of the overhead at the verdict. That time
+/// doubles with each such measurement in vain: the event rate of a server rises and falls all the
+/// time.
 const AGAIN_NS: u64 = 30_000_000_000;
 const LONGEST_AGAIN_NS: u64 = 600_000_000_000;
 const SOON_NS: u64 = 2_000_000_000;
@@ -42,6 +44,8 @@ pub struct Governor {
     raised_ns: Option<u64>,
     /// Running overhead measurement.
     trial: Option<Box<OverheadTrial>>,
+    /// Why the running measurement began.
+    why: Outdated,
     /// Verdict of the last measurement.
     judged: Option<Judged>,
 }
@@ -57,6 +61,18 @@ struct Judged {
     time_ns: u64,
     /// Number of equal verdicts directly before this one.
     times: u32,
+    /// Number of measurements because of a changed event rate that found a slowdown, since the
+    /// program was last traced in full for as long as a verdict is valid.
+    in_vain: u32,
+}
+
+/// Why another measurement may lead to another verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outdated {
+    /// There is none, or it is old.
+    ByTime,
+    /// The event rate has changed.
+    ByRate,
 }
 
 impl Judged {
@@ -73,17 +89,36 @@ impl Judged {
         AGAIN_NS.saturating_mul(1 << self.times.min(5)).min(LONGEST_AGAIN_NS)
     }
 
-    /// Whether another measurement may lead to another verdict.
-    fn is_outdated(&self, now_ns: u64, price_ns: u64, budget: Budget) -> bool {
-        if self.fits {
-            return true;
-        }
+    /// Returns the time after which a changed rate is a reason to measure again, in nanoseconds.
+    fn soon_ns(&self) -> u64 {
+        SOON_NS.saturating_mul(1 << self.in_vain.min(9)).min(LONGEST_AGAIN_NS)
+    }
+
+    /// Returns why another measurement may lead to another verdict, if it may.
+    fn outdated(&self, now_ns: u64, price_ns: u64, budget: Budget) -> Option<Outdated> {
         let since_ns = now_ns.saturating_sub(self.time_ns);
+        if self.fits {
+            // The event rate has risen, or the verdict has expired.
+            let is_old = since_ns >= self.again_ns();
+            let by_rate = (self.in_vain == 0 || since_ns >= self.soon_ns()).then_some(Outdated::ByRate);
+            return if is_old { Some(Outdated::ByTime) } else { by_rate };
+        }
         let has_changed = price_ns.saturating_mul(100) < self.price_ns.saturating_mul(CHANGED_PERCENT);
+        if has_changed && since_ns >= self.soon_ns() {
+            return Some(Outdated::ByRate);
+        }
         // A measurement takes some seconds in which everything is traced. On average that must be
         // within the budget, too.
         let dear = price_ns.checked_div(budget.ns_per_second().unwrap_or(0)).unwrap_or(0).saturating_mul(3_000_000_000);
-        (has_changed && since_ns >= SOON_NS) || since_ns >= self.again_ns().max(dear).min(LONGEST_AGAIN_NS)
+        (since_ns >= self.again_ns().max(dear).min(LONGEST_AGAIN_NS)).then_some(Outdated::ByTime)
+    }
+
+    /// Returns the number of measurements in vain after another verdict.
+    fn in_vain_after(before: Option<Self>, fits: bool, why: Outdated, now_ns: u64) -> u32 {
+        let Some(before) = before else { return 0 };
+        let lasted = before.fits && now_ns.saturating_sub(before.time_ns) >= AGAIN_NS;
+        let until_now = if lasted { 0 } else { before.in_vain };
+        until_now.saturating_add(u32::from(!fits && why == Outdated::ByRate))
     }
 }
 
@@ -101,7 +136,7 @@ pub enum Trying {
 impl Governor {
     /// Creates the governor of a process that is traced at this level.
     pub const fn new(present: TensorLevel) -> Self {
-        Self { present, calm_since_ns: None, calm_ns: CALM_NS, raised_ns: None, trial: None, judged: None }
+        Self { present, calm_since_ns: None, calm_ns: CALM_NS, raised_ns: None, trial: None, why: Outdated::ByTime, judged: None }
     }
 
     /// Returns the current level.
@@ -125,9 +160,11 @@ impl Governor {
             // during the measurement.
             judged.price_ns = judged.price_ns.max(if judged.fits { 0 } else { price_ns });
         }
-        let is_open = self.judged.is_none_or(|judged| judged.is_outdated(now_ns, price_ns, asked.budget));
-        if is_open && asked.can_be_tried(events_per_second) {
+        let first = Some(Outdated::ByTime);
+        let why = self.judged.map_or(first, |judged| judged.outdated(now_ns, price_ns, asked.budget));
+        if let Some(why) = why.filter(|_| asked.can_be_tried(events_per_second)) {
             self.trial = asked.trial(now_ns).map(Box::new);
+            self.why = why;
             let choice = asked.choice(moment, asked.level, events_per_second);
             return Some(self.take(LevelChoice { measured: MeasuredSlowdown::Now, ..choice }));
         }
@@ -189,7 +226,7 @@ impl Governor {
         };
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "parts in 10,000 of a slowdown")]
         let measured =
-            slowdown.filter(|slowdown| slowdown.part.is_finite()).map_or(MeasuredSlowdown::Not, |slowdown| {
+            slowdown.filter(|slowdown| slowdown.part.is_finite() && slowdown.error.is_finite()).map_or(MeasuredSlowdown::Not, |slowdown| {
                 MeasuredSlowdown::Slowdown {
                     part: (slowdown.part * 1e4) as i64,
                     error: (slowdown.error * 1e4).ceil() as u64,
@@ -198,7 +235,8 @@ impl Governor {
         self.trial = None;
         let times = self.judged.filter(|judged| judged.fits == fits).map_or(0, |judged| judged.times + 1);
         let price_ns = asked.price_ns(asked.level, events_per_second);
-        self.judged = Some(Judged { fits, events_per_second, price_ns, time_ns: now_ns, times });
+        let in_vain = Judged::in_vain_after(self.judged, fits, self.why, now_ns);
+        self.judged = Some(Judged { fits, events_per_second, price_ns, time_ns: now_ns, times, in_vain });
         let chosen = if fits { asked.level } else { asked.highest(events_per_second, 100) };
         Trying::Chosen(self.take(LevelChoice { measured, ..asked.choice(moment, chosen, events_per_second) }))
     }
@@ -286,6 +324,15 @@ mod tests {
         let (lowered, raised) = (levels.iter().find(|(_, level)| *level == Read), levels.last());
         assert!(lowered.is_some_and(|(second, _)| (100..106).contains(second)), "{levels:?}");
         assert!(raised.is_some_and(|(second, level)| (200..230).contains(second) && *level == Modules), "{levels:?}");
+    }
+
+    #[test]
+    fn a_server_whose_rate_rises_and_falls_is_tried_out_seldom() {
+        let levels = course(600, |second| if second % 6 < 3 { 13_000 } else { 55_000 }, |_| false);
+        let raised = levels.iter().filter(|(_, level)| *level == Modules).count();
+        assert!(raised <= 14, "{raised}: {levels:?}");
+        let late = levels.iter().filter(|(second, level)| *second > 120 && *level == Modules).count();
+        assert!(late <= 6, "{levels:?}");
     }
 
     #[test]

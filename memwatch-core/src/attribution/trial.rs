@@ -35,8 +35,14 @@ const SURE: f64 = 2.0;
 pub struct Slowdown {
     /// Upper bound of the slowdown by tracing.
     pub part: f64,
-    /// Standard error of the slowdown.
+    /// Standard error of the slowdown; NaN if a single comparison gives none.
     pub error: f64,
+}
+
+impl Slowdown {
+    fn known_error(self) -> f64 {
+        if self.error.is_nan() { 0.0 } else { self.error }
+    }
 }
 
 /// Next step of a measurement.
@@ -120,10 +126,12 @@ impl OverheadTrial {
         // must be one without load, unless the slowdown is large.
         if is_over && (!self.is_loaded || self.is_much()) {
             let slowdown = self.slowdown();
+            // A comparison with an unknown error is false.
             let fits = slowdown.is_some_and(|slowdown| slowdown.part + SURE * slowdown.error <= budget);
             // After many stretches, doubt counts as a slowdown.
             let sure = if self.stretches.len() >= DOUBTFUL { 0.0 } else { 1.0 };
-            let pays = slowdown.is_none_or(|slowdown| slowdown.part - sure * slowdown.error > budget);
+            let lowest = |slowdown: Slowdown| slowdown.part - sure * slowdown.known_error();
+            let pays = slowdown.is_none_or(|slowdown| lowest(slowdown) > budget);
             if fits || pays || self.stretches.len() >= MOST {
                 return TrialStep::Known {
                     fits,
@@ -192,7 +200,8 @@ impl OverheadTrial {
         let noise: Vec<f64> = plain.array_windows::<2>().map(|[one, next]| (next - one).powi(2) * 0.75).collect();
         let of_differences = if count > 1.0 { spread / (count - 1.0) } else { 0.0 };
         let of_noise = if noise.is_empty() { 0.0 } else { mean(&noise) };
-        let error = (of_differences.max(of_noise) / count).sqrt();
+        let is_single = differences.len() == 1 && noise.is_empty();
+        let error = if is_single { f64::NAN } else { (of_differences.max(of_noise) / count).sqrt() };
         Some(Slowdown { part: part * self.scale, error: error * self.scale })
     }
 }
@@ -280,6 +289,12 @@ mod tests {
         assert!(!fits && (slowdown.part - 0.05).abs() < 0.01, "{slowdown:?}: 100 times 5 of 10,500 microseconds");
         assert_eq!(program(10.0, 1.0, 1_000).fits(), (false, 2), "much is seen at once");
         assert!(program(10.0, 1.0, 20).fits().0, "a tenth of a millisecond of ten is within the budget");
+    }
+
+    #[test]
+    fn a_single_comparison_has_no_error() {
+        let (TrialStep::Known { fits, slowdown }, _) = program(10.0, 1.0, 1_000).judge() else { panic!("no verdict") };
+        assert!(!fits && slowdown.part > 0.1 && slowdown.error.is_nan(), "{slowdown:?}");
     }
 
     #[test]

@@ -16,6 +16,8 @@ use crate::memory::{MemoryAccess, at};
 const MOST_THREADS: usize = 4096;
 const MOST_FRAMES: usize = 4096;
 const MOST_FRAMES_IN_ALL: usize = 1 << 16;
+/// Maximum number of frames that are followed, those of repeated walks included.
+const MOST_FRAMES_FOLLOWED: usize = 4 * MOST_FRAMES_IN_ALL;
 const MOST_VARIABLES: u64 = 4096;
 /// Words of a thread state that are searched for objects: the exception being handled and
 /// `threading.local`.
@@ -33,8 +35,10 @@ const STATE_BEFORE_FRAME: u64 = 5;
 /// Maximum number of values on a frame's stack. Each running `for` keeps its iterator there.
 const MOST_STACKED: u64 = 64;
 
-/// Path fragments of library folders.
-const LIBRARIES: [&str; 5] = ["/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", "<frozen "];
+/// Path fragments of folders with packages.
+const PACKAGES: [&str; 2] = ["/site-packages/", "/dist-packages/"];
+/// Path fragments of Python's own library.
+const STANDARD: [&str; 3] = ["/lib/python", "/lib64/python", "<frozen "];
 
 /// Frames that threads ran at one moment: current instruction by frame address and code object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,23 +77,78 @@ fn threads_of(memory: &impl MemoryAccess, layout: &CpythonLayout, interpreters: 
     all
 }
 
+/// Memory as it is now. Cached pages of different moments would not fit together.
+struct Uncached<'m, M>(&'m M);
+
+impl<M: MemoryAccess> MemoryAccess for Uncached<'_, M> {
+    fn fill(&self, address: u64, into: &mut [u8]) -> bool {
+        self.0.fill_fresh(address, into)
+    }
+
+    fn spent(&self) -> u32 {
+        self.0.spent()
+    }
+}
+
 /// Returns the frames of all threads with their code objects, outermost first within each thread,
 /// as far as they can be followed. Each is listed once.
 fn frames_of(memory: &impl MemoryAccess, layout: &CpythonLayout, interpreters: &[u64]) -> Vec<(u64, u64)> {
-    let mut seen = HashSet::with_hasher(FixedState::default());
+    let memory = Uncached(memory);
+    let mut walk = FrameWalk { memory: &memory, layout, seen: HashSet::default(), left: MOST_FRAMES_FOLLOWED };
     let mut all = Vec::new();
-    for thread in threads_of(memory, layout, interpreters) {
-        let most = MOST_FRAMES.min(MOST_FRAMES_IN_ALL - all.len());
+    for thread in threads_of(&memory, layout, interpreters) {
+        let frames = walk.longest(thread, MOST_FRAMES.min(MOST_FRAMES_IN_ALL - all.len()));
+        walk.seen.extend(frames.iter().map(|(frame, _)| *frame));
+        all.extend(frames.into_iter().rev());
+    }
+    all
+}
+
+/// Follows the frames of threads.
+struct FrameWalk<'m, M> {
+    memory: &'m M,
+    layout: &'m CpythonLayout,
+    /// Frames of the threads before.
+    seen: HashSet<u64, FixedState>,
+    /// Number of frames that may still be followed.
+    left: usize,
+}
+
+impl<M: MemoryAccess> FrameWalk<'_, M> {
+    /// Follows the frames of a running thread until two walks are equal, and returns the longest. A
+    /// frame that returns meanwhile, or a generator that is suspended, hides those behind it.
+    fn longest(&mut self, thread: u64, most: usize) -> Vec<(u64, u64)> {
+        const WALKS: usize = 8;
+        let mut longest = self.frames(thread, most);
+        let mut last = longest.clone();
+        for _ in 1..WALKS {
+            let frames = self.frames(thread, most);
+            let is_at_rest = frames == last;
+            if frames.len() > longest.len() {
+                longest.clone_from(&frames);
+            }
+            if is_at_rest {
+                break;
+            }
+            last = frames;
+        }
+        longest
+    }
+
+    /// Returns the frames of a thread with their code objects, innermost first.
+    fn frames(&mut self, thread: u64, most: usize) -> Vec<(u64, u64)> {
+        let (memory, layout) = (self.memory, self.layout);
+        let mut own = HashSet::with_hasher(FixedState::default());
         let mut frames = Vec::new();
         let mut frame = innermost_frame(memory, layout, thread).unwrap_or(0);
-        while frame != 0 && frames.len() < most && seen.insert(frame) {
+        while frame != 0 && frames.len() < most && self.left > 0 && !self.seen.contains(&frame) && own.insert(frame) {
+            self.left -= 1;
             let Some(code) = at(frame, layout.walk.frame_code).and_then(|at| memory.u64(at)) else { break };
             frames.push((frame, code & layout.walk.pointer_mask));
             frame = at(frame, layout.walk.frame_previous).and_then(|at| memory.u64(at)).unwrap_or(0);
         }
-        all.extend(frames.into_iter().rev());
+        frames
     }
-    all
 }
 
 fn innermost_frame(memory: &impl MemoryAccess, layout: &CpythonLayout, thread: u64) -> Option<u64> {
@@ -97,12 +156,34 @@ fn innermost_frame(memory: &impl MemoryAccess, layout: &CpythonLayout, thread: u
     layout.walk.indirect_frame.checked_sub(1).map_or(Some(frame), |offset| memory.u64(at(frame, offset)?))
 }
 
+/// Whose code is in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CodeOrigin {
+    Program,
+    /// An installed package.
+    Package,
+    /// Python's own library, such as `threading`, or unknown.
+    Standard,
+}
+
+impl CodeOrigin {
+    fn of(file: &str) -> Self {
+        let has_one_of = |fragments: &[&str]| fragments.iter().any(|fragment| file.contains(fragment));
+        if has_one_of(&PACKAGES) {
+            Self::Package
+        } else if has_one_of(&STANDARD) {
+            Self::Standard
+        } else {
+            Self::Program
+        }
+    }
+}
+
 /// A frame that a thread runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RunFrame {
     pub(super) address: u64,
-    /// The code is not in a library folder.
-    pub(super) is_own: bool,
+    pub(super) origin: CodeOrigin,
     /// The frame was already running when the reading began.
     pub(super) is_standing: bool,
 }
@@ -143,13 +224,12 @@ impl<M: MemoryAccess> Heap<'_, M> {
     /// Returns the frames of all threads: oldest thread first, outermost frame first.
     pub(super) fn run_frames(&self, earlier: &RunningFrames) -> Vec<RunFrame> {
         let (memory, layout) = (self.objects.memory, self.objects.layout);
-        // A frame that returns during the reading hides those behind it.
         let frames = frames_of(memory, layout, self.interpreters());
         let frame = |(address, code): (u64, u64)| {
             let file = || self.objects.text(memory.u64(at(code, layout.code.file)?)?);
             RunFrame {
                 address,
-                is_own: file().is_some_and(|file| !is_library_file(&file)),
+                origin: file().map_or(CodeOrigin::Standard, |file| CodeOrigin::of(&file)),
                 is_standing: earlier.0.contains_key(&(address, code)),
             }
         };
@@ -265,7 +345,7 @@ impl<M: MemoryAccess> Heap<'_, M> {
 
 /// Returns whether a file is in a library folder.
 pub(super) fn is_library_file(file: &str) -> bool {
-    LIBRARIES.iter().any(|folder| file.contains(folder))
+    CodeOrigin::of(file) != CodeOrigin::Program
 }
 
 #[cfg(test)]
@@ -285,6 +365,61 @@ mod tests {
                     true
                 })
             })
+        }
+    }
+
+    /// Memory in which a generator is suspended during every second walk: its frame leads nowhere.
+    struct Suspended {
+        words: HashMap<u64, u64>,
+        generator: u64,
+        reads: std::cell::Cell<u32>,
+    }
+
+    impl MemoryAccess for Suspended {
+        fn fill(&self, address: u64, into: &mut [u8]) -> bool {
+            let word = self.words.get(&address).copied();
+            let reads = self.reads.get() + u32::from(address == self.generator);
+            self.reads.set(reads);
+            let word = if address == self.generator && reads % 2 == 1 { Some(0) } else { word };
+            word.is_some_and(|word| {
+                into.copy_from_slice(&word.to_le_bytes()[..into.len()]);
+                true
+            })
+        }
+    }
+
+    #[test]
+    fn frames_behind_a_generator_that_is_suspended_meanwhile_are_found() {
+        let mut layout = of_version(PythonVersion { major: 3, minor: 12 }).unwrap();
+        layout.walk.interpreters_head = 0x1000;
+        layout.walk.indirect_frame = 0;
+        let walk = &layout.walk;
+        let (interpreter, thread, frames) = (0x10_0000_u64, 0x30_0000_u64, [0x50_0000_u64, 0x50_1000, 0x50_2000]);
+        let mut words = HashMap::from([(0x1000, interpreter)]);
+        words.insert(interpreter + u64::from(walk.interpreter_threads), thread);
+        words.insert(interpreter + u64::from(walk.interpreter_next), 0);
+        words.insert(thread + u64::from(walk.thread_next), 0);
+        words.insert(thread + u64::from(walk.thread_frame), frames[0]);
+        for (index, frame) in frames.into_iter().enumerate() {
+            words.insert(frame + u64::from(walk.frame_code), 0x70_0000);
+            words.insert(frame + u64::from(walk.frame_previous), frames.get(index + 1).copied().unwrap_or(0));
+            words.insert(frame + u64::from(walk.frame_instruction), 0x71_0000);
+        }
+        let generator = frames[1] + u64::from(walk.frame_previous);
+        let read = RunningFrames::read(&Suspended { words, generator, reads: Default::default() }, &layout);
+        assert!(read.0.contains_key(&(frames[2], 0x70_0000)), "{read:?}");
+    }
+
+    #[test]
+    fn code_belongs_to_the_program_a_package_or_to_python() {
+        for (file, origin) in [
+            ("/srv/train.py", CodeOrigin::Program),
+            ("/usr/lib/python3.13/threading.py", CodeOrigin::Standard),
+            ("<frozen runpy>", CodeOrigin::Standard),
+            ("/opt/venv/lib/python3.11/site-packages/vllm/v1/engine/core.py", CodeOrigin::Package),
+            ("/usr/lib/python3/dist-packages/apt/cache.py", CodeOrigin::Package),
+        ] {
+            assert_eq!(CodeOrigin::of(file), origin, "{file}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::classes::ObjectKind;
 use super::edges::{Edge, EdgeLabel};
-use super::frames::{RunningFrames, is_library_file};
+use super::frames::{CodeOrigin, RunningFrames, is_library_file};
 use super::heap::Heap;
 use super::layout::MODULE_DICT;
 use super::notebook::{SHELL, is_machinery};
@@ -20,11 +20,14 @@ pub(super) mod ranks {
     pub(in crate::python) const MACHINERY: u8 = 3;
     pub(in crate::python) const LIBRARY_STANDING_FRAME: u8 = 4;
     pub(in crate::python) const LIBRARY_GLOBAL: u8 = 5;
-    pub(in crate::python) const LIBRARY_FRAME: u8 = 6;
+    /// Frames that start a process or a thread, such as those of `threading` and `multiprocessing`.
+    pub(in crate::python) const STANDARD_STANDING_FRAME: u8 = 6;
+    pub(in crate::python) const LIBRARY_FRAME: u8 = 7;
+    pub(in crate::python) const STANDARD_FRAME: u8 = 8;
     /// Thread states.
-    pub(in crate::python) const THREAD: u8 = 7;
+    pub(in crate::python) const THREAD: u8 = 9;
     /// Finished frames that a traceback retains.
-    pub(in crate::python) const TRACEBACK: u8 = 8;
+    pub(in crate::python) const TRACEBACK: u8 = 10;
 }
 
 /// Returns all roots, best first. Each frame is a rank of its own. Modules and their dicts are
@@ -37,11 +40,13 @@ pub(super) fn roots(
 ) -> Vec<(u8, Vec<Edge>)> {
     let mut roots = globals(heap, of_libraries, is_closed);
     for frame in heap.run_frames(earlier) {
-        let rank = match (frame.is_own, frame.is_standing) {
-            (true, true) => ranks::STANDING_FRAME,
-            (true, false) => ranks::FRAME,
-            (false, true) => ranks::LIBRARY_STANDING_FRAME,
-            (false, false) => ranks::LIBRARY_FRAME,
+        let rank = match (frame.origin, frame.is_standing) {
+            (CodeOrigin::Program, true) => ranks::STANDING_FRAME,
+            (CodeOrigin::Program, false) => ranks::FRAME,
+            (CodeOrigin::Package, true) => ranks::LIBRARY_STANDING_FRAME,
+            (CodeOrigin::Package, false) => ranks::LIBRARY_FRAME,
+            (CodeOrigin::Standard, true) => ranks::STANDARD_STANDING_FRAME,
+            (CodeOrigin::Standard, false) => ranks::STANDARD_FRAME,
         };
         roots.push((rank, heap.frame_edges(frame.address)));
     }

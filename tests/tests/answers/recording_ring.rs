@@ -115,7 +115,7 @@ fn ring_recording_of_a_training_has_all_sums_within_its_size_limit() {
     assert!(largest.max(length) <= LIMIT && length > LIMIT / 4, "{largest} and {length} of {LIMIT}");
     // The other recording is longer than the limit, however full the newest is when the job ends.
     assert!(lengths(&all)[0] > LIMIT + LIMIT / 2, "{} against {length}", lengths(&all)[0]);
-    assert_eq!(asked(&gpu, &["report", "--only", "where", "--json"], &newest).stdout, words[1]);
+    assert_eq!(asked(&gpu, &["report", "--only", "where", "--json"], &newest).stdout.trim_end(), words[1]);
     let report = ReportLine::parse(&words[1]);
     assert!(report.is_complete(), "{report:#?}");
     assert!(report.json()["data"]["recording"]["events_since"].is_string(), "{report:#?}");

@@ -6,7 +6,8 @@ use std::process::Command;
 
 use memwatch_tests::harness::cannot_run;
 use memwatch_tests::test;
-use memwatch_tests::{CommandOutcome, FrameworkRelease, PrologueShape, ReportLine, SimulatedGpu, TorchJob};
+use memwatch_tests::report::ReportLine;
+use memwatch_tests::{CommandOutcome, FrameworkRelease, PrologueShape, SimulatedGpu, TorchJob};
 use serde_json::Value;
 
 /// Returns the buffers of the only process that has some.
@@ -146,7 +147,7 @@ fn ggml_exception_through_probed_functions_does_not_end_the_program() {
     let mut job = TorchJob::start(command);
     assert_eq!(job.next_checkpoint().expect("it catches what is thrown")["caught"], 3);
     let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
-    watch.until(is_traced);
+    watch.until(|report| buffers(report.json()).is_some());
     job.go_on();
     assert_eq!(job.next_checkpoint().expect("it catches that with probes, too")["caught"], 3);
     job.go_on();

@@ -184,7 +184,7 @@ fn budget_recording_of_a_busy_program_replays_its_final_report() {
     let reported = recorder.next_line().expect("it says what it has");
     assert_eq!(recorder.end(), 0, "{reported}");
     let replayed = CommandOutcome::of(gpu.memwatch(&["report", "--only", "where", "--json", &path]));
-    assert_eq!(replayed.stdout, reported);
+    assert_eq!(replayed.stdout.trim_end(), reported);
     let report = ReportLine::parse(&reported);
     assert!(has_tensors(&report, &job), "what was traced by then is there");
     assert_eq!(level(&report, &job)["asked"], "modules");
