@@ -88,13 +88,14 @@ impl NamedLeaks {
             return;
         }
         let number = readings.count;
-        readings.partial += u64::from(holdings.is_partial);
         // A process too large to be read in full is partial from the first reading on. A reading
         // that becomes partial later was made while the process changed its objects.
         self.are_partial |= number == 0 && holdings.is_partial;
         if holdings.is_partial && !self.are_partial {
+            readings.left_out += 1;
             return;
         }
+        readings.partial += u64::from(holdings.is_partial);
         readings.count += 1;
         readings.standing += u64::from(how.is_standing);
         let bytes = holdings.rows.iter().map(|row| row.block_bytes).fold(0, u64::saturating_add);
@@ -352,10 +353,11 @@ mod tests {
                 let holdings = Holdings { time_ns: second, rows: kept(second), is_partial, ..Holdings::default() };
                 leaks.observe(&holdings, HowRead::default());
             }
-            (leaks.readings.count, leaks.readings.partial)
+            (leaks.readings.count, leaks.readings.partial, leaks.readings.left_out)
         };
-        assert_eq!(of(|second| second == 4), (9, 1));
-        assert_eq!(of(|_| true), (10, 10));
+        assert_eq!(of(|second| second == 4), (9, 0, 1));
+        assert_eq!(of(|second| second > 0), (1, 0, 9));
+        assert_eq!(of(|_| true), (10, 10, 0));
     }
 
     #[test]

@@ -88,10 +88,11 @@ pub struct ReadingsView {
     /// Number of compared readings that contain only blocks at rest, because the allocators were
     /// busy.
     pub standing: u64,
-    /// Number of readings that may lack objects. If the process has too many objects, this is every
-    /// reading, and all were compared; otherwise the process changed during these readings, and
-    /// they were not compared.
+    /// Number of compared readings that may lack objects, of a process that has more than are
+    /// looked at.
     pub partial: u64,
+    /// Number of readings that were not compared because the process changed its objects meanwhile.
+    pub left_out: u64,
     /// Total bytes read from the process to find names.
     pub read_bytes: u64,
     /// Total processor time of the readings, in nanoseconds.

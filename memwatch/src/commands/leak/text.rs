@@ -219,7 +219,7 @@ fn no_verdict_on_growth(undecided: &UndecidedView, snapshot: &Snapshot) -> Strin
 /// each`; `None` if a process was traced.
 fn overhead_of_readings(leaks: &[LeaksView]) -> Option<Sentence> {
     let all = || leaks.iter().filter_map(|leaks| leaks.readings.as_ref());
-    let number: u64 = all().map(|readings| readings.count + readings.without_names).sum();
+    let number: u64 = all().map(|readings| readings.count + readings.without_names + readings.left_out).sum();
     let mean = |sum: u64| sum.checked_div(number);
     let read = mean(all().map(|readings| readings.read_bytes).fold(0, u64::saturating_add))?;
     let processor_ns = mean(all().map(|readings| readings.processor_ns).fold(0, u64::saturating_add))?;

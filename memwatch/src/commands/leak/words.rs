@@ -155,11 +155,11 @@ pub(crate) fn readings(view: &ReadingsView) -> Vec<Sentence> {
             let number = plural(view.standing, "reading has", "readings have");
             format!("{number} only the blocks that stood still for 80 ms: the program allocates without a pause")
         }),
-        (view.partial > 0 && view.partial >= view.count).then(|| {
+        (view.partial > 0).then(|| {
             "names may be missing: the program has more objects than are looked at, or changes them too fast".to_owned()
         }),
-        (view.partial > 0 && view.partial < view.count).then(|| {
-            let number = plural(view.partial, "reading was", "readings were");
+        (view.left_out > 0).then(|| {
+            let number = plural(view.left_out, "reading was", "readings were");
             format!("{number} left out: the program changed its objects meanwhile")
         }),
     ];

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use memwatch_core::allocators::pytorch::Certainty;
+use memwatch_core::input::ProbeCoverage;
 use memwatch_core::snapshot::{AllocatorView, BuffersView, PoolsView, ProcessView, Snapshot, StatisticView};
 
 use crate::render::Tone;
@@ -142,7 +143,7 @@ impl TextPage {
 
     fn allocator(&mut self, snapshot: &Snapshot, allocator: &AllocatorView, clock: &WallClock) {
         self.line(&Sentence::new(Tone::Plain, waste(allocator)));
-        self.line(&Sentence::new(Tone::Plain, cache(allocator)));
+        self.line(&Sentence::new(Tone::Plain, cache(allocator, snapshot)));
         self.grid(&numbers(allocator));
         self.line(&Sentence::new(Tone::Plain, counters(allocator)));
         self.legend(allocator);
@@ -198,9 +199,10 @@ fn waste(allocator: &AllocatorView) -> String {
     )
 }
 
-fn cache(allocator: &AllocatorView) -> String {
+fn cache(allocator: &AllocatorView, snapshot: &Snapshot) -> String {
     let all = allocator.cache_hits + allocator.cache_misses;
-    if &*allocator.observed_by == "numbers" {
+    let is_only_read = snapshot.coverage.mechanism == ProbeCoverage::NOTHING;
+    if is_only_read || &*allocator.observed_by == "numbers" {
         return "cache hits are not known: no event is traced".to_owned();
     }
     if all == 0 {
