@@ -136,7 +136,15 @@ pub enum Trying {
 impl Governor {
     /// Creates the governor of a process that is traced at this level.
     pub const fn new(present: TensorLevel) -> Self {
-        Self { present, calm_since_ns: None, calm_ns: CALM_NS, raised_ns: None, trial: None, why: Outdated::ByTime, judged: None }
+        Self {
+            present,
+            calm_since_ns: None,
+            calm_ns: CALM_NS,
+            raised_ns: None,
+            trial: None,
+            why: Outdated::ByTime,
+            judged: None,
+        }
     }
 
     /// Returns the current level.
@@ -225,13 +233,13 @@ impl Governor {
             }
         };
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "parts in 10,000 of a slowdown")]
-        let measured =
-            slowdown.filter(|slowdown| slowdown.part.is_finite() && slowdown.error.is_finite()).map_or(MeasuredSlowdown::Not, |slowdown| {
-                MeasuredSlowdown::Slowdown {
-                    part: (slowdown.part * 1e4) as i64,
-                    error: (slowdown.error * 1e4).ceil() as u64,
-                }
-            });
+        let measured = slowdown.filter(|slowdown| slowdown.part.is_finite() && slowdown.error.is_finite()).map_or(
+            MeasuredSlowdown::Not,
+            |slowdown| MeasuredSlowdown::Slowdown {
+                part: (slowdown.part * 1e4) as i64,
+                error: (slowdown.error * 1e4).ceil() as u64,
+            },
+        );
         self.trial = None;
         let times = self.judged.filter(|judged| judged.fits == fits).map_or(0, |judged| judged.times + 1);
         let price_ns = asked.price_ns(asked.level, events_per_second);

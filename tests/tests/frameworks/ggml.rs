@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use memwatch_tests::harness::cannot_run;
-use memwatch_tests::test;
 use memwatch_tests::report::ReportLine;
+use memwatch_tests::test;
 use memwatch_tests::{CommandOutcome, FrameworkRelease, PrologueShape, SimulatedGpu, TorchJob};
 use serde_json::Value;
 

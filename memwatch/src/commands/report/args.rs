@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::commands::report::sections::{SECTIONS, Section};
 use crate::commands::timeline::args::{TimelineFormat, by_name};
 use crate::options::{Checked, Looks, Past, TargetArgs, values};
+
+/// Names of the sections, in the order of the report.
+pub(crate) const SECTION_NAMES: [&str; 7] = ["where", "oom", "leak", "forecast", "fragment", "profile", "churn"];
 
 /// `memwatch report`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
@@ -37,9 +39,9 @@ pub(crate) struct ReportArgs {
 }
 
 impl ReportArgs {
-    /// Returns the selected sections, in the order of the report.
-    pub(crate) fn sections(&self) -> impl Iterator<Item = &'static Section> {
-        SECTIONS.iter().filter(|section| self.only.is_empty() || self.only.contains(&section.name))
+    /// Whether a section is selected.
+    pub(crate) fn wants(&self, section: &str) -> bool {
+        self.only.is_empty() || self.only.contains(&section)
     }
 
     /// Returns the processes and the period, where a recording may be named like a process:
@@ -74,9 +76,8 @@ fn names_a_file(word: &str) -> bool {
 }
 
 fn section(text: &str) -> Result<&'static str, String> {
-    let found = SECTIONS.iter().find(|section| section.name == text);
-    let names = || SECTIONS.iter().map(|section| section.name).collect::<Vec<_>>().join(", ");
-    found.map(|section| section.name).ok_or_else(|| format!("there is {}", names()))
+    let found = SECTION_NAMES.into_iter().find(|name| *name == text);
+    found.ok_or_else(|| format!("there is {}", SECTION_NAMES.join(", ")))
 }
 
 impl Checked for ReportArgs {

@@ -24,7 +24,7 @@ use crate::options::CommonArgs;
 use crate::render::output::{style, unless_closed};
 use crate::watch::looks::{Observation, look};
 use args::ReportArgs;
-use sections::Finding;
+use sections::{Finding, selected};
 
 /// What a report consists of.
 pub(crate) struct Findings {
@@ -45,13 +45,13 @@ pub(crate) async fn run(args: &ReportArgs, common: &CommonArgs) -> Result<Exit, 
     }
     let looks = args.looks();
     let prepare = |pipeline: &mut Pipeline| {
-        args.sections().for_each(|section| (section.watch)(pipeline, args));
+        selected(args).for_each(|section| (section.watch)(pipeline, args));
         if drawn.is_some() {
             pipeline.watch_samples(profile::interval_ns(args));
         }
     };
     let report = |pipeline: &Pipeline, snapshot: &Snapshot| Findings {
-        sections: args.sections().map(|section| (section.name, (section.find)(pipeline, args, snapshot))).collect(),
+        sections: selected(args).map(|section| (section.name, (section.find)(pipeline, args, snapshot))).collect(),
         timeline: drawn.and_then(|_| pipeline.timeline()),
     };
     let observation = look(&looks, (request(args), prepare), report, common).await?;
@@ -77,7 +77,7 @@ pub(crate) async fn run(args: &ReportArgs, common: &CommonArgs) -> Result<Exit, 
 
 /// Returns what is traced of PyTorch: as much as the section that needs most.
 fn request(args: &ReportArgs) -> TensorRequest {
-    match args.sections().map(|section| section.level).max() {
+    match selected(args).map(|section| section.level).max() {
         Some(TensorLevel::Modules) => TensorRequest::of(TensorLevel::Modules),
         // The profile needs only the totals that each allocation and free reports.
         _ => TensorRequest::of_reports(TensorLevel::Blocks),

@@ -48,7 +48,7 @@ pub(crate) enum Finding {
 const MODULES: TensorLevel = TensorLevel::Modules;
 
 /// All sections, in the order of the report.
-pub(crate) const SECTIONS: &[Section] = &[
+const SECTIONS: &[Section] = &[
     Section {
         name: "where",
         level: MODULES,
@@ -72,6 +72,11 @@ pub(crate) const SECTIONS: &[Section] = &[
         find: churn,
     },
 ];
+
+/// Returns the sections that the arguments select.
+pub(crate) fn selected(args: &ReportArgs) -> impl Iterator<Item = &'static Section> {
+    SECTIONS.iter().filter(|section| args.wants(section.name))
+}
 
 fn ooms(pipeline: &Pipeline, _args: &ReportArgs, snapshot: &Snapshot) -> Finding {
     let mut failed = Failed::of(pipeline);
@@ -106,4 +111,16 @@ fn churn(pipeline: &Pipeline, _args: &ReportArgs, snapshot: &Snapshot) -> Findin
     let mut churn = pipeline.churn().unwrap_or_default();
     churn.temporaries.retain(|one| snapshot.processes.iter().any(|process| process.tgid == one.tgid));
     Finding::Churn(Box::new(churn))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::report::args::SECTION_NAMES;
+
+    #[test]
+    fn every_section_can_be_selected_by_its_name() {
+        let names: Vec<&str> = SECTIONS.iter().map(|section| section.name).collect();
+        assert_eq!(names, SECTION_NAMES);
+    }
 }
