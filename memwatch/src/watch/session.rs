@@ -11,7 +11,7 @@ pub(crate) mod counters;
 mod devices;
 mod discovery;
 pub(crate) mod holdings;
-pub(crate) mod intake;
+pub(crate) mod input_sink;
 mod left_behind;
 pub(crate) mod life;
 mod losers;
@@ -45,7 +45,7 @@ use memwatch_core::words::{Framework, Tgid};
 use self::calm::Calm;
 use self::changes::Changes;
 use self::counters::CounterPoller;
-use self::intake::InputSink;
+use self::input_sink::InputSink;
 use self::life::ProcessEventSink;
 pub(crate) use self::options::SessionOptions;
 use self::rest::IdleBackoff;
@@ -87,7 +87,7 @@ pub(crate) struct Session {
     rest: IdleBackoff,
     losses: LossCounters,
     allocation_map: KernelAllocationMap,
-    pipeline: InputSink,
+    sink: InputSink,
     processes: ProcReader,
     presence: Presence,
     groups: ControlGroups,
@@ -147,7 +147,7 @@ impl Session {
             rest: IdleBackoff::new(Instant::now()),
             losses,
             allocation_map,
-            pipeline: InputSink::new(survival::pipeline(&mut kept, !everybody), recorder),
+            sink: InputSink::new(survival::pipeline(&mut kept, !everybody), recorder),
             processes: ProcReader::new("/proc"),
             presence: Presence::default(),
             groups: ControlGroups::open(),
@@ -204,7 +204,7 @@ impl Session {
         self.libraries.attach_processes(&mut self.kernel, &all);
         self.update_coverage();
         if !self.goes_on() {
-            self.pipeline.step(Input::Attached { time_ns: clock::boottime_ns() });
+            self.sink.step(Input::Attached { time_ns: clock::boottime_ns() });
         }
         for &tgid in &all {
             let target = roots.contains(&tgid);
@@ -214,7 +214,7 @@ impl Session {
                 if target {
                     return Err(ExitFailure::no_process(tgid));
                 }
-                self.pipeline.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns: clock::boottime_ns() });
+                self.sink.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns: clock::boottime_ns() });
             }
         }
         self.targets = roots;
@@ -236,7 +236,7 @@ impl Session {
             let command = words.join(OsStr::new(" ")).to_string_lossy().into_owned();
             let comm = words.first().and_then(|program| Path::new(program).file_name()).unwrap_or_default();
             let comm = comm.to_string_lossy().into_owned();
-            self.pipeline.step(Input::Process(ProcessFacts { command, comm, started_under_watch: true, ..facts }));
+            self.sink.step(Input::Process(ProcessFacts { command, comm, started_under_watch: true, ..facts }));
         }
         self.targets.insert(tgid);
         Ok(())
@@ -247,17 +247,17 @@ impl Session {
         if let Some(log) = &mut self.diagnostics {
             log.flush();
         }
-        let Self { ring, pipeline, processes, presence, libraries, groups, targets, tensors, own, .. } = self;
-        let mut life = ProcessEventSink { pipeline, processes, libraries, groups, targets };
+        let Self { ring, sink, processes, presence, libraries, groups, targets, tensors, own, .. } = self;
+        let mut life = ProcessEventSink { sink, processes, libraries, groups, targets };
         let mut calls = Vec::new();
         let mut has_come = false;
         let is_behind = ring.drain(|drained| {
             let item = match drained {
                 Drained::Item(item) => item,
                 Drained::UpTo(reached) => {
-                    life.pipeline.step_calls(&calls);
+                    life.sink.step_calls(&calls);
                     calls.clear();
-                    return life.pipeline.commit(reached);
+                    return life.sink.commit(reached);
                 }
             };
             has_come = true;
@@ -274,7 +274,7 @@ impl Session {
             let call = if let Ok(Item::Record(RingRecord::Call(call))) = item { Some(call) } else { None };
             calls.extend(call);
             if call.is_none() || calls.len() == TOGETHER {
-                life.pipeline.step_calls(&calls);
+                life.sink.step_calls(&calls);
                 calls.clear();
             }
             match item {
@@ -284,52 +284,52 @@ impl Session {
                     tensors.note_life(&event);
                     life.take(event);
                 }
-                Ok(item) => tensors.take(&item).into_iter().for_each(|input| life.pipeline.step(input)),
-                Err(_) => life.pipeline.step(Input::Lost { tgid: None, loss: Loss::UndecodableRecord, count: 1 }),
+                Ok(item) => tensors.take(&item).into_iter().for_each(|input| life.sink.step(input)),
+                Err(_) => life.sink.step(Input::Lost { tgid: None, loss: Loss::UndecodableRecord, count: 1 }),
             }
         });
-        life.pipeline.step_calls(&calls);
+        life.sink.step_calls(&calls);
         if has_come {
             self.rest.note_records();
         }
         self.rest.note_behind(is_behind);
         tensors.note_fetched();
         for moved in self.groups.take_moved(&self.processes) {
-            self.pipeline.step(moved);
+            self.sink.step(moved);
         }
     }
 
     fn take_names(&mut self, found: RuntimeMessage) {
-        if let Some(input) = self.names.take(found, self.pipeline.state.names()) {
-            self.pipeline.step(input);
+        if let Some(input) = self.names.take(found, self.sink.state().names()) {
+            self.sink.step(input);
         }
     }
 
     /// Whether every runtime that may know a container of this session has been asked for names.
     pub(crate) fn has_asked_for_names(&self) -> bool {
-        self.names.want(self.pipeline.state.names());
+        self.names.want(self.sink.state().names());
         self.names.is_settled()
     }
 
     /// Detects the frameworks of processes, and reads PyTorch's counters.
     fn look_at_frameworks(&mut self) {
-        let tgids = self.pipeline.state.watched().map(|tgid| tgid.0).collect();
+        let tgids = self.sink.state().watched().map(|tgid| tgid.0).collect();
         for (tgid, frameworks) in self.frameworks.look(&tgids) {
-            self.pipeline.step(Input::Frameworks { tgid: Tgid(tgid), frameworks });
+            self.sink.step(Input::Frameworks { tgid: Tgid(tgid), frameworks });
         }
         if let Some(counters) = &mut self.counters {
-            counters.advance(&mut self.pipeline, || self.frameworks.having(Framework::PyTorch));
+            counters.advance(&mut self.sink, || self.frameworks.having(Framework::PyTorch));
         }
     }
 
     /// Reads the memory of control groups. Where the kernel does not report moves, also reads the
     /// control groups of processes.
     fn take_groups(&mut self) {
-        if let Some(memory) = self.groups.device_memory(self.pipeline.state.cgroups().into_iter()) {
-            self.pipeline.step(Input::CgroupMemory(memory));
+        if let Some(memory) = self.groups.device_memory(self.sink.state().cgroups().into_iter()) {
+            self.sink.step(Input::CgroupMemory(memory));
         }
         if !self.kernel.reports_moves {
-            self.pipeline.state.watched().for_each(|tgid| self.groups.note_move(tgid.0));
+            self.sink.state().watched().for_each(|tgid| self.groups.note_move(tgid.0));
         }
     }
 
@@ -338,7 +338,7 @@ impl Session {
         self.calm.note_question(Instant::now());
         self.devices.rest(false);
         self.tick();
-        let mut snapshot = self.pipeline.snapshot();
+        let mut snapshot = self.sink.pipeline().snapshot();
         if !self.everybody {
             snapshot.keep_wanted();
         }
@@ -354,7 +354,7 @@ impl Session {
         self.kernel.login_users.refresh();
         for loss in self.losses.poll(|tgid| processes.exists(tgid)) {
             self.presence.distrust(now_ns);
-            self.pipeline.step(loss);
+            self.sink.step(loss);
         }
         self.note_aside();
         self.drop_stale_devices(now_ns);
@@ -362,18 +362,18 @@ impl Session {
         self.clean_allocation_map();
         self.anchor_losers();
         self.look_at_frameworks();
-        self.pipeline.step(Input::Tick { time_ns: now_ns });
+        self.sink.step(Input::Tick { time_ns: now_ns });
         self.tend_survival();
     }
 
     /// Returns the number of watched processes and the number of GPUs that NVML lists.
     pub(crate) fn extent(&self) -> (usize, usize) {
-        (self.pipeline.state.watched().count(), self.pipeline.state.gpus())
+        (self.sink.state().watched().count(), self.sink.state().gpus())
     }
 
     /// Whether a target or a child of one is alive. Always true in a machine-wide session.
     pub(crate) fn is_anybody_left(&self) -> bool {
-        self.everybody || self.pipeline.state.watched().next().is_some()
+        self.everybody || self.sink.state().watched().next().is_some()
     }
 
     /// Returns the targets that have not mapped a driver library.
@@ -385,11 +385,11 @@ impl Session {
         let facts = self.processes.facts(tgid, target).filter(|_| !self.processes.is_over(tgid));
         // A listed process may be exiting after its exit record was processed: it would appear as a
         // new process.
-        if let Some(mut facts) = facts.filter(|facts| !self.pipeline.state.has_ended(facts)) {
+        if let Some(mut facts) = facts.filter(|facts| !self.sink.state().has_ended(facts)) {
             self.presence.unreported(tgid);
             // A process that had not mapped the library at that time has made no call.
             facts.started_under_watch |= self.libraries.is_expected(tgid);
-            self.pipeline.step(Input::Process(facts));
+            self.sink.step(Input::Process(facts));
         }
     }
 
@@ -397,20 +397,20 @@ impl Session {
     fn prepare(&mut self, options: &SessionOptions) {
         // A session of named processes belongs to one user, who pays for its memory.
         if self.everybody {
-            self.pipeline.state.bound(own_limit::room() as usize);
+            self.sink.state_mut().bound(own_limit::room() as usize);
         }
         if options.logs_tensors {
-            self.pipeline.state.log_tensors();
+            self.sink.state_mut().log_tensors();
         }
         self.prepare_recording(options);
-        self.driver_version.news().into_iter().for_each(|version| self.pipeline.step(version));
+        self.driver_version.news().into_iter().for_each(|version| self.sink.step(version));
     }
 
     fn update_coverage(&mut self) {
         let Some((libraries, libraries_over_limit)) = self.libraries.new_coverage() else { return };
         let (mechanism, discovery) = (self.kernel.mechanism.name().into(), self.libraries.source_name().into());
         let moves = if self.kernel.reports_moves { "tracepoint" } else { "polling" }.into();
-        self.pipeline.step(Input::Coverage(ProbeCoverage {
+        self.sink.step(Input::Coverage(ProbeCoverage {
             libraries,
             libraries_over_limit,
             mechanism,
@@ -422,7 +422,7 @@ impl Session {
 
     /// Ends processes that are known from NVML or `/proc` alone and so get no exit record.
     fn forget_gone(&mut self, now_ns: u64) {
-        let mut gone = self.presence.due(self.pipeline.state.watched(), now_ns);
+        let mut gone = self.presence.due(self.sink.state().watched(), now_ns);
         gone.retain(|tgid| !self.processes.exists(tgid.0));
         if gone.is_empty() {
             return;
@@ -432,7 +432,7 @@ impl Session {
         // A reused process number belongs to a newer process; the exit record of the older one has
         // been read.
         for tgid in gone.into_iter().filter(|tgid| !self.processes.exists(tgid.0)) {
-            self.pipeline.step(Input::ProcessEnded { tgid, time_ns: now_ns });
+            self.sink.step(Input::ProcessEnded { tgid, time_ns: now_ns });
         }
     }
 }

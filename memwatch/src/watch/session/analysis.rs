@@ -7,11 +7,11 @@ use super::Session;
 impl Session {
     /// The pipeline, for enabling detectors before the session begins.
     pub(crate) fn pipeline_mut(&mut self) -> &mut Pipeline {
-        &mut self.pipeline
+        self.sink.pipeline_mut()
     }
 
     /// The pipeline, for reading results as of the last snapshot.
     pub(crate) fn pipeline(&self) -> &Pipeline {
-        &self.pipeline
+        self.sink.pipeline()
     }
 }

@@ -72,40 +72,40 @@ impl Session {
     /// Resumes after a restart handover: the previous memwatch may have had fewer probes, while all
     /// are in place after this start.
     pub(super) fn remember_changes(&mut self) {
-        let sees = |tgid: &Tgid| self.pipeline.state.context_use(*tgid).is_some_and(|contexts| contexts.sees_changes);
-        self.changes.unseen = self.pipeline.state.watched().filter(|tgid| !sees(tgid)).map(|tgid| tgid.0).collect();
+        let sees = |tgid: &Tgid| self.sink.state().context_use(*tgid).is_some_and(|contexts| contexts.sees_changes);
+        self.changes.unseen = self.sink.state().watched().filter(|tgid| !sees(tgid)).map(|tgid| tgid.0).collect();
     }
 
     /// Removes probes that exceed the budget, and attaches them again where a process needs them.
     pub(super) fn tend_changes(&mut self) {
-        let Self { kernel, libraries, pipeline, .. } = self;
-        let needs = |tgid| pipeline.state.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);
+        let Self { kernel, libraries, sink, .. } = self;
+        let needs = |tgid| sink.state().context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);
         libraries.put_changes_in(kernel, needs);
         if self.changes.counted.elapsed() >= EVERY {
             self.spare_changes();
         }
         let without = self.libraries.without_changes();
-        let pipeline = &mut self.pipeline;
+        let sink = &mut self.sink;
         for &tgid in without.union(&self.changes.unseen) {
             let seen = !without.contains(&tgid);
             let is_news = |contexts: ContextUse| contexts.sees_changes != seen;
-            if pipeline.state.context_use(Tgid(tgid)).is_some_and(is_news) {
-                pipeline.step(Input::ContextChanges(Tgid(tgid), seen));
+            if sink.state().context_use(Tgid(tgid)).is_some_and(is_news) {
+                sink.step(Input::ContextChanges(Tgid(tgid), seen));
             }
         }
         self.changes.unseen = without;
     }
 
     fn spare_changes(&mut self) {
-        let counts = self.pipeline.state.context_changes().map(|(tgid, changes)| (tgid.0, changes));
+        let counts = self.sink.state().context_changes().map(|(tgid, changes)| (tgid.0, changes));
         for (tgid, rate) in self.changes.rates(Instant::now(), counts) {
             let call_ns = self.tensors.prices.call_ns(&mut self.kernel);
             let price_ns = rate.saturating_mul(call_ns);
             if self.changes.budget.allows(price_ns) {
                 continue;
             }
-            let pipeline = &self.pipeline;
-            let needs = |tgid| pipeline.state.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);
+            let sink = &self.sink;
+            let needs = |tgid| sink.state().context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);
             if !self.libraries.take_changes_out(&mut self.kernel, tgid, needs) {
                 continue;
             }

@@ -21,7 +21,7 @@ impl Session {
         let left_behind = self.left_behind(&reading);
         for list in reading.devices.iter_mut().filter_map(|device| device.processes.as_mut()) {
             list.retain(|entry| !self.own.holds(entry.tgid.0) || entry.used_bytes > Some(0));
-            let is_somebody = |tgid| self.pipeline.state.knows(tgid) || self.pipeline.state.remembers(tgid);
+            let is_somebody = |tgid| self.sink.state().knows(tgid) || self.sink.state().remembers(tgid);
             let stays = |tgid: Tgid| is_somebody(tgid) || left_behind.contains_key(&tgid.0);
             list.retain(|entry| stays(entry.tgid) || self.processes.exists(entry.tgid.0));
         }
@@ -36,7 +36,7 @@ impl Session {
                 self.libraries.users()
             };
             for tgid in listed {
-                let is_new = !self.pipeline.state.knows(Tgid(tgid)) && !left_behind.contains_key(&tgid);
+                let is_new = !self.sink.state().knows(Tgid(tgid)) && !left_behind.contains_key(&tgid);
                 let is_new = is_new && (self.nvml_works || !self.own.holds(tgid));
                 if is_new && (self.nvml_works || self.libraries.is_user(tgid)) {
                     self.learn(tgid, false);
@@ -46,7 +46,7 @@ impl Session {
         let (begin_ns, end_ns) = (reading.begin_ns, reading.end_ns);
         self.look_at_users(end_ns);
         self.look_for_proof(&reading);
-        self.pipeline.step(Input::Devices(reading));
+        self.sink.step(Input::Devices(reading));
         self.note_left_behind(left_behind, begin_ns);
         self.take_groups();
     }
@@ -57,7 +57,7 @@ impl Session {
             self.nvml_works = false;
             let state = NvmlState::Unavailable(format!("NVML has not answered for {} s", age.as_secs()));
             let reading = DeviceReading { begin_ns: now_ns, end_ns: now_ns, state, devices: Vec::new() };
-            self.pipeline.step(Input::Devices(reading));
+            self.sink.step(Input::Devices(reading));
         }
     }
 
@@ -71,13 +71,13 @@ impl Session {
         let uses = reading.devices.iter().flat_map(|device| device.processes.iter().flatten());
         let listed: BTreeSet<Tgid> = uses.map(|use_| use_.tgid).collect();
         let unproven = listed.into_iter().filter(|tgid| {
-            let start_ns = self.pipeline.state.facts(*tgid).map(|facts| facts.start_ns);
+            let start_ns = self.sink.state().facts(*tgid).map(|facts| facts.start_ns);
             start_ns.is_some_and(|start_ns| !self.kernel.knows(tgid.0) && !self.libraries.proves(tgid.0, start_ns))
         });
         let unproven: BTreeSet<Tgid> = unproven.collect();
         if unproven != self.unproven {
             self.unproven.clone_from(&unproven);
-            self.pipeline.step(Input::Unproven(unproven));
+            self.sink.step(Input::Unproven(unproven));
         }
     }
 }

@@ -15,13 +15,13 @@ impl Session {
     pub(super) fn discover(&mut self) {
         self.meet_heralded();
         self.look_closer();
-        let Self { kernel, libraries, pipeline, targets, everybody, own, .. } = self;
+        let Self { kernel, libraries, sink, targets, everybody, own, .. } = self;
         // In a session with targets the pipeline knows the targets and their children.
         let wanted =
-            |tgid| (*everybody && !own.holds(tgid)) || targets.contains(&tgid) || pipeline.state.knows(Tgid(tgid));
+            |tgid| (*everybody && !own.holds(tgid)) || targets.contains(&tgid) || sink.state().knows(Tgid(tgid));
         let among = || match everybody {
             true => Among::Everybody,
-            false => Among::Processes(pipeline.state.watched().map(|tgid| tgid.0).collect()),
+            false => Among::Processes(sink.state().watched().map(|tgid| tgid.0).collect()),
         };
         let late = libraries.look_at_mapped(wanted);
         libraries.look_at_expected();
@@ -36,7 +36,7 @@ impl Session {
     fn meet_heralded(&mut self) {
         for tgid in self.libraries.take_heralded() {
             self.frameworks.hurry(tgid);
-            let is_new = !self.own.holds(tgid) && !self.pipeline.state.knows(Tgid(tgid));
+            let is_new = !self.own.holds(tgid) && !self.sink.state().knows(Tgid(tgid));
             if self.everybody && self.tensors.is_wanted() && is_new {
                 self.learn(tgid, false);
             }
@@ -49,7 +49,7 @@ impl Session {
             return;
         }
         for tgid in LibraryScan::new("/proc").with_stems(&HERALDS).mapped_by_name() {
-            if !self.own.holds(tgid) && !self.pipeline.state.knows(Tgid(tgid)) {
+            if !self.own.holds(tgid) && !self.sink.state().knows(Tgid(tgid)) {
                 self.learn(tgid, false);
             }
         }
@@ -66,15 +66,15 @@ impl Session {
     /// not seen, and their numbers are inexact.
     pub(super) fn lose_unwatched(&mut self) {
         for tgid in self.libraries.take_unwatched() {
-            if (self.everybody && !self.own.holds(tgid)) || self.pipeline.state.knows(Tgid(tgid)) {
-                self.pipeline.step(Input::Lost { tgid: Some(Tgid(tgid)), loss: Loss::LibraryUnreadable, count: 1 });
+            if (self.everybody && !self.own.holds(tgid)) || self.sink.state().knows(Tgid(tgid)) {
+                self.sink.step(Input::Lost { tgid: Some(Tgid(tgid)), loss: Loss::LibraryUnreadable, count: 1 });
             }
         }
     }
 
     pub(super) fn learn_latecomers(&mut self, late: Vec<LateAttach>) {
         for LateAttach { tgid, since_ns } in late {
-            if (self.everybody && !self.own.holds(tgid)) || self.pipeline.state.knows(Tgid(tgid)) {
+            if (self.everybody && !self.own.holds(tgid)) || self.sink.state().knows(Tgid(tgid)) {
                 self.learn_late(tgid, since_ns);
             }
         }
@@ -82,12 +82,12 @@ impl Session {
 
     /// Requests container names, and attaches more probes to processes that need them.
     fn look_closer(&mut self) {
-        let Self { kernel, libraries, on_demand, pipeline, names, tensors, .. } = self;
-        names.want(pipeline.state.names());
+        let Self { kernel, libraries, on_demand, sink, names, tensors, .. } = self;
+        names.want(sink.state().names());
         for probes in on_demand {
-            probes.update(kernel, libraries, pipeline);
+            probes.update(kernel, libraries, sink.pipeline());
         }
-        tensors.update(kernel, pipeline);
+        tensors.update(kernel, sink);
         self.tend_changes();
     }
 
@@ -97,8 +97,8 @@ impl Session {
         let Some(facts) = self.processes.facts(tgid, self.targets.contains(&tgid)) else { return };
         if facts.start_ns < since_ns {
             self.presence.unreported(tgid);
-            self.pipeline.step(Input::Process(facts));
-            self.pipeline.step(Input::ObservedFrom { tgid: Tgid(tgid), time_ns: since_ns });
+            self.sink.step(Input::Process(facts));
+            self.sink.step(Input::ObservedFrom { tgid: Tgid(tgid), time_ns: since_ns });
         }
     }
 }

@@ -13,7 +13,7 @@ use memwatch_core::input::holdings::Holdings;
 use memwatch_inspect::pytorch::ReadRefusal;
 
 use super::Session;
-use super::intake::InputSink;
+use super::input_sink::InputSink;
 use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME, StateReadError, TensorLevel};
 use crate::sources::clock::thread_ns;
 use crate::sources::free_memory;
@@ -80,10 +80,10 @@ impl ProcessHoldings {
 
     /// Starts a due reading, and processes a finished one. `is_older`: the process is older than
     /// the session. `every`: the requested interval, if any.
-    pub(super) fn advance(&mut self, tgid: u32, (is_older, every): (bool, Option<Duration>), pipeline: &mut InputSink) {
+    pub(super) fn advance(&mut self, tgid: u32, (is_older, every): (bool, Option<Duration>), sink: &mut InputSink) {
         if let LiveObjectsState::Reads(done) = &self.state {
             match done.try_recv() {
-                Ok(done) => self.take(tgid, done, pipeline),
+                Ok(done) => self.take(tgid, done, sink),
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => self.state = LiveObjectsState::Refused,
             }
@@ -136,13 +136,13 @@ impl ProcessHoldings {
         };
     }
 
-    fn take(&mut self, tgid: u32, done: Done, pipeline: &mut InputSink) {
+    fn take(&mut self, tgid: u32, done: Done, sink: &mut InputSink) {
         self.last = Some((Instant::now(), done.took));
         self.state = done.reader.map_or(LiveObjectsState::NotOpened, LiveObjectsState::Open);
         match done.read {
             Ok(holdings) => {
                 (self.with_result, self.without_result) = (self.with_result.saturating_add(1), 0);
-                pipeline.step(Input::Holdings(Box::new(holdings)));
+                sink.step(Input::Holdings(Box::new(holdings)));
             }
             Err(StateReadError::Refused(refusal)) if refusal.is_passing() || refusal == ReadRefusal::NotInitialized => {
                 self.without_result += 1;

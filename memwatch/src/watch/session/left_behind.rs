@@ -27,7 +27,7 @@ impl Session {
             return ExitedCharges::new();
         }
         let entries = || reading.devices.iter().flat_map(|device| device.processes.iter().flatten());
-        let is_met = |tgid| self.pipeline.state.knows(tgid) || self.pipeline.state.remembers(tgid);
+        let is_met = |tgid| self.sink.state().knows(tgid) || self.sink.state().remembers(tgid);
         let charged = entries().filter(|entry| entry.used_bytes > Some(0) && !is_met(entry.tgid));
         let dead: Vec<u32> = charged.map(|entry| entry.tgid.0).filter(|tgid| !self.processes.exists(*tgid)).collect();
         if dead.is_empty() {
@@ -48,14 +48,14 @@ impl Session {
     /// processes it may have forked, and that it has exited.
     pub(super) fn note_left_behind(&mut self, left_behind: ExitedCharges, begin_ns: u64) {
         for (tgid, retainers) in left_behind {
-            self.pipeline.step(Input::Process(ProcessFacts { tgid, ..ProcessFacts::default() }));
+            self.sink.step(Input::Process(ProcessFacts { tgid, ..ProcessFacts::default() }));
             for retainer in retainers {
                 let (kind, event) = (RecordKind::Process as u8, ProcessEvent::Fork as u8);
                 let fork = ProcessRecord { kind, event, tgid: retainer, parent_tgid: tgid, ..ProcessRecord::default() };
-                self.pipeline.step(Input::Record(RingRecord::Process(ProcessRecord { time_ns: begin_ns, ..fork })));
+                self.sink.step(Input::Record(RingRecord::Process(ProcessRecord { time_ns: begin_ns, ..fork })));
             }
             let time_ns = begin_ns.saturating_sub(EARLIER_NS);
-            self.pipeline.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns });
+            self.sink.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns });
         }
     }
 }

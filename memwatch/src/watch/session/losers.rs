@@ -8,7 +8,7 @@ impl Session {
     /// Resynchronizes the processes with a single pass over the map. A process that makes a call
     /// during the pass is left for later.
     pub(super) fn anchor_losers(&mut self) {
-        let losers = self.pipeline.state.to_anchor();
+        let losers = self.sink.state().to_anchor();
         let before: Vec<_> =
             losers.into_iter().filter_map(|tgid| Some((tgid.0, self.allocation_map.sums(tgid.0)?))).collect();
         if before.is_empty() {
@@ -18,14 +18,14 @@ impl Session {
         self.pump();
         self.clean_allocation_map();
         for held in self.allocation_map.held_since(&before) {
-            self.pipeline.step(Input::Held(held));
+            self.sink.step(Input::Held(held));
         }
     }
 
     /// Removes allocations from the kernel half's map that were freed without a free call of their
     /// own.
     pub(super) fn clean_allocation_map(&mut self) {
-        for unnamed in self.pipeline.state.take_unnamed() {
+        for unnamed in self.sink.state_mut().take_unnamed() {
             let tgid = unnamed.tgid.0;
             match unnamed.life.or_else(|| self.allocation_map.sums(tgid).map(|sums| sums.life)) {
                 Some(life) => self.allocation_map.remove((tgid, life), &unnamed),

@@ -18,8 +18,8 @@ impl Session {
     }
 
     fn look_for_all(&mut self) {
-        self.pipeline.watch_forecasts(&[]);
-        self.pipeline.watch_ooms();
+        self.sink.pipeline_mut().watch_forecasts(&[]);
+        self.sink.pipeline_mut().watch_ooms();
     }
 
     /// Starts a recording that keeps only the newest inputs and begins with the current state.
@@ -30,19 +30,19 @@ impl Session {
         let recorder = Recorder::create(options)?;
         self.look_for_all();
         self.tick();
-        recorder.keep(&self.pipeline, self.pipeline.state.now_ns(), clock::boottime_to_unix_ns());
-        self.pipeline.recorder = Some(recorder);
+        recorder.keep(self.sink.pipeline(), self.sink.state().now_ns(), clock::boottime_to_unix_ns());
+        self.sink.recorder = Some(recorder);
         Ok(())
     }
 
     /// Takes a recording that has ended because of a write error.
     pub(crate) fn take_ended_recording(&mut self) -> Option<Recorder> {
-        self.pipeline.recorder.take_if(|recorder| !recorder.is_going())
+        self.sink.recorder.take_if(|recorder| !recorder.is_going())
     }
 
     /// Whether a requested recording has ended: the file is full, or a write failed.
     pub(crate) fn has_recording_ended(&self) -> bool {
-        self.pipeline.recorder.as_ref().is_some_and(|recorder| !recorder.is_going())
+        self.sink.recorder.as_ref().is_some_and(|recorder| !recorder.is_going())
     }
 
     /// Finishes the recording with a last snapshot and the offset to wall-clock time. Returns the
@@ -50,7 +50,7 @@ impl Session {
     pub(crate) fn end_recording(&mut self, stopped: Stopped) -> (Snapshot, i128, Option<Recorded>) {
         let snapshot = self.snapshot();
         let boottime_to_unix_ns = clock::boottime_to_unix_ns();
-        let recorder = self.pipeline.recorder.take();
+        let recorder = self.sink.recorder.take();
         (snapshot, boottime_to_unix_ns, recorder.map(|recorder| recorder.end(stopped, boottime_to_unix_ns)))
     }
 }

@@ -128,7 +128,7 @@ impl Session {
     pub(super) fn prepare_take_over(&mut self) {
         self.remember_changes();
         if self.takes_over() {
-            self.allocation_map.expect_more(self.pipeline.state.watched().map(|tgid| tgid.0));
+            self.allocation_map.expect_more(self.sink.state().watched().map(|tgid| tgid.0));
         }
     }
 
@@ -146,9 +146,8 @@ impl Session {
         }
         self.ring.keep_until_taken();
         let (head, now) = (JournalHead { boot, ring }, (self.ring.position(), self.aside()));
-        let journal = Journal::begin(&place.journal, head, &self.pipeline, now);
-        self.pipeline.journal =
-            Some(journal.with_context(|| format!("{} cannot be written", place.journal.display()))?);
+        let journal = Journal::begin(&place.journal, head, self.sink.pipeline(), now);
+        self.sink.journal = Some(journal.with_context(|| format!("{} cannot be written", place.journal.display()))?);
         if kept.is_none() {
             return Ok(());
         }
@@ -171,7 +170,7 @@ impl Session {
     fn restore(&mut self, kept: &RestoredJournal) {
         self.losses.restore(&kept.aside.losses);
         self.allocation_map.restore(&kept.aside.removed);
-        let mut lose = |loss| self.pipeline.step(Input::Lost { tgid: None, loss, count: 1 });
+        let mut lose = |loss| self.sink.step(Input::Lost { tgid: None, loss, count: 1 });
         if !self.ring.go_on_from(kept.position) {
             lose(Loss::RingFull);
         }
@@ -184,14 +183,14 @@ impl Session {
     fn meet_kept(&mut self) {
         let now_ns = clock::boottime_ns();
         self.presence.distrust(now_ns);
-        let known: BTreeSet<u32> = self.pipeline.state.watched().map(|tgid| tgid.0).collect();
+        let known: BTreeSet<u32> = self.sink.state().watched().map(|tgid| tgid.0).collect();
         for tgid in known {
             // A process without a call gets no exit record, so `/proc` must be checked.
             if !self.kernel.knows(tgid) {
                 self.presence.unreported(tgid);
             }
             if let Some(facts) = self.processes.facts(tgid, false).filter(|_| !self.processes.is_over(tgid)) {
-                self.pipeline.step(Input::Process(facts));
+                self.sink.step(Input::Process(facts));
             }
         }
     }
@@ -204,9 +203,9 @@ impl Session {
     /// Writes to the journal which table entries of the kernel half were consumed, together with
     /// the inputs made from them.
     pub(super) fn note_aside(&mut self) {
-        if self.pipeline.journal.is_some() {
+        if self.sink.journal.is_some() {
             let aside = self.aside();
-            if let Some(journal) = &mut self.pipeline.journal {
+            if let Some(journal) = &mut self.sink.journal {
                 journal.note_aside(aside);
             }
         }
@@ -216,8 +215,8 @@ impl Session {
     /// would be wrong.
     pub(super) fn tend_survival(&mut self) {
         self.note_aside();
-        self.pipeline.tend_journal();
-        let failed = self.pipeline.journal.take_if(|journal| journal.failure().is_some());
+        self.sink.tend_journal();
+        let failed = self.sink.journal.take_if(|journal| journal.failure().is_some());
         if let Some(error) = failed.as_ref().and_then(Journal::failure) {
             eprintln!("memwatch: the next agent will not resume this session: cannot write the journal: {error}");
             if let Err(error) = self.remove_survival() {
@@ -235,8 +234,8 @@ impl Session {
     pub(crate) fn end_survival(&mut self, is_kept: bool) -> io::Result<()> {
         self.tick();
         let Some(survival) = self.survival.take() else { return Ok(()) };
-        match self.pipeline.journal.take() {
-            Some(journal) if is_kept => journal.end(&self.pipeline),
+        match self.sink.journal.take() {
+            Some(journal) if is_kept => journal.end(self.sink.pipeline()),
             _ => {
                 self.survival = Some(survival);
                 self.remove_survival()
@@ -246,7 +245,7 @@ impl Session {
 
     fn remove_survival(&mut self) -> io::Result<()> {
         let Some(survival) = self.survival.take() else { return Ok(()) };
-        self.pipeline.journal = None;
+        self.sink.journal = None;
         let removed = self.kernel.pins.take().map_or(Ok(()), |pins| pins.remove());
         removed.and(Journal::remove(&survival.place.journal))
     }

@@ -72,14 +72,14 @@ impl Session {
         let is_known = is_whole && left.unknown == 0;
         let everybodys = [(!is_known, Loss::OtherVersion), (!is_known || kept.aside.takes_waiting, Loss::RmRecordLost)];
         for (_, loss) in everybodys.into_iter().filter(|(is_lost, _)| *is_lost) {
-            self.pipeline.step(Input::Lost { tgid: None, loss, count: left.unknown.max(1) });
+            self.sink.step(Input::Lost { tgid: None, loss, count: left.unknown.max(1) });
         }
         for (&tgid, &(time_ns, _)) in &left.ended {
-            self.pipeline.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns });
+            self.sink.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns });
         }
-        let known: BTreeSet<u32> = self.pipeline.state.watched().map(|tgid| tgid.0).collect();
+        let known: BTreeSet<u32> = self.sink.state().watched().map(|tgid| tgid.0).collect();
         for (&(tgid, loss), &count) in left.lost.iter().filter(|((tgid, _), _)| known.contains(tgid)) {
-            self.pipeline.step(Input::Lost { tgid: Some(Tgid(tgid)), loss, count });
+            self.sink.step(Input::Lost { tgid: Some(Tgid(tgid)), loss, count });
         }
         // A process that the pipeline does not know yet has no earlier state that could be wrong.
         let whose: BTreeSet<u32> = left.lost.keys().map(|(tgid, _)| *tgid).collect();

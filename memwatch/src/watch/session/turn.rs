@@ -30,14 +30,14 @@ impl Session {
     fn look(&mut self) {
         // This precedes the records, since the driver's version decides how requests to the kernel
         // driver are decoded.
-        self.driver_version.news().into_iter().for_each(|version| self.pipeline.step(version));
+        self.driver_version.news().into_iter().for_each(|version| self.sink.step(version));
         self.fetch();
-        self.pipeline.take_news();
-        self.pipeline.write_if_due();
-        self.pipeline.tend_journal();
+        self.sink.take_news();
+        self.sink.write_if_due();
+        self.sink.tend_journal();
         self.discover();
         let now = Instant::now();
-        self.devices.rest(self.calm.is_calm(self.pipeline.state.watched().count(), now));
+        self.devices.rest(self.calm.is_calm(self.sink.state().watched().count(), now));
         if self.rest.note_look(now) {
             self.fall_asleep();
         } else if self.rest.is_awake() {
@@ -68,8 +68,8 @@ impl Session {
     fn due(&self, now: Instant) -> Option<Instant> {
         let log = self.diagnostics.as_ref().map(|_| now);
         let on_demand = self.on_demand.iter().filter_map(|probes| probes.due(now)).min();
-        let tensors = self.tensors.due(&self.pipeline, now);
+        let tensors = self.tensors.due(&self.sink, now);
         let changes = self.changes.due(now);
-        [log, changes, on_demand, tensors, self.pipeline.due(now), self.libraries.due(now)].into_iter().flatten().min()
+        [log, changes, on_demand, tensors, self.sink.due(now), self.libraries.due(now)].into_iter().flatten().min()
     }
 }
