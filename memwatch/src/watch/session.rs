@@ -2,7 +2,6 @@
 //! pipeline.
 
 mod allocator_state;
-pub(crate) mod analysis;
 mod arenas;
 mod calm;
 mod changes;
@@ -18,9 +17,8 @@ mod losers;
 mod named;
 mod numbers;
 mod options;
-pub(crate) mod peaks;
 mod price;
-pub(crate) mod recording;
+mod requests;
 mod rest;
 pub(crate) mod survival;
 mod take_over;
@@ -305,12 +303,6 @@ impl Session {
         }
     }
 
-    /// Whether every runtime that may know a container of this session has been asked for names.
-    pub(crate) fn has_asked_for_names(&self) -> bool {
-        self.names.want(self.sink.state().names());
-        self.names.is_settled()
-    }
-
     /// Detects the frameworks of processes, and reads PyTorch's counters.
     fn look_at_frameworks(&mut self) {
         let tgids = self.sink.state().watched().map(|tgid| tgid.0).collect();
@@ -366,21 +358,6 @@ impl Session {
         self.tend_survival();
     }
 
-    /// Returns the number of watched processes and the number of GPUs that NVML lists.
-    pub(crate) fn extent(&self) -> (usize, usize) {
-        (self.sink.state().watched().count(), self.sink.state().gpus())
-    }
-
-    /// Whether a target or a child of one is alive. Always true in a machine-wide session.
-    pub(crate) fn is_anybody_left(&self) -> bool {
-        self.everybody || self.sink.state().watched().next().is_some()
-    }
-
-    /// Returns the targets that have not mapped a driver library.
-    pub(crate) fn targets_without_library(&self) -> Vec<u32> {
-        self.targets.iter().copied().filter(|tgid| self.libraries.is_expected(*tgid)).collect()
-    }
-
     fn learn(&mut self, tgid: u32, target: bool) {
         let facts = self.processes.facts(tgid, target).filter(|_| !self.processes.is_over(tgid));
         // A listed process may be exiting after its exit record was processed: it would appear as a
@@ -402,7 +379,9 @@ impl Session {
         if options.logs_tensors {
             self.sink.state_mut().log_tensors();
         }
-        self.prepare_recording(options);
+        if options.recorder.as_ref().is_some_and(|recorder| recorder.keeps_newest) {
+            self.look_for_all();
+        }
         self.driver_version.news().into_iter().for_each(|version| self.sink.step(version));
     }
 
@@ -410,13 +389,7 @@ impl Session {
         let Some((libraries, libraries_over_limit)) = self.libraries.new_coverage() else { return };
         let (mechanism, discovery) = (self.kernel.mechanism.name().into(), self.libraries.source_name().into());
         let moves = if self.kernel.reports_moves { "tracepoint" } else { "polling" }.into();
-        self.sink.step(Input::Coverage(ProbeCoverage {
-            libraries,
-            libraries_over_limit,
-            mechanism,
-            discovery,
-            moves,
-        }));
+        self.sink.step(Input::Coverage(ProbeCoverage { libraries, libraries_over_limit, mechanism, discovery, moves }));
         self.lose_unwatched();
     }
 

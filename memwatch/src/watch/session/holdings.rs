@@ -12,12 +12,10 @@ use memwatch_core::input::Input;
 use memwatch_core::input::holdings::Holdings;
 use memwatch_inspect::pytorch::ReadRefusal;
 
-use super::Session;
 use super::input_sink::InputSink;
 use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME, StateReadError, TensorLevel};
 use crate::sources::clock::thread_ns;
 use crate::sources::free_memory;
-use crate::watch::signals::TerminationSignals;
 
 /// Minimum pause after a reading, as a multiple of its processor time. Time spent waiting for a
 /// processor does not count.
@@ -154,8 +152,13 @@ impl ProcessHoldings {
         }
     }
 
+    /// Requests a reading outside the schedule.
+    pub(super) const fn request(&mut self) {
+        self.is_asked_for = true;
+    }
+
     /// Whether a reading is running, or a requested one is due.
-    fn is_reading(&self) -> bool {
+    pub(super) fn is_reading(&self) -> bool {
         matches!(self.state, LiveObjectsState::Reads(_))
             || (self.is_asked_for && !matches!(self.state, LiveObjectsState::Refused))
     }
@@ -178,29 +181,6 @@ fn read(tgid: u32, reader: Option<Box<HoldingsReader>>) -> Done {
         Err(error) => (None, Err(error)),
     };
     Done { reader, read, took: Duration::from_nanos(thread_ns().saturating_sub(began_ns)) }
-}
-
-impl Session {
-    /// Whether any reading is running or waiting.
-    pub(crate) fn is_reading_holdings(&self) -> bool {
-        self.tensors.processes.values().any(|process| process.holdings.is_reading())
-    }
-
-    /// Reads all processes once more. Returns when all are read, after [`LONGEST_READING`], or on a
-    /// signal.
-    pub(crate) async fn read_holdings(&mut self, signals: &mut TerminationSignals) {
-        for process in self.tensors.processes.values_mut() {
-            process.holdings.is_asked_for = true;
-        }
-        let until = tokio::time::Instant::now() + LONGEST_READING;
-        while self.is_reading_holdings() && self.is_anybody_left() {
-            tokio::select! {
-                () = self.advance() => {}
-                () = tokio::time::sleep_until(until) => return,
-                _ = signals.any() => return,
-            }
-        }
-    }
 }
 
 #[cfg(test)]

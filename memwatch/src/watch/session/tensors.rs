@@ -12,11 +12,10 @@ use memwatch_core::allocators::threads::STEP;
 use memwatch_core::attribution::governor::Governor;
 use memwatch_core::input::Input;
 use memwatch_core::input::rm::RmCall;
-use memwatch_core::snapshot::MemoryHistory;
-use memwatch_core::state::tensors::TensorLog;
 use memwatch_core::words::{Framework, Tgid};
 
 use self::windows::ProcessWindows;
+use super::SessionOptions;
 use super::allocator_state::AllocatorStatePolls;
 use super::arenas::ProcessArenas;
 use super::copies::StackCopies;
@@ -25,7 +24,6 @@ use super::input_sink::InputSink;
 use super::named::TracedSelection;
 use super::numbers::ProcessNumbers;
 use super::price::{OverheadGuard, Rate};
-use super::{Session, SessionOptions};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
 use crate::frameworks::pytorch::{Arrival, RecordPosition, RestingNumbers, TensorLevel, TorchWatch};
@@ -97,39 +95,6 @@ pub(super) enum Python {
         /// Offsets with which the kernel half walks stacks.
         reported: PythonLayout,
     },
-}
-
-/// What a session keeps and reports of PyTorch.
-impl Session {
-    /// Reports blocks of at least this size in bytes one by one, in processes where PyTorch is
-    /// found from now on.
-    pub(crate) fn list_tensors_from(&mut self, least_bytes: u64) {
-        self.sink.state_mut().list_tensors_from(least_bytes);
-        self.tensors.list_from(least_bytes);
-    }
-
-    /// Records the history of a process's caching allocators from now on, up to `lines` lines.
-    pub(crate) fn keep_history(&mut self, tgid: Tgid, lines: usize) {
-        self.sink.state_mut().keep_history(tgid, lines);
-    }
-
-    /// Returns the history and the current state of a process's caching allocators, on stacks with
-    /// or without native frames; `None` if no PyTorch event of the process was seen.
-    pub(crate) fn history(&self, tgid: Tgid, with_native: bool) -> Option<MemoryHistory> {
-        self.sink.state().history(tgid, with_native)
-    }
-
-    /// Returns new lines of the logs of modules and phases.
-    pub(crate) fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
-        self.pump();
-        self.sink.state_mut().take_tensor_logs()
-    }
-
-    /// Returns the frameworks found once everything requested of them is traced, and an empty set
-    /// before.
-    pub(crate) fn seen_frameworks(&self) -> BTreeSet<Framework> {
-        if self.tensors.is_settled() { self.tensors.frameworks() } else { BTreeSet::new() }
-    }
 }
 
 impl TensorTracing {
@@ -255,7 +220,8 @@ impl TensorTracing {
         !self.processes.is_empty() && self.processes.iter().all(is_settled)
     }
 
-    fn frameworks(&self) -> BTreeSet<Framework> {
+    /// Returns the frameworks found in all processes.
+    pub(super) fn frameworks(&self) -> BTreeSet<Framework> {
         self.processes.keys().flat_map(|tgid| self.torch.frameworks_of(*tgid)).collect()
     }
 
