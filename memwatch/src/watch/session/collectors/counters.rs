@@ -13,14 +13,16 @@ use std::time::{Duration, Instant};
 
 use memwatch_core::input::allocator_state::{AllocatorNumbers, DeviceNumbers};
 use memwatch_core::input::{Input, LevelChoice, MeasuredSlowdown};
-use memwatch_core::words::Tgid;
+use memwatch_core::words::{Framework, Tgid};
 
-use super::input_sink::InputSink;
+use super::Collector;
 use crate::frameworks::pytorch::{StateReadError, StateReader, TensorLevel};
 use crate::sources::clock;
 use crate::sources::library::limits::FileOwner;
 use crate::sources::library_sweep::{Among, ProcessListing};
 use crate::sources::owner_queues::{Accepted, OwnerQueues, QueueFull};
+use crate::watch::session::input_sink::InputSink;
+use crate::watch::session::parts::SessionParts;
 
 /// A process without PyTorch allocators is retried after a pause that doubles with each attempt, up
 /// to this maximum.
@@ -69,7 +71,7 @@ impl CounterPoller {
     }
 
     /// Processes finished rounds and, when due, starts the next ones over the wanted processes.
-    pub(super) fn advance(&mut self, sink: &mut InputSink, wanted: impl FnOnce() -> BTreeSet<u32>) {
+    fn advance(&mut self, sink: &mut InputSink, wanted: impl FnOnce() -> BTreeSet<u32>) {
         while let Ok(round) = self.read.try_recv() {
             self.take(round, sink);
         }
@@ -118,6 +120,13 @@ impl CounterPoller {
                  kernel.yama.ptrace_scope below 3)"
             );
         }
+    }
+}
+
+impl Collector for CounterPoller {
+    fn collect_for_report(&mut self, parts: &mut SessionParts, _now_ns: u64) {
+        let frameworks = &parts.frameworks;
+        self.advance(&mut parts.sink, || frameworks.having(Framework::PyTorch));
     }
 }
 
