@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use memwatch_core::input::DeviceReading;
@@ -42,9 +43,9 @@ impl Readings {
         Self { readings, pace }
     }
 
-    /// Receives the next reading; `None` once the reading thread has ended. Cancel safe.
-    pub(crate) async fn recv(&mut self) -> Option<DeviceReading> {
-        self.readings.recv().await
+    /// Polls for the next reading; `None` once the reading thread has ended.
+    pub(crate) fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<DeviceReading>> {
+        self.readings.poll_recv(context)
     }
 
     /// Sets whether readings are needed rarely. After a change to frequent readings an overdue one

@@ -133,6 +133,7 @@ pub(crate) fn read(nvml: &Nvml) -> DeviceReading {
 #[cfg(test)]
 mod tests {
     use std::cell::{Cell, RefCell};
+    use std::future::poll_fn;
 
     use super::*;
 
@@ -188,8 +189,9 @@ mod tests {
     fn an_nvml_that_is_switched_off_is_reported_once_and_never_loaded() {
         let mut readings = start(DeviceLibrary::Off);
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        let reading = runtime.block_on(readings.recv()).expect("a reading");
+        let mut next = || runtime.block_on(poll_fn(|context| readings.poll_recv(context)));
+        let reading = next().expect("a reading");
         assert!(matches!(&reading.state, NvmlState::Unavailable(why) if why.contains("--no-nvml")), "{reading:?}");
-        assert!(runtime.block_on(readings.recv()).is_none(), "nobody asks");
+        assert!(next().is_none(), "nobody asks");
     }
 }

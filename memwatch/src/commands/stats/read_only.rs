@@ -20,7 +20,7 @@ use crate::sources::address_space::AddressSpace;
 use crate::sources::clock::boottime_ns;
 use crate::sources::procfs::ProcReader;
 use crate::watch::one_shot::tgids_to_read;
-use crate::watch::session::counters::read_only;
+use crate::watch::session::collectors::counters::read_only;
 
 /// Time within which allocators that are in use are read between two of their operations. After
 /// that only their counters are read, which takes a moment.

@@ -18,6 +18,7 @@ mod words;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::task::{Context, Poll};
 
 use memwatch_core::attribution::names::{ContainerRegistry, Nameless};
 use memwatch_core::input::Input;
@@ -107,14 +108,9 @@ impl RuntimeNames {
         self.requests.is_closed() || self.asked == Some(self.requests.borrow().revision)
     }
 
-    /// Receives the next message; pends forever if the thread has ended.
-    ///
-    /// Cancel safe.
-    pub(crate) async fn next(&mut self) -> RuntimeMessage {
-        match self.found.recv().await {
-            Some(found) => found,
-            None => std::future::pending().await,
-        }
+    /// Polls for the next message; `None` once the thread has ended.
+    pub(crate) fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<RuntimeMessage>> {
+        self.found.poll_recv(context)
     }
 
     /// Converts a message to an input of the pipeline, if it is one. `known` are the names the

@@ -13,7 +13,7 @@ use memwatch_core::input::allocator_state::{StateBlock, StateBlockUse};
 use memwatch_core::words::{Ordinal, Tgid};
 use memwatch_inspect::pytorch::ReadRefusal;
 
-use super::intake::InputSink;
+use super::input_sink::InputSink;
 use crate::frameworks::pytorch::{StateReadError, StateReader};
 use crate::printable::printable;
 
@@ -91,7 +91,7 @@ impl AllocatorStatePolls {
     }
 
     /// Reads the blocks while no event is traced, to find the blocks that stay allocated.
-    pub(super) fn read_standing(&mut self, tgid: u32, pipeline: &mut InputSink) {
+    pub(super) fn read_standing(&mut self, tgid: u32, sink: &mut InputSink) {
         let begun = Instant::now();
         if self.standing_due(begun).is_none_or(|due| due > begun) {
             return;
@@ -103,13 +103,13 @@ impl AllocatorStatePolls {
         let found = fingerprint(&allocator_state);
         if self.standing.readings <= FIRST_STANDING || self.standing.found != Some(found) {
             self.standing.found = Some(found);
-            pipeline.step(allocator_state);
+            sink.step(allocator_state);
         }
     }
 
     /// Returns when the next reading is due; `None` if a reading would add nothing.
-    pub(super) fn due(&self, tgid: u32, pipeline: &InputSink, now: Instant) -> Option<Instant> {
-        if matches!(self.reader, AllocatorReaderState::Refused) || !pipeline.state.wants_allocator_state(Tgid(tgid)) {
+    pub(super) fn due(&self, tgid: u32, sink: &InputSink, now: Instant) -> Option<Instant> {
+        if matches!(self.reader, AllocatorReaderState::Refused) || !sink.state().wants_allocator_state(Tgid(tgid)) {
             return None;
         }
         Some(self.tried.map_or(now, |tried| tried + self.between()))
@@ -123,17 +123,17 @@ impl AllocatorStatePolls {
     }
 
     /// Reads the state if due: completely while the allocators are idle, else only the blocks.
-    pub(super) fn read(&mut self, tgid: u32, pipeline: &mut InputSink) {
+    pub(super) fn read(&mut self, tgid: u32, sink: &mut InputSink) {
         let now = Instant::now();
-        if self.due(tgid, pipeline, now).is_none_or(|due| due > now) {
+        if self.due(tgid, sink, now).is_none_or(|due| due > now) {
             return;
         }
         self.tried = Some(Instant::now());
-        match self.try_once(tgid, self.tries < MOVING_TRIES && pipeline.state.wants_blocks(Tgid(tgid))) {
+        match self.try_once(tgid, self.tries < MOVING_TRIES && sink.state().wants_blocks(Tgid(tgid))) {
             Ok(Some(allocator_state)) => {
                 self.was_read = matches!(allocator_state, Input::AllocatorState(_));
                 self.tries = self.tries.saturating_add(1);
-                pipeline.step(allocator_state);
+                sink.step(allocator_state);
             }
             Ok(None) => self.tries = self.tries.saturating_add(1),
             Err(error) => {
@@ -145,7 +145,7 @@ impl AllocatorStatePolls {
                 if !matches!(error, StateReadError::Unreadable(_) | StateReadError::Refused(ReadRefusal::Unreadable(_)))
                 {
                     let reason = printable(&error.to_string()).into_owned().into();
-                    pipeline.step(Input::AllocatorStateRefused { tgid: Tgid(tgid), reason });
+                    sink.step(Input::AllocatorStateRefused { tgid: Tgid(tgid), reason });
                 }
             }
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use memwatch_core::input::Input;
 use memwatch_core::words::{Framework, Tgid};
 
-use super::intake::InputSink;
+use super::input_sink::InputSink;
 use crate::frameworks::bfc::{ArenaLayout, ArenaReader};
 use crate::frameworks::libraries::is_of;
 
@@ -48,9 +48,9 @@ enum ArenaSearch {
 
 impl ProcessArenas {
     /// Reads the arenas if a reading is due.
-    pub(super) fn read(&mut self, tgid: u32, whose: ArenaKind, pipeline: &mut InputSink) {
+    pub(super) fn read(&mut self, tgid: u32, whose: ArenaKind, sink: &mut InputSink) {
         self.follow_search(tgid, whose);
-        let (now, mut wanted) = (Instant::now(), pipeline.state.wanted_arenas(Tgid(tgid), whose.0));
+        let (now, mut wanted) = (Instant::now(), sink.state().wanted_arenas(Tgid(tgid), whose.0));
         if self.reading_due(!wanted.is_empty(), now).is_none_or(|due| due > now) {
             return;
         }
@@ -71,7 +71,7 @@ impl ProcessArenas {
         self.found
             .retain(|arena| !is_tried_enough && allocator_state.arenas.iter().all(|book| book.allocator != *arena));
         if !allocator_state.arenas.is_empty() {
-            pipeline.step(Input::Arenas(Box::new(allocator_state)));
+            sink.step(Input::Arenas(Box::new(allocator_state)));
         }
     }
 

@@ -12,12 +12,10 @@ use memwatch_core::input::Input;
 use memwatch_core::input::holdings::Holdings;
 use memwatch_inspect::pytorch::ReadRefusal;
 
-use super::Session;
-use super::intake::InputSink;
+use super::input_sink::InputSink;
 use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME, StateReadError, TensorLevel};
 use crate::sources::clock::thread_ns;
 use crate::sources::free_memory;
-use crate::watch::signals::TerminationSignals;
 
 /// Minimum pause after a reading, as a multiple of its processor time. Time spent waiting for a
 /// processor does not count.
@@ -80,10 +78,10 @@ impl ProcessHoldings {
 
     /// Starts a due reading, and processes a finished one. `is_older`: the process is older than
     /// the session. `every`: the requested interval, if any.
-    pub(super) fn advance(&mut self, tgid: u32, (is_older, every): (bool, Option<Duration>), pipeline: &mut InputSink) {
+    pub(super) fn advance(&mut self, tgid: u32, (is_older, every): (bool, Option<Duration>), sink: &mut InputSink) {
         if let LiveObjectsState::Reads(done) = &self.state {
             match done.try_recv() {
-                Ok(done) => self.take(tgid, done, pipeline),
+                Ok(done) => self.take(tgid, done, sink),
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => self.state = LiveObjectsState::Refused,
             }
@@ -136,13 +134,13 @@ impl ProcessHoldings {
         };
     }
 
-    fn take(&mut self, tgid: u32, done: Done, pipeline: &mut InputSink) {
+    fn take(&mut self, tgid: u32, done: Done, sink: &mut InputSink) {
         self.last = Some((Instant::now(), done.took));
         self.state = done.reader.map_or(LiveObjectsState::NotOpened, LiveObjectsState::Open);
         match done.read {
             Ok(holdings) => {
                 (self.with_result, self.without_result) = (self.with_result.saturating_add(1), 0);
-                pipeline.step(Input::Holdings(Box::new(holdings)));
+                sink.step(Input::Holdings(Box::new(holdings)));
             }
             Err(StateReadError::Refused(refusal)) if refusal.is_passing() || refusal == ReadRefusal::NotInitialized => {
                 self.without_result += 1;
@@ -154,8 +152,13 @@ impl ProcessHoldings {
         }
     }
 
+    /// Requests a reading outside the schedule.
+    pub(super) const fn request(&mut self) {
+        self.is_asked_for = true;
+    }
+
     /// Whether a reading is running, or a requested one is due.
-    fn is_reading(&self) -> bool {
+    pub(super) fn is_reading(&self) -> bool {
         matches!(self.state, LiveObjectsState::Reads(_))
             || (self.is_asked_for && !matches!(self.state, LiveObjectsState::Refused))
     }
@@ -178,29 +181,6 @@ fn read(tgid: u32, reader: Option<Box<HoldingsReader>>) -> Done {
         Err(error) => (None, Err(error)),
     };
     Done { reader, read, took: Duration::from_nanos(thread_ns().saturating_sub(began_ns)) }
-}
-
-impl Session {
-    /// Whether any reading is running or waiting.
-    pub(crate) fn is_reading_holdings(&self) -> bool {
-        self.tensors.processes.values().any(|process| process.holdings.is_reading())
-    }
-
-    /// Reads all processes once more. Returns when all are read, after [`LONGEST_READING`], or on a
-    /// signal.
-    pub(crate) async fn read_holdings(&mut self, signals: &mut TerminationSignals) {
-        for process in self.tensors.processes.values_mut() {
-            process.holdings.is_asked_for = true;
-        }
-        let until = tokio::time::Instant::now() + LONGEST_READING;
-        while self.is_reading_holdings() && self.is_anybody_left() {
-            tokio::select! {
-                () = self.advance() => {}
-                () = tokio::time::sleep_until(until) => return,
-                _ = signals.any() => return,
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use memwatch_common::record::{ProcessEvent, ProcessRecord, RingRecord};
 use memwatch_core::input::{Input, ProcessFacts};
 
-use super::intake::InputSink;
+use super::input_sink::InputSink;
 use crate::backends::library_watch::LibraryWatch;
 use crate::sources::cgroup::ControlGroups;
 use crate::sources::procfs::ProcReader;
@@ -17,7 +17,7 @@ pub(super) const START_RESOLUTION_NS: u64 = 20_000_000;
 
 /// The parts of a session that process events concern.
 pub(crate) struct ProcessEventSink<'a> {
-    pub(crate) pipeline: &'a mut InputSink,
+    pub(crate) sink: &'a mut InputSink,
     pub(crate) processes: &'a mut ProcReader,
     pub(crate) libraries: &'a mut LibraryWatch,
     pub(crate) groups: &'a mut ControlGroups,
@@ -33,21 +33,21 @@ impl ProcessEventSink<'_> {
             // reused.
             Some(ProcessEvent::FirstCall) => {
                 if let Some(facts) = self.facts(&event) {
-                    self.pipeline.step(Input::Process(facts));
+                    self.sink.step(Input::Process(facts));
                 }
             }
             // In a machine-wide session a child matters only from its own first call on.
             Some(ProcessEvent::Fork) if !self.targets.is_empty() => {
                 self.libraries.expect(event.tgid);
                 if let Some(facts) = self.processes.facts(event.tgid, false) {
-                    self.pipeline.step(Input::Process(ProcessFacts { started_under_watch: true, ..facts }));
+                    self.sink.step(Input::Process(ProcessFacts { started_under_watch: true, ..facts }));
                 }
             }
             Some(ProcessEvent::Exec) => {
                 self.libraries.expect_program(event.tgid);
-                self.pipeline.step(Input::Record(record));
+                self.sink.step(Input::Record(record));
                 if let Some(facts) = self.facts(&event) {
-                    self.pipeline.step(Input::Process(ProcessFacts { started_under_watch: true, ..facts }));
+                    self.sink.step(Input::Process(ProcessFacts { started_under_watch: true, ..facts }));
                 }
                 return;
             }
@@ -55,7 +55,7 @@ impl ProcessEventSink<'_> {
             Some(ProcessEvent::Move) => self.groups.note_move(event.tgid),
             _ => {}
         }
-        self.pipeline.step(Input::Record(record));
+        self.sink.step(Input::Record(record));
     }
 
     /// Returns the facts of the process from `/proc`. Falls back to the record if the process has

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use memwatch_core::input::Input;
 use memwatch_core::input::allocator_state::{AllocatorNumbers, DeviceNumbers};
 
-use super::intake::InputSink;
+use super::input_sink::InputSink;
 use crate::frameworks::pytorch::{StateReader, events};
 
 /// Interval between readings.
@@ -39,7 +39,7 @@ pub(super) struct ProcessNumbers {
 impl ProcessNumbers {
     /// Reads the counters if due. Returns the number of tensors allocated and freed since the last
     /// reading; `None` if unknown.
-    pub(super) fn read(&mut self, tgid: u32, is_traced: bool, pipeline: &mut InputSink) -> Option<u64> {
+    pub(super) fn read(&mut self, tgid: u32, is_traced: bool, sink: &mut InputSink) -> Option<u64> {
         let between = if is_traced { BETWEEN_TRACED } else { BETWEEN };
         if self.tried.is_some_and(|tried| tried.elapsed() < between.max(self.pause)) {
             return None;
@@ -57,7 +57,7 @@ impl ProcessNumbers {
         let before = self.events.replace(now)?;
         if !is_traced && numbers.devices != self.last {
             self.last.clone_from(&numbers.devices);
-            pipeline.step(Input::Numbers(Box::new(numbers)));
+            sink.step(Input::Numbers(Box::new(numbers)));
         }
         // A program may reset its counters.
         Some(now.checked_sub(before).unwrap_or(now))

@@ -58,6 +58,11 @@ pub(crate) struct SessionOptions {
 }
 
 impl SessionOptions {
+    /// Whether every process of the machine is watched.
+    pub(super) fn watches_everybody(&self) -> bool {
+        self.targets.is_empty() && !self.expects_command
+    }
+
     /// Returns the load options of the kernel half.
     pub(super) const fn load(&self, everybody: bool) -> LoadOptions {
         LoadOptions {

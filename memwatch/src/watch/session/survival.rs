@@ -15,13 +15,16 @@ use memwatch_common::loss::Loss;
 use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
 
-use super::{Session, SessionOptions};
+use super::SessionOptions;
+use super::collectors::Collectors;
+use super::parts::SessionParts;
+use super::take_over::take_over;
 use crate::exit::ExitFailure;
 use crate::sources::clock;
 use crate::sources::kernel::load::{chain, kernel_half};
 use crate::sources::kernel::pins::{PinPlace, PinnedObjects};
 use crate::sources::library::KnownHandles;
-use crate::watch::journal::{self, Aside, Journal, JournalHead, NoJournal, RestoredJournal};
+use crate::watch::journal::{self, Journal, JournalHead, NoJournal, RestoredJournal};
 
 /// Where a session keeps the state that outlives its process.
 #[derive(Clone, Debug)]
@@ -107,147 +110,132 @@ pub(crate) fn pipeline(kept: &mut Option<RestoredJournal>, keeps_ended: bool) ->
     )
 }
 
-impl Session {
-    /// Whether a previous session was resumed.
-    pub(crate) fn goes_on(&self) -> bool {
-        self.survival.as_ref().is_some_and(|survival| survival.origin != SessionOrigin::New)
-    }
-
-    /// Whether the session can be resumed after this process ends.
-    pub(crate) const fn survives(&self) -> bool {
-        self.survival.is_some()
+impl Survival {
+    /// Whether a previous session is resumed.
+    pub(crate) fn resumes(&self) -> bool {
+        self.origin != SessionOrigin::New
     }
 
     /// Whether the session switches to a new kernel half.
     fn takes_over(&self) -> bool {
-        self.survival.as_ref().is_some_and(|survival| survival.origin == SessionOrigin::Other)
+        self.origin == SessionOrigin::Other
     }
 
     /// Marks the resumed processes in a new kernel half before its probes are in place, since it
     /// has missed their earlier calls.
-    pub(super) fn prepare_take_over(&mut self) {
-        self.remember_changes();
+    pub(super) fn prepare_take_over(&self, parts: &mut SessionParts) {
         if self.takes_over() {
-            self.allocation_map.expect_more(self.pipeline.state.watched().map(|tgid| tgid.0));
+            parts.allocation_map.expect_more(parts.sink.state().watched().map(|tgid| tgid.0));
         }
     }
 
-    /// Takes over the pinned objects. Must be called when all probes are in place. Once this has
-    /// succeeded, the session can be resumed after this process ends.
-    pub(super) fn go_on(&mut self, kept: Option<&RestoredJournal>) -> Result<(), ExitFailure> {
-        let Some(survival) = &self.survival else { return Ok(()) };
-        let (place, boot, takes_over) = (survival.place.clone(), survival.boot.clone(), self.takes_over());
-        let ring =
-            place.pins.ring_number(&survival.kernel_half).context("the kernel half that was just pinned is gone")?;
+    /// Takes over the pinned objects, and everything that a previous session left in `kept`. Must
+    /// be called when all probes are in place. Once this has succeeded, the session can be resumed
+    /// after this process ends.
+    ///
+    /// # Errors
+    /// A pinned object or the journal cannot be used.
+    pub(super) fn go_on(
+        &self,
+        parts: &mut SessionParts,
+        collectors: &mut Collectors,
+        kept: Option<&RestoredJournal>,
+    ) -> Result<(), ExitFailure> {
+        let ring = self.place.pins.ring_number(&self.kernel_half);
+        let ring = ring.context("the kernel half that was just pinned is gone")?;
         match kept {
-            Some(kept) if self.takes_over() => self.take_over(kept)?,
-            Some(kept) => self.restore(kept),
+            Some(kept) if self.takes_over() => take_over(parts, kept)?,
+            Some(kept) => restore(parts, kept),
             None => {}
         }
-        self.ring.keep_until_taken();
-        let (head, now) = (JournalHead { boot, ring }, (self.ring.position(), self.aside()));
-        let journal = Journal::begin(&place.journal, head, &self.pipeline, now);
-        self.pipeline.journal =
-            Some(journal.with_context(|| format!("{} cannot be written", place.journal.display()))?);
+        parts.ring.keep_until_taken();
+        let head = JournalHead { boot: self.boot.clone(), ring };
+        let now = (parts.ring.position(), parts.aside());
+        let journal = Journal::begin(&self.place.journal, head, parts.sink.pipeline(), now);
+        parts.sink.journal =
+            Some(journal.with_context(|| format!("{} cannot be written", self.place.journal.display()))?);
         if kept.is_none() {
             return Ok(());
         }
-        let late = self
-            .libraries
-            .users_without_probes(|file| self.kernel.pins.as_ref().is_some_and(|pins| pins.was_probed(file)));
-        self.learn_latecomers(late);
-        self.pump();
-        self.meet_kept();
+        let SessionParts { kernel, libraries, .. } = parts;
+        let late =
+            libraries.users_without_probes(|file| kernel.pins.as_ref().is_some_and(|pins| pins.was_probed(file)));
+        parts.learn_latecomers(late);
+        parts.pump();
+        check_restored(parts);
         // The restored state must be in place before: it determines which single processes need
         // probes.
-        self.discover();
-        let pins = self.kernel.pins.as_mut();
-        let dropped = pins.map_or(Ok(()), |pins| if takes_over { pins.remove_earlier() } else { pins.drop_earlier() });
-        dropped.context("cannot remove the probes of the previous agent")?;
-        Ok(())
+        collectors.collect(parts);
+        self.drop_earlier(parts)
     }
 
-    /// Restores how far the previous memwatch has read the ring and the kernel half's tables.
-    fn restore(&mut self, kept: &RestoredJournal) {
-        self.losses.restore(&kept.aside.losses);
-        self.allocation_map.restore(&kept.aside.removed);
-        let mut lose = |loss| self.pipeline.step(Input::Lost { tgid: None, loss, count: 1 });
-        if !self.ring.go_on_from(kept.position) {
-            lose(Loss::RingFull);
-        }
-        if kept.aside.takes_waiting {
-            lose(Loss::RmRecordLost);
-        }
-    }
-
-    /// Checks the restored processes: some may have exited, and their numbers may be reused.
-    fn meet_kept(&mut self) {
-        let now_ns = clock::boottime_ns();
-        self.presence.distrust(now_ns);
-        let known: BTreeSet<u32> = self.pipeline.state.watched().map(|tgid| tgid.0).collect();
-        for tgid in known {
-            // A process without a call gets no exit record, so `/proc` must be checked.
-            if !self.kernel.knows(tgid) {
-                self.presence.unreported(tgid);
-            }
-            if let Some(facts) = self.processes.facts(tgid, false).filter(|_| !self.processes.is_over(tgid)) {
-                self.pipeline.step(Input::Process(facts));
-            }
-        }
-    }
-
-    fn aside(&self) -> Aside {
-        let (losses, removed) = (self.losses.reported(), self.allocation_map.removed());
-        Aside { losses, removed, takes_waiting: false }
-    }
-
-    /// Writes to the journal which table entries of the kernel half were consumed, together with
-    /// the inputs made from them.
-    pub(super) fn note_aside(&mut self) {
-        if self.pipeline.journal.is_some() {
-            let aside = self.aside();
-            if let Some(journal) = &mut self.pipeline.journal {
-                journal.note_aside(aside);
-            }
-        }
-    }
-
-    /// Writes the journal. If that fails, removes everything kept for the next memwatch, since it
-    /// would be wrong.
-    pub(super) fn tend_survival(&mut self) {
-        self.note_aside();
-        self.pipeline.tend_journal();
-        let failed = self.pipeline.journal.take_if(|journal| journal.failure().is_some());
-        if let Some(error) = failed.as_ref().and_then(Journal::failure) {
-            eprintln!("memwatch: the next agent will not resume this session: cannot write the journal: {error}");
-            if let Err(error) = self.remove_survival() {
-                eprintln!(
-                    "memwatch: cannot remove the pinned BPF objects of this session: {error}; to remove them later: memwatch agent --uninstall"
-                );
-            }
-        }
+    /// Removes the previous session's probes.
+    fn drop_earlier(&self, parts: &mut SessionParts) -> Result<(), ExitFailure> {
+        let Some(pins) = parts.kernel.pins.as_mut() else { return Ok(()) };
+        let dropped = if self.takes_over() { pins.remove_earlier() } else { pins.drop_earlier() };
+        Ok(dropped.context("cannot remove the probes of the previous agent")?)
     }
 
     /// Ends the session: leaves it to the next memwatch, or removes everything.
     ///
     /// # Errors
     /// The session could not be left to the next memwatch, or not everything was removed.
-    pub(crate) fn end_survival(&mut self, is_kept: bool) -> io::Result<()> {
-        self.tick();
-        let Some(survival) = self.survival.take() else { return Ok(()) };
-        match self.pipeline.journal.take() {
-            Some(journal) if is_kept => journal.end(&self.pipeline),
-            _ => {
-                self.survival = Some(survival);
-                self.remove_survival()
-            }
+    pub(super) fn end(&self, parts: &mut SessionParts, is_kept: bool) -> io::Result<()> {
+        match parts.sink.journal.take() {
+            Some(journal) if is_kept => journal.end(parts.sink.pipeline()),
+            _ => self.remove(parts),
         }
     }
 
-    fn remove_survival(&mut self) -> io::Result<()> {
-        let Some(survival) = self.survival.take() else { return Ok(()) };
-        self.pipeline.journal = None;
-        let removed = self.kernel.pins.take().map_or(Ok(()), |pins| pins.remove());
-        removed.and(Journal::remove(&survival.place.journal))
+    fn remove(&self, parts: &mut SessionParts) -> io::Result<()> {
+        parts.sink.journal = None;
+        let removed = parts.kernel.pins.take().map_or(Ok(()), |pins| pins.remove());
+        removed.and(Journal::remove(&self.place.journal))
+    }
+}
+
+/// Writes the journal. If that fails, removes everything kept for the next memwatch, since it would
+/// be wrong.
+pub(super) fn tend(survival: &mut Option<Survival>, parts: &mut SessionParts) {
+    parts.note_aside();
+    parts.sink.tend_journal();
+    let failed = parts.sink.journal.take_if(|journal| journal.failure().is_some());
+    if let Some(error) = failed.as_ref().and_then(Journal::failure) {
+        eprintln!("memwatch: the next agent will not resume this session: cannot write the journal: {error}");
+        let removed = survival.take().map_or(Ok(()), |survival| survival.remove(parts));
+        if let Err(error) = removed {
+            eprintln!(
+                "memwatch: cannot remove the pinned BPF objects of this session: {error}; to remove them later: memwatch agent --uninstall"
+            );
+        }
+    }
+}
+
+/// Restores how far the previous memwatch has read the ring and the kernel half's tables.
+fn restore(parts: &mut SessionParts, kept: &RestoredJournal) {
+    parts.losses.restore(&kept.aside.losses);
+    parts.allocation_map.restore(&kept.aside.removed);
+    let mut lose = |loss| parts.sink.step(Input::Lost { tgid: None, loss, count: 1 });
+    if !parts.ring.go_on_from(kept.position) {
+        lose(Loss::RingFull);
+    }
+    if kept.aside.takes_waiting {
+        lose(Loss::RmRecordLost);
+    }
+}
+
+/// Checks the restored processes: some may have exited, and their numbers may be reused.
+fn check_restored(parts: &mut SessionParts) {
+    let now_ns = clock::boottime_ns();
+    parts.presence.distrust(now_ns);
+    let known: BTreeSet<u32> = parts.sink.state().watched().map(|tgid| tgid.0).collect();
+    for tgid in known {
+        // A process without a call gets no exit record, so `/proc` must be checked.
+        if !parts.kernel.knows(tgid) {
+            parts.presence.unreported(tgid);
+        }
+        if let Some(facts) = parts.processes.facts(tgid, false).filter(|_| !parts.processes.is_over(tgid)) {
+            parts.sink.step(Input::Process(facts));
+        }
     }
 }

@@ -13,7 +13,7 @@ use memwatch_common::record::{CommonFields, ProcessEvent, RecordKind};
 use memwatch_core::input::Input;
 use memwatch_core::words::Tgid;
 
-use super::Session;
+use super::parts::SessionParts;
 use crate::exit::ExitFailure;
 use crate::sources::clock;
 use crate::sources::kernel::ring::read_left;
@@ -60,42 +60,43 @@ impl UnreadRecords {
     }
 }
 
-impl Session {
-    /// Continues from the records of the earlier kernel half. All probes of the new kernel half
-    /// must be in place.
-    pub(super) fn take_over(&mut self, kept: &RestoredJournal) -> Result<(), ExitFailure> {
-        let probed_ns = clock::boottime_ns();
-        let Some(pins) = &mut self.kernel.pins else { return Ok(()) };
-        let ring = pins.silence_earlier().context("cannot find the ring of the previous agent")?;
-        let mut left = UnreadRecords::default();
-        let is_whole = read_left(&ring, kept.position, |record| left.take(record, probed_ns))?;
-        let is_known = is_whole && left.unknown == 0;
-        let everybodys = [(!is_known, Loss::OtherVersion), (!is_known || kept.aside.takes_waiting, Loss::RmRecordLost)];
-        for (_, loss) in everybodys.into_iter().filter(|(is_lost, _)| *is_lost) {
-            self.pipeline.step(Input::Lost { tgid: None, loss, count: left.unknown.max(1) });
-        }
-        for (&tgid, &(time_ns, _)) in &left.ended {
-            self.pipeline.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns });
-        }
-        let known: BTreeSet<u32> = self.pipeline.state.watched().map(|tgid| tgid.0).collect();
-        for (&(tgid, loss), &count) in left.lost.iter().filter(|((tgid, _), _)| known.contains(tgid)) {
-            self.pipeline.step(Input::Lost { tgid: Some(Tgid(tgid)), loss, count });
-        }
-        // A process that the pipeline does not know yet has no earlier state that could be wrong.
-        let whose: BTreeSet<u32> = left.lost.keys().map(|(tgid, _)| *tgid).collect();
-        let execs = left.ended.iter().filter(|(_, (_, is_another))| *is_another).map(|(tgid, _)| *tgid);
-        for tgid in whose.iter().copied().chain(execs).collect::<BTreeSet<u32>>().difference(&known) {
-            self.learn_late(*tgid, probed_ns);
-        }
-        let (count, records) = (whose.len(), left.lost.values().sum::<u64>());
-        if count > 0 {
-            let whose = if count == 1 { "1 process".to_owned() } else { format!("{count} processes") };
-            eprintln!(
-                "memwatch: cannot read {records} records of {whose}: another version of memwatch wrote them while no agent ran. The totals of {whose} may be inexact"
-            );
-        }
-        Ok(())
+/// Continues from the records of the earlier kernel half. All probes of the new kernel half
+/// must be in place.
+///
+/// # Errors
+/// The ring of the earlier kernel half cannot be read.
+pub(super) fn take_over(parts: &mut SessionParts, kept: &RestoredJournal) -> Result<(), ExitFailure> {
+    let probed_ns = clock::boottime_ns();
+    let Some(pins) = &mut parts.kernel.pins else { return Ok(()) };
+    let ring = pins.silence_earlier().context("cannot find the ring of the previous agent")?;
+    let mut left = UnreadRecords::default();
+    let is_whole = read_left(&ring, kept.position, |record| left.take(record, probed_ns))?;
+    let is_known = is_whole && left.unknown == 0;
+    let everybodys = [(!is_known, Loss::OtherVersion), (!is_known || kept.aside.takes_waiting, Loss::RmRecordLost)];
+    for (_, loss) in everybodys.into_iter().filter(|(is_lost, _)| *is_lost) {
+        parts.sink.step(Input::Lost { tgid: None, loss, count: left.unknown.max(1) });
     }
+    for (&tgid, &(time_ns, _)) in &left.ended {
+        parts.sink.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns });
+    }
+    let known: BTreeSet<u32> = parts.sink.state().watched().map(|tgid| tgid.0).collect();
+    for (&(tgid, loss), &count) in left.lost.iter().filter(|((tgid, _), _)| known.contains(tgid)) {
+        parts.sink.step(Input::Lost { tgid: Some(Tgid(tgid)), loss, count });
+    }
+    // A process that the pipeline does not know yet has no earlier state that could be wrong.
+    let whose: BTreeSet<u32> = left.lost.keys().map(|(tgid, _)| *tgid).collect();
+    let execs = left.ended.iter().filter(|(_, (_, is_another))| *is_another).map(|(tgid, _)| *tgid);
+    for tgid in whose.iter().copied().chain(execs).collect::<BTreeSet<u32>>().difference(&known) {
+        parts.learn_late(*tgid, probed_ns);
+    }
+    let (count, records) = (whose.len(), left.lost.values().sum::<u64>());
+    if count > 0 {
+        let whose = if count == 1 { "1 process".to_owned() } else { format!("{count} processes") };
+        eprintln!(
+            "memwatch: cannot read {records} records of {whose}: another version of memwatch wrote them while no agent ran. The totals of {whose} may be inexact"
+        );
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -8,25 +8,22 @@ use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, RingRecord, StackItem};
 use memwatch_common::rm::RmRecord;
 use memwatch_common::tensor::{FLAG_NO_PYTHON, TensorMeaning, TensorRecord, tensor_probe};
-use memwatch_core::Pipeline;
 use memwatch_core::allocators::threads::STEP;
 use memwatch_core::attribution::governor::Governor;
 use memwatch_core::input::Input;
 use memwatch_core::input::rm::RmCall;
-use memwatch_core::snapshot::MemoryHistory;
-use memwatch_core::state::tensors::TensorLog;
 use memwatch_core::words::{Framework, Tgid};
 
 use self::windows::ProcessWindows;
+use super::SessionOptions;
 use super::allocator_state::AllocatorStatePolls;
 use super::arenas::ProcessArenas;
 use super::copies::StackCopies;
 use super::holdings::ProcessHoldings;
-use super::intake::InputSink;
+use super::input_sink::InputSink;
 use super::named::TracedSelection;
 use super::numbers::ProcessNumbers;
 use super::price::{OverheadGuard, Rate};
-use super::{Session, SessionOptions};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
 use crate::frameworks::pytorch::{Arrival, RecordPosition, RestingNumbers, TensorLevel, TorchWatch};
@@ -100,39 +97,6 @@ pub(super) enum Python {
     },
 }
 
-/// What a session keeps and reports of PyTorch.
-impl Session {
-    /// Reports blocks of at least this size in bytes one by one, in processes where PyTorch is
-    /// found from now on.
-    pub(crate) fn list_tensors_from(&mut self, least_bytes: u64) {
-        self.pipeline.state.list_tensors_from(least_bytes);
-        self.tensors.list_from(least_bytes);
-    }
-
-    /// Records the history of a process's caching allocators from now on, up to `lines` lines.
-    pub(crate) fn keep_history(&mut self, tgid: Tgid, lines: usize) {
-        self.pipeline.state.keep_history(tgid, lines);
-    }
-
-    /// Returns the history and the current state of a process's caching allocators, on stacks with
-    /// or without native frames; `None` if no PyTorch event of the process was seen.
-    pub(crate) fn history(&self, tgid: Tgid, with_native: bool) -> Option<MemoryHistory> {
-        self.pipeline.state.history(tgid, with_native)
-    }
-
-    /// Returns new lines of the logs of modules and phases.
-    pub(crate) fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
-        self.pump();
-        self.pipeline.state.take_tensor_logs()
-    }
-
-    /// Returns the frameworks found once everything requested of them is traced, and an empty set
-    /// before.
-    pub(crate) fn seen_frameworks(&self) -> BTreeSet<Framework> {
-        if self.tensors.is_settled() { self.tensors.frameworks() } else { BTreeSet::new() }
-    }
-}
-
 impl TensorTracing {
     /// Creates the state without any process.
     pub(crate) fn new(torch: TorchWatch, options: &SessionOptions) -> Self {
@@ -161,23 +125,23 @@ impl TensorTracing {
     }
 
     /// Looks for PyTorch in the watched processes, and configures the kernel half for processes that have it.
-    pub(crate) fn update(&mut self, kernel: &mut KernelHalf, pipeline: &mut InputSink) {
-        self.copies.keep(pipeline.state.watched());
+    pub(crate) fn update(&mut self, kernel: &mut KernelHalf, sink: &mut InputSink) {
+        self.copies.keep(sink.state().watched());
         if self.torch.level() == TensorLevel::Off {
             return;
         }
         // The last events of a level that was lowered have been fetched by this point.
-        self.report_choices(pipeline);
+        self.report_choices(sink);
         for stack in self.corrected.drain(..) {
-            pipeline.step(stack);
+            sink.step(stack);
         }
         for tgid in std::mem::take(&mut self.replaced) {
             self.torch.forget(kernel, tgid);
             self.forget(kernel, tgid);
         }
-        let arrival = |tgid| if pipeline.state.is_from_start(tgid) { Arrival::Start } else { Arrival::Late };
-        let mut wanted: BTreeMap<u32, Arrival> = pipeline.state.watched().map(|tgid| (tgid.0, arrival(tgid))).collect();
-        self.named.retain(pipeline, &mut wanted);
+        let arrival = |tgid| if sink.state().is_from_start(tgid) { Arrival::Start } else { Arrival::Late };
+        let mut wanted: BTreeMap<u32, Arrival> = sink.state().watched().map(|tgid| (tgid.0, arrival(tgid))).collect();
+        self.named.retain(sink.pipeline(), &mut wanted);
         let gone: Vec<u32> = self.processes.keys().copied().filter(|tgid| !wanted.contains_key(tgid)).collect();
         for tgid in gone {
             self.forget(kernel, tgid);
@@ -187,15 +151,15 @@ impl TensorTracing {
         }
         let Self { torch, prices, .. } = self;
         let attached = torch.update(kernel, &wanted, |tgid, rate| prices.decide(tgid, rate));
-        self.report_choices(pipeline);
+        self.report_choices(sink);
         for (tgid, missing) in attached {
             let (level, asked) = (self.torch.level_of(tgid), self.torch.level());
             self.processes.entry(tgid).or_insert_with(|| TensorProcess::new(tgid, level, asked));
-            if level == TensorLevel::Read && pipeline.state.level_of(Tgid(tgid)).is_none() {
+            if level == TensorLevel::Read && sink.state().level_of(Tgid(tgid)).is_none() {
                 self.prices.decide(tgid, (0, false));
             }
             if level > TensorLevel::Read {
-                self.begin(kernel, (tgid, missing), pipeline);
+                self.begin(kernel, (tgid, missing), sink);
             } else {
                 self.meet(kernel, tgid);
             }
@@ -206,31 +170,31 @@ impl TensorTracing {
             self.meet(kernel, tgid);
         }
         for (tgid, process) in &mut self.processes {
-            process.follow(kernel, *tgid, (self.holdings_every, self.fetches), pipeline);
+            process.follow(kernel, *tgid, (self.holdings_every, self.fetches), sink);
             for whose in self.torch.arenas_of(*tgid) {
-                process.arenas.entry(whose.0).or_default().read(*tgid, whose, pipeline);
+                process.arenas.entry(whose.0).or_default().read(*tgid, whose, sink);
             }
-            if pipeline.state.lacks_trace(Tgid(*tgid)) {
+            if sink.state().lacks_trace(Tgid(*tgid)) {
                 self.torch.do_without_trace(kernel, *tgid);
-            } else if pipeline.state.has_trace(Tgid(*tgid)) {
+            } else if sink.state().has_trace(Tgid(*tgid)) {
                 self.torch.trust_trace(kernel, *tgid);
             }
         }
-        self.look_at_prices(kernel, pipeline);
-        self.try_out(kernel, pipeline);
-        self.turn_windows(kernel, pipeline);
+        self.look_at_prices(kernel, sink);
+        self.try_out(kernel, sink);
+        self.turn_windows(kernel, sink);
     }
 
     /// Notes that a process's allocators are probed from now on, except for the table rows in
     /// `missing`.
-    fn begin(&mut self, kernel: &mut KernelHalf, (tgid, missing): (u32, Vec<u16>), pipeline: &mut InputSink) {
+    fn begin(&mut self, kernel: &mut KernelHalf, (tgid, missing): (u32, Vec<u16>), sink: &mut InputSink) {
         let time_ns = clock::boottime_ns();
-        pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns });
+        sink.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns });
         for framework in self.torch.without_allocator_state(tgid) {
-            pipeline.step(Input::FrameworkWatched { tgid: Tgid(tgid), framework, time_ns });
+            sink.step(Input::FrameworkWatched { tgid: Tgid(tgid), framework, time_ns });
         }
         if self.torch.has_scratch(tgid) {
-            pipeline.step(Input::ScratchWatched(Tgid(tgid), time_ns));
+            sink.step(Input::ScratchWatched(Tgid(tgid), time_ns));
         }
         // The kernel half reads the statistics with the first event, so that a program that goes
         // idle afterwards has been read once.
@@ -242,9 +206,9 @@ impl TensorTracing {
     }
 
     /// Passes the chosen levels to the pipeline.
-    fn report_choices(&mut self, pipeline: &mut InputSink) {
+    fn report_choices(&mut self, sink: &mut InputSink) {
         for choice in self.prices.take_choices() {
-            pipeline.step(Input::TensorLevel(choice));
+            sink.step(Input::TensorLevel(choice));
         }
     }
 
@@ -256,7 +220,8 @@ impl TensorTracing {
         !self.processes.is_empty() && self.processes.iter().all(is_settled)
     }
 
-    fn frameworks(&self) -> BTreeSet<Framework> {
+    /// Returns the frameworks found in all processes.
+    pub(super) fn frameworks(&self) -> BTreeSet<Framework> {
         self.processes.keys().flat_map(|tgid| self.torch.frameworks_of(*tgid)).collect()
     }
 
@@ -396,45 +361,45 @@ impl TensorProcess {
         kernel: &mut KernelHalf,
         tgid: u32,
         (holdings_every, fetches): (Option<Duration>, u64),
-        pipeline: &mut InputSink,
+        sink: &mut InputSink,
     ) {
         let is_traced = self.governor.present() > TensorLevel::Read;
-        self.numbers.read(tgid, is_traced, pipeline).into_iter().for_each(|events| self.rate.count_read(events));
+        self.numbers.read(tgid, is_traced, sink).into_iter().for_each(|events| self.rate.count_read(events));
         if let Some(allocators) = self.numbers.take_allocators() {
             log_failure(tgid, tensor_probes::set_allocators(kernel, tgid, allocators));
         }
         if is_traced && !self.numbers.are_known() {
             self.rate.pass();
         }
-        if !pipeline.state.is_read_only(Tgid(tgid)) {
-            self.report(kernel, tgid, pipeline);
-            self.rest(tgid, fetches, pipeline);
-            self.allocator_state.read(tgid, pipeline);
+        if !sink.state().is_read_only(Tgid(tgid)) {
+            self.report(kernel, tgid, sink);
+            self.rest(tgid, fetches, sink);
+            self.allocator_state.read(tgid, sink);
         } else if self.numbers.are_known() {
-            self.allocator_state.read_standing(tgid, pipeline);
+            self.allocator_state.read_standing(tgid, sink);
         }
-        let is_older = !pipeline.state.is_from_start(Tgid(tgid));
-        self.holdings.advance(tgid, (is_older, holdings_every), pipeline);
+        let is_older = !sink.state().is_from_start(Tgid(tgid));
+        self.holdings.advance(tgid, (is_older, holdings_every), sink);
     }
 
     /// Reads the allocators' own statistics if they are more certain than the traced state and the
     /// process is idle.
-    fn rest(&mut self, tgid: u32, fetches: u64, pipeline: &mut InputSink) {
+    fn rest(&mut self, tgid: u32, fetches: u64, sink: &mut InputSink) {
         let is_due = |resting: &&mut RestingNumbers| {
             let now = Instant::now();
             resting.due(now) <= now
         };
         let Some(resting) = self.resting.as_mut().filter(is_due) else { return };
         let now = RecordPosition { records: self.records, fetches };
-        for (allocator, words) in resting.look(now, &pipeline.state.drifting_allocators(Tgid(tgid))) {
+        for (allocator, words) in resting.look(now, &sink.state().drifting_allocators(Tgid(tgid))) {
             let time_ns = clock::boottime_ns();
-            pipeline.step(Input::Statistics { tgid: Tgid(tgid), allocator, time_ns, words });
+            sink.step(Input::Statistics { tgid: Tgid(tgid), allocator, time_ns, words });
         }
     }
 
     /// Updates the kernel half's configuration, and requests the statistics that the pipeline
     /// lacks.
-    fn report(&mut self, kernel: &mut KernelHalf, tgid: u32, pipeline: &Pipeline) {
+    fn report(&mut self, kernel: &mut KernelHalf, tgid: u32, sink: &InputSink) {
         if let Python::Found { python, reported, .. } = &mut self.python
             && let layout = (PythonLayout { stacks: reported.stacks, ..python.layout() })
             && *reported != layout
@@ -443,7 +408,7 @@ impl TensorProcess {
             log_failure(tgid, tensor_probes::set_layout(kernel, tgid, reported));
         }
         let is_due = self.asked.is_none_or(|asked| asked.elapsed() >= BETWEEN_STATISTICS);
-        if is_due && pipeline.state.wants_statistics(Tgid(tgid)) {
+        if is_due && sink.state().wants_statistics(Tgid(tgid)) {
             self.asked = Some(Instant::now());
             log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
         }

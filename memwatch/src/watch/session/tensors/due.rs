@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use memwatch_core::words::Tgid;
 
-use super::super::intake::InputSink;
+use super::super::input_sink::InputSink;
 use super::{AGAIN, BETWEEN_STATISTICS, Python, TensorProcess, TensorTracing};
 use crate::frameworks::pytorch::TensorLevel;
 
 impl TensorTracing {
     /// Returns when work is due that no record announces.
-    pub(crate) fn due(&self, pipeline: &InputSink, now: Instant) -> Option<Instant> {
+    pub(crate) fn due(&self, sink: &InputSink, now: Instant) -> Option<Instant> {
         if !self.is_wanted() {
             return None;
         }
@@ -23,10 +23,10 @@ impl TensorTracing {
             let windows = process.windows.due(process.governor.present() == TensorLevel::Read, plan, now);
             let may_rise = process.governor.present() < self.torch.level();
             let arenas = self.torch.arenas_of(*tgid).filter_map(|(framework, _)| {
-                let is_wanted = !pipeline.state.wanted_arenas(Tgid(*tgid), framework).is_empty();
+                let is_wanted = !sink.state().wanted_arenas(Tgid(*tgid), framework).is_empty();
                 process.arenas.get(&framework).map_or(Some(now), |arenas| arenas.due(is_wanted, now))
             });
-            process.due(*tgid, (every, now), may_rise, pipeline).into_iter().chain(windows).chain(arenas).min()
+            process.due(*tgid, (every, now), may_rise, sink).into_iter().chain(windows).chain(arenas).min()
         });
         [left, self.named.due(), self.torch.due(now), processes.min()].into_iter().flatten().min()
     }
@@ -40,9 +40,9 @@ impl TensorProcess {
         tgid: u32,
         (every, now): (Option<Duration>, Instant),
         may_rise: bool,
-        pipeline: &InputSink,
+        sink: &InputSink,
     ) -> Option<Instant> {
-        let is_older = !pipeline.state.is_from_start(Tgid(tgid));
+        let is_older = !sink.state().is_from_start(Tgid(tgid));
         let holdings = self.holdings.due((is_older, every), now);
         if self.governor.present() == TensorLevel::Read {
             let standing = self.allocator_state.standing_due(now).filter(|_| self.numbers.are_known());
@@ -52,11 +52,11 @@ impl TensorProcess {
             Python::Idle(looked) => Some(looked + AGAIN),
             Python::Without | Python::Found { .. } => None,
         };
-        let wants_statistics = pipeline.state.wants_statistics(Tgid(tgid));
+        let wants_statistics = sink.state().wants_statistics(Tgid(tgid));
         let statistics = wants_statistics.then(|| self.asked.map_or(now, |asked| asked + BETWEEN_STATISTICS));
-        let drifts = !pipeline.state.drifting_allocators(Tgid(tgid)).is_empty();
+        let drifts = !sink.state().drifting_allocators(Tgid(tgid)).is_empty();
         let resting = self.resting.as_ref().filter(|_| drifts).map(|resting| resting.due(now));
-        let allocator_state = self.allocator_state.due(tgid, pipeline, now);
+        let allocator_state = self.allocator_state.due(tgid, sink, now);
         let trial = self.governor.is_trying().then(|| self.numbers.due_traced(now));
         [python, statistics, resting, holdings, allocator_state, trial, self.rate.due(may_rise)]
             .into_iter()

@@ -2,7 +2,7 @@
 
 use memwatch_core::input::TensorLevel;
 
-use super::super::intake::InputSink;
+use super::super::input_sink::InputSink;
 use super::super::price::{Probing, Tried};
 use super::{TensorProcess, TensorTracing};
 use crate::frameworks::pytorch::TorchWatch;
@@ -10,7 +10,7 @@ use crate::sources::kernel::load::KernelHalf;
 
 impl TensorTracing {
     /// Changes the tracing level of processes whose tensor event rate has changed.
-    pub(super) fn look_at_prices(&mut self, kernel: &mut KernelHalf, pipeline: &mut InputSink) {
+    pub(super) fn look_at_prices(&mut self, kernel: &mut KernelHalf, sink: &mut InputSink) {
         let Self { prices, processes, torch, .. } = self;
         let changed = |(tgid, process): (&u32, &mut TensorProcess)| {
             let whose = (*tgid, probing(torch, *tgid));
@@ -22,15 +22,15 @@ impl TensorTracing {
                 self.lower(kernel, tgid, level);
             } else {
                 // The choice must precede the first event of the new level.
-                self.report_choices(pipeline);
+                self.report_choices(sink);
                 let missing = self.torch.change(kernel, tgid, self.torch.request_at(level));
-                self.begin(kernel, (tgid, missing), pipeline);
+                self.begin(kernel, (tgid, missing), sink);
             }
         }
     }
 
     /// Advances the overhead measurements.
-    pub(super) fn try_out(&mut self, kernel: &mut KernelHalf, pipeline: &mut InputSink) {
+    pub(super) fn try_out(&mut self, kernel: &mut KernelHalf, sink: &mut InputSink) {
         let Self { prices, processes, torch, .. } = self;
         let trying = processes.iter_mut().filter(|(_, process)| process.governor.is_trying());
         let tried: Vec<(u32, Tried)> = trying
@@ -48,7 +48,7 @@ impl TensorTracing {
                     if level < before {
                         self.lower(kernel, tgid, level);
                     } else {
-                        self.report_choices(pipeline);
+                        self.report_choices(sink);
                     }
                 }
             }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use memwatch_core::input::{Input, TensorLevel, Windows};
 use memwatch_core::words::Tgid;
 
-use super::super::intake::InputSink;
+use super::super::input_sink::InputSink;
 use super::{TensorTracing, log_failure};
 use crate::frameworks::probes as tensor_probes;
 use crate::sources::clock;
@@ -76,15 +76,15 @@ impl ProcessWindows {
 
     /// Advances the state and returns the action that is due. All events from before the previous
     /// call must have been fetched.
-    fn turn(&mut self, tgid: u32, plan: Option<Windows>, pipeline: &mut InputSink) -> Option<WindowAction> {
+    fn turn(&mut self, tgid: u32, plan: Option<Windows>, sink: &mut InputSink) -> Option<WindowAction> {
         let elapsed = self.since.elapsed();
-        let report = |pipeline: &mut InputSink, is_open| {
-            pipeline.step(Input::TraceWindow { tgid: Tgid(tgid), time_ns: clock::boottime_ns(), is_open });
+        let report = |sink: &mut InputSink, is_open| {
+            sink.step(Input::TraceWindow { tgid: Tgid(tgid), time_ns: clock::boottime_ns(), is_open });
         };
         match (&self.state, plan) {
             (WindowState::Closed, Some(plan)) if elapsed >= self.pause(plan) => {
                 (self.state, self.since, self.part) = (WindowState::Open, Instant::now(), drawn_part());
-                report(pipeline, true);
+                report(sink, true);
                 Some(WindowAction::Open)
             }
             (WindowState::Open, plan) if plan.is_none_or(|plan| elapsed >= Duration::from_nanos(plan.open_ns)) => {
@@ -97,7 +97,7 @@ impl ProcessWindows {
             }
             (WindowState::Ending, _) => {
                 self.state = WindowState::Closed;
-                report(pipeline, false);
+                report(sink, false);
                 None
             }
             _ => None,
@@ -113,7 +113,7 @@ fn drawn_part() -> f64 {
 
 impl TensorTracing {
     /// Opens and closes the windows of processes that are not traced otherwise.
-    pub(super) fn turn_windows(&mut self, kernel: &mut KernelHalf, pipeline: &mut InputSink) {
+    pub(super) fn turn_windows(&mut self, kernel: &mut KernelHalf, sink: &mut InputSink) {
         let mut turns = Vec::new();
         for (tgid, process) in &mut self.processes {
             if process.governor.present() != TensorLevel::Read {
@@ -121,7 +121,7 @@ impl TensorTracing {
                 continue;
             }
             let plan = self.prices.windows(&process.governor, &process.rate);
-            turns.extend(process.windows.turn(*tgid, plan, pipeline).map(|turn| (*tgid, turn)));
+            turns.extend(process.windows.turn(*tgid, plan, sink).map(|turn| (*tgid, turn)));
         }
         for (tgid, turn) in turns {
             self.turn_window(kernel, tgid, turn);

@@ -13,14 +13,16 @@ use std::time::{Duration, Instant};
 
 use memwatch_core::input::allocator_state::{AllocatorNumbers, DeviceNumbers};
 use memwatch_core::input::{Input, LevelChoice, MeasuredSlowdown};
-use memwatch_core::words::Tgid;
+use memwatch_core::words::{Framework, Tgid};
 
-use super::intake::InputSink;
+use super::Collector;
 use crate::frameworks::pytorch::{StateReadError, StateReader, TensorLevel};
 use crate::sources::clock;
 use crate::sources::library::limits::FileOwner;
 use crate::sources::library_sweep::{Among, ProcessListing};
 use crate::sources::owner_queues::{Accepted, OwnerQueues, QueueFull};
+use crate::watch::session::input_sink::InputSink;
+use crate::watch::session::parts::SessionParts;
 
 /// A process without PyTorch allocators is retried after a pause that doubles with each attempt, up
 /// to this maximum.
@@ -69,9 +71,9 @@ impl CounterPoller {
     }
 
     /// Processes finished rounds and, when due, starts the next ones over the wanted processes.
-    pub(super) fn advance(&mut self, pipeline: &mut InputSink, wanted: impl FnOnce() -> BTreeSet<u32>) {
+    fn advance(&mut self, sink: &mut InputSink, wanted: impl FnOnce() -> BTreeSet<u32>) {
         while let Ok(round) = self.read.try_recv() {
-            self.take(round, pipeline);
+            self.take(round, sink);
         }
         if self.ordered.is_some_and(|ordered| ordered.elapsed() < self.every) {
             return;
@@ -103,13 +105,13 @@ impl CounterPoller {
         lock(&self.readers)
     }
 
-    fn take(&mut self, round: CounterRound, pipeline: &mut InputSink) {
+    fn take(&mut self, round: CounterRound, sink: &mut InputSink) {
         self.reading.remove(&round.owner);
         for numbers in round.numbers {
-            if pipeline.state.level_of(numbers.tgid).is_none() {
-                pipeline.step(Input::TensorLevel(read_only(numbers.tgid)));
+            if sink.state().level_of(numbers.tgid).is_none() {
+                sink.step(Input::TensorLevel(read_only(numbers.tgid)));
             }
-            pipeline.step(Input::Numbers(Box::new(numbers)));
+            sink.step(Input::Numbers(Box::new(numbers)));
         }
         if let Some(tgid) = round.refused.filter(|_| !self.is_refusal_reported) {
             self.is_refusal_reported = true;
@@ -118,6 +120,13 @@ impl CounterPoller {
                  kernel.yama.ptrace_scope below 3)"
             );
         }
+    }
+}
+
+impl Collector for CounterPoller {
+    fn collect_for_report(&mut self, parts: &mut SessionParts, _now_ns: u64) {
+        let frameworks = &parts.frameworks;
+        self.advance(&mut parts.sink, || frameworks.having(Framework::PyTorch));
     }
 }
 
@@ -247,15 +256,15 @@ mod tests {
     fn a_round_of_each_owner_is_ordered_once_and_its_answer_is_awaited() {
         let own = std::process::id();
         let mut counters = CounterPoller::new(Duration::ZERO);
-        let mut pipeline = InputSink::new(memwatch_core::Pipeline::new(false), None);
-        counters.advance(&mut pipeline, || BTreeSet::from([own]));
+        let mut sink = InputSink::new(memwatch_core::Pipeline::new(false), None);
+        counters.advance(&mut sink, || BTreeSet::from([own]));
         assert_eq!(counters.reading.len(), 1);
         counters.order(FileOwner::User(u32::MAX), BTreeSet::new()).expect("there is room");
         let rounds = [(); 2].map(|()| counters.read.recv().expect("threads report"));
         let known: Vec<usize> = counters.readers().values().map(|readers| readers.known.len()).collect();
         assert_eq!(known.iter().sum::<usize>(), 1, "one owner has this process");
         for round in rounds {
-            counters.take(round, &mut pipeline);
+            counters.take(round, &mut sink);
         }
         assert!(counters.reading.is_empty() && !counters.is_refusal_reported);
     }

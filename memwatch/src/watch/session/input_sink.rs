@@ -1,30 +1,53 @@
-//! Input sink: passes each input to the pipeline and to the recording and the journal, where these
-//! exist, so that none of them misses an input.
+//! Input sink: the only way of an input into the pipeline. The recording and the journal, where
+//! these exist, are tees on that way, so that none of the three misses an input.
 
-use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use memwatch_common::record::{CallRecord, RingRecord};
 use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
+use memwatch_core::state::State;
 
 use crate::sources::clock::boottime_to_unix_ns;
 use crate::sources::kernel::ring::Reached;
 use crate::watch::journal::Journal;
 use crate::watch::recording::Recorder;
 
-/// A pipeline with its optional recording and journal.
+/// A pipeline and the tees on the way to it.
 pub(crate) struct InputSink {
     pipeline: Pipeline,
+    /// The recording.
     pub(crate) recorder: Option<Recorder>,
+    /// The journal, from which a restart resumes.
     pub(crate) journal: Option<Journal>,
     /// Whether an input has arrived since the last call of [`Self::take_news`].
     has_news: bool,
 }
 
 impl InputSink {
+    /// Creates the sink without a journal.
     pub(crate) const fn new(pipeline: Pipeline, recorder: Option<Recorder>) -> Self {
         Self { pipeline, recorder, journal: None, has_news: false }
+    }
+
+    /// The pipeline with all inputs so far.
+    pub(crate) const fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
+    }
+
+    /// The pipeline, for settings and results. Inputs go through [`Self::step`].
+    pub(crate) const fn pipeline_mut(&mut self) -> &mut Pipeline {
+        &mut self.pipeline
+    }
+
+    /// The state after all inputs so far.
+    pub(crate) const fn state(&self) -> &State {
+        &self.pipeline.state
+    }
+
+    /// The state, for settings and for results that are taken once.
+    pub(crate) const fn state_mut(&mut self) -> &mut State {
+        &mut self.pipeline.state
     }
 
     /// Passes on one input.
@@ -85,19 +108,5 @@ impl InputSink {
         if let Some(journal) = &mut self.journal {
             journal.tend(&self.pipeline);
         }
-    }
-}
-
-impl Deref for InputSink {
-    type Target = Pipeline;
-
-    fn deref(&self) -> &Pipeline {
-        &self.pipeline
-    }
-}
-
-impl DerefMut for InputSink {
-    fn deref_mut(&mut self) -> &mut Pipeline {
-        &mut self.pipeline
     }
 }

@@ -10,11 +10,14 @@ use std::time::{Duration, Instant};
 
 use memwatch_core::attribution::price::{Budget, per_second};
 use memwatch_core::input::Input;
-use memwatch_core::state::ContextUse;
+use memwatch_core::state::{ContextUse, State};
 use memwatch_core::words::Tgid;
 
-use super::{Session, SessionOptions};
+use super::Collector;
 use crate::render::sentences::level;
+use crate::watch::session::SessionOptions;
+use crate::watch::session::input_sink::InputSink;
+use crate::watch::session::parts::SessionParts;
 
 /// Interval at which calls are counted per process.
 const EVERY: Duration = Duration::from_secs(1);
@@ -22,7 +25,7 @@ const EVERY: Duration = Duration::from_secs(1);
 const FEW: u64 = 1_000;
 
 /// Processes whose context switches are probed, and their counts.
-pub(super) struct Changes {
+pub(super) struct ContextChangeProbes {
     budget: Budget,
     speaks: bool,
     counted: Instant,
@@ -34,22 +37,19 @@ pub(super) struct Changes {
     leave: Option<Instant>,
 }
 
-impl Changes {
-    /// Creates the state from the options.
-    pub(super) fn new(options: &SessionOptions) -> Self {
+impl ContextChangeProbes {
+    /// Creates the collector. `state` is what a previous memwatch left, which may have had fewer
+    /// probes, while all are in place after this start.
+    pub(super) fn new(options: &SessionOptions, state: &State) -> Self {
+        let sees = |tgid: &Tgid| state.context_use(*tgid).is_some_and(|contexts| contexts.sees_changes);
         Self {
             budget: options.tensors.budget.unwrap_or_default(),
             speaks: !options.is_screen,
             counted: Instant::now(),
             counts: BTreeMap::new(),
-            unseen: BTreeSet::new(),
+            unseen: state.watched().filter(|tgid| !sees(tgid)).map(|tgid| tgid.0).collect(),
             leave: None,
         }
-    }
-
-    /// Returns when work is due that no record announces.
-    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        self.leave.filter(|leave| *leave > now)
     }
 
     /// Returns the calls per second of each process with a high rate, computed from the counts at
@@ -68,62 +68,68 @@ impl Changes {
     }
 }
 
-impl Session {
-    /// Resumes after a restart handover: the previous memwatch may have had fewer probes, while all
-    /// are in place after this start.
-    pub(super) fn remember_changes(&mut self) {
-        let sees = |tgid: &Tgid| self.pipeline.state.context_use(*tgid).is_some_and(|contexts| contexts.sees_changes);
-        self.changes.unseen = self.pipeline.state.watched().filter(|tgid| !sees(tgid)).map(|tgid| tgid.0).collect();
-    }
-
-    /// Removes probes that exceed the budget, and attaches them again where a process needs them.
-    pub(super) fn tend_changes(&mut self) {
-        let Self { kernel, libraries, pipeline, .. } = self;
-        let needs = |tgid| pipeline.state.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);
-        libraries.put_changes_in(kernel, needs);
-        if self.changes.counted.elapsed() >= EVERY {
-            self.spare_changes();
-        }
-        let without = self.libraries.without_changes();
-        let pipeline = &mut self.pipeline;
-        for &tgid in without.union(&self.changes.unseen) {
+impl ContextChangeProbes {
+    /// Reports for which processes the calls are seen, where that has changed.
+    fn report(&mut self, parts: &mut SessionParts) {
+        let without = parts.libraries.without_changes();
+        let sink = &mut parts.sink;
+        for &tgid in without.union(&self.unseen) {
             let seen = !without.contains(&tgid);
             let is_news = |contexts: ContextUse| contexts.sees_changes != seen;
-            if pipeline.state.context_use(Tgid(tgid)).is_some_and(is_news) {
-                pipeline.step(Input::ContextChanges(Tgid(tgid), seen));
+            if sink.state().context_use(Tgid(tgid)).is_some_and(is_news) {
+                sink.step(Input::ContextChanges(Tgid(tgid), seen));
             }
         }
-        self.changes.unseen = without;
+        self.unseen = without;
     }
 
-    fn spare_changes(&mut self) {
-        let counts = self.pipeline.state.context_changes().map(|(tgid, changes)| (tgid.0, changes));
-        for (tgid, rate) in self.changes.rates(Instant::now(), counts) {
-            let call_ns = self.tensors.prices.call_ns(&mut self.kernel);
+    /// Removes the probes from processes in which they exceed the budget.
+    fn spare(&mut self, parts: &mut SessionParts) {
+        let SessionParts { kernel, libraries, sink, tensors, .. } = parts;
+        let counts = sink.state().context_changes().map(|(tgid, changes)| (tgid.0, changes));
+        for (tgid, rate) in self.rates(Instant::now(), counts) {
+            let call_ns = tensors.prices.call_ns(kernel);
             let price_ns = rate.saturating_mul(call_ns);
-            if self.changes.budget.allows(price_ns) {
+            if self.budget.allows(price_ns) || !libraries.take_changes_out(kernel, tgid, needs_changes(sink)) {
                 continue;
             }
-            let pipeline = &self.pipeline;
-            let needs = |tgid| pipeline.state.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);
-            if !self.libraries.take_changes_out(&mut self.kernel, tgid, needs) {
-                continue;
-            }
-            self.changes.leave = Some(Instant::now() + EVERY);
-            if self.changes.speaks {
-                eprintln!("memwatch: {}", level::changes_spared((tgid, rate), (price_ns, self.changes.budget)));
+            self.leave = Some(Instant::now() + EVERY);
+            if self.speaks {
+                eprintln!("memwatch: {}", level::changes_spared((tgid, rate), (price_ns, self.budget)));
             }
         }
     }
 }
 
+impl Collector for ContextChangeProbes {
+    fn due(&self, _parts: &SessionParts, now: Instant) -> Option<Instant> {
+        self.leave.filter(|leave| *leave > now)
+    }
+
+    /// Removes probes that exceed the budget, and attaches them again where a process needs them.
+    fn collect(&mut self, parts: &mut SessionParts) {
+        parts.libraries.put_changes_in(&mut parts.kernel, needs_changes(&parts.sink));
+        if self.counted.elapsed() >= EVERY {
+            self.spare(parts);
+        }
+        self.report(parts);
+    }
+}
+
+/// Whether a process may have several contexts, so that its calls matter.
+fn needs_changes(sink: &InputSink) -> impl Fn(u32) -> bool {
+    move |tgid| sink.state().context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several)
+}
+
 #[cfg(test)]
 mod tests {
+    use memwatch_core::Pipeline;
+
     use super::*;
 
     #[test]
     fn a_rate_is_of_the_calls_since_the_last_count_and_few_calls_are_none() {
-        let mut changes = Changes::new(&SessionOptions::default());
+        let mut changes = ContextChangeProbes::new(&SessionOptions::default(), &Pipeline::new(false).state);
         let begun = changes.counted;
         let mut rates =
             |seconds: u32, counts: &[(u32, u64)]| changes.rates(begun + seconds * EVERY, counts.iter().copied());
