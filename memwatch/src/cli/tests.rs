@@ -192,7 +192,7 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch where", "--pid <PID>"),
         ("memwatch where --in f -d 5s", "cannot be used with"),
         ("memwatch stats --in f -i 1s", "cannot be used with"),
-        ("memwatch report", "<FILE>"),
+        ("memwatch report --force", "--plot <FILE>"),
         ("memwatch leak -p 1 --fail-on all", "possible values"),
         ("memwatch simulate --in f -s max_split_size_mb:8", "an integer of at least 20"),
         ("memwatch stats -p 1 --reset-peaks -d 5s", "--reset-peaks goes with --interval"),

@@ -30,7 +30,7 @@ impl Simulate {
     /// are tried.
     pub(crate) fn of(subject: ReportSubject, duration: Duration, settings: &[Settings]) -> Self {
         let settings = settings.iter().filter(|typed| **typed != Settings::default()).cloned().collect();
-        let duration = Some(duration).filter(|_| !subject.past.is_meant());
+        let duration = (!subject.past.is_meant()).then_some(duration);
         Self { subject, duration, settings, capacity: None }
     }
 
