@@ -108,7 +108,7 @@ fn where_buffers_may_be_older_than_the_attach_no_sum_is_that_of_all() {
             text.contains("\n- buffers from before the attach are not known: ggml keeps no list of them\n"),
             "{text}"
         );
-        assert!(text.contains("\n- the pool for temporaries is not traced"), "{text}");
+        assert!(text.contains("\nthe pool for temporaries is not traced"), "{text}");
     }
 }
 
