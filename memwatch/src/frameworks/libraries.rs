@@ -8,8 +8,9 @@ use memwatch_core::words::Framework;
 
 use super::bfc::{ArenaLayout, CounterLayout, OnnxRuntime, operators};
 use super::ggml;
+use super::points::{TensorPoint, points};
 use super::pools;
-use super::pytorch::{TensorPoint, points};
+use super::pytorch::allocator_points;
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::is_library;
@@ -66,7 +67,7 @@ pub(crate) const LIBRARIES: [LibraryRow; 13] = [
     arenas("xla_cuda_plugin.so", FrameworkLibrary::Xla),
     LibraryRow { look: tensorflow, ..arenas("libtensorflow_framework.so", FrameworkLibrary::TensorFlow) },
     row("libc10.so", FrameworkLibrary::C10),
-    row("libc10_cuda.so", FrameworkLibrary::C10Cuda),
+    LibraryRow { look: allocator, ..row("libc10_cuda.so", FrameworkLibrary::C10Cuda) },
     row("libtorch_python.so", FrameworkLibrary::TorchPython),
     row("libtorch_cuda.so", FrameworkLibrary::TorchCuda),
     row("libtorch_cpu.so", FrameworkLibrary::TorchCpu),
@@ -113,6 +114,11 @@ pub(crate) fn is_of(framework: Framework, path: &[u8]) -> bool {
 /// Finds functions by symbol name.
 fn symbols(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
     Contents { points: points(file, library, kernel).map_err(|error| chain(&error)), arenas: None }
+}
+
+/// Finds functions by symbol name and the calls that show everything about a block of PyTorch.
+fn allocator(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
+    Contents { points: allocator_points(file, library, kernel).map_err(|error| chain(&error)), arenas: None }
 }
 
 /// Finds functions by symbol name and the field offsets of XLA's arena class.

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt as _;
 
 use memwatch_common::tensor::CounterPlan;
 
-use crate::frameworks::pytorch::{SymbolName, symbols};
+use crate::frameworks::symbols::{SymbolName, symbols};
 use crate::sources::kernel::resolve::{FunctionLocation, ResolveError, SymbolLayout};
 use crate::stranger_file::ElfReader;
 

@@ -17,7 +17,7 @@ use memwatch_common::tensor::{BlockPlan, HoldingRegister, IN_USE_WORD, TensorMea
 
 use self::reserved::Reserved;
 use super::layout::{ArenaLayout, ChunkLayout, CounterLayout};
-use crate::frameworks::pytorch::TensorPoint;
+use crate::frameworks::points::TensorPoint;
 use crate::sources::classes::{ClassPointers, ClassTable};
 use crate::sources::kernel::resolve::{FunctionLocation, InstructionSet};
 use crate::sources::kernel::site::{KernelVersion, select};

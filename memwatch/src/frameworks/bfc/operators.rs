@@ -17,7 +17,8 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKi
 use memwatch_common::tensor::{OperatorPlan, TENSOR_PROBES, TensorMeaning};
 
 use super::layout::code_of;
-use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
+use crate::frameworks::points::TensorPoint;
+use crate::frameworks::symbols::{SymbolName, symbols};
 use crate::sources::kernel::resolve::{InstructionSet, ResolveError, SymbolLayout};
 use crate::stranger_file::ElfReader;
 

@@ -9,7 +9,7 @@ use memwatch_common::tensor::{FrameworkLibrary, TENSOR_PROBES, TensorMeaning, Te
 
 use self::layout::GgmlLayout;
 pub(crate) use self::scratch::points as scratch;
-use super::pytorch::TensorPoint;
+use super::points::TensorPoint;
 use crate::sources::kernel::load::chain;
 
 /// Completes the probe points of ggml's library with field offsets. All points for buffers are

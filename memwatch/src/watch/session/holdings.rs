@@ -14,7 +14,8 @@ use memwatch_inspect::pytorch::ReadRefusal;
 
 use super::Session;
 use super::intake::InputSink;
-use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME, StateReadError, TensorLevel};
+use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME, StateReadError};
+use crate::frameworks::watch::TensorLevel;
 use crate::sources::clock::thread_ns;
 use crate::sources::free_memory;
 use crate::watch::signals::TerminationSignals;

@@ -29,7 +29,8 @@ use super::price::{OverheadGuard, Rate};
 use super::{Session, SessionOptions};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
-use crate::frameworks::pytorch::{Arrival, RecordPosition, RestingNumbers, TensorLevel, TorchWatch};
+use crate::frameworks::pytorch::{RecordPosition, RestingNumbers};
+use crate::frameworks::watch::{Arrival, FrameworkWatch, TensorLevel};
 use crate::sources::clock;
 use crate::sources::kernel::load::KernelHalf;
 use crate::sources::python::PythonProcess;
@@ -44,7 +45,7 @@ const LARGE_BYTES: u64 = 100 << 20;
 
 /// PyTorch processes of a session.
 pub(crate) struct TensorTracing {
-    pub(super) torch: TorchWatch,
+    pub(super) torch: FrameworkWatch,
     pub(super) prices: OverheadGuard,
     named: TracedSelection,
     pub(super) processes: BTreeMap<u32, TensorProcess>,
@@ -135,7 +136,7 @@ impl Session {
 
 impl TensorTracing {
     /// Creates the state without any process.
-    pub(crate) fn new(torch: TorchWatch, options: &SessionOptions) -> Self {
+    pub(crate) fn new(torch: FrameworkWatch, options: &SessionOptions) -> Self {
         Self {
             torch,
             prices: OverheadGuard::new(options),

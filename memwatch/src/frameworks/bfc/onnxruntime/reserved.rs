@@ -10,7 +10,7 @@ use memwatch_common::tensor::{BlockPlan, CounterPlan, HoldingRegister, TensorMea
 
 use super::super::layout::{ChunkLayout, CounterLayout};
 use super::{DecodedFunction, held, is_at, load};
-use crate::frameworks::pytorch::TensorPoint;
+use crate::frameworks::points::TensorPoint;
 
 /// Offsets of a node's address and size in bytes.
 const ADDRESS_BYTES: u64 = 8;

@@ -1,6 +1,9 @@
 //! Finds framework libraries in the traced processes, and attaches the probes of each library once.
 
+mod count;
 mod library;
+mod look;
+mod request;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -9,19 +12,21 @@ use std::time::{Duration, Instant};
 
 use memwatch_common::python::{STACKS_BY_BYTES, STACKS_OF_ALL, STACKS_OF_RARE};
 use memwatch_common::tensor::{FrameworkLibrary, Purpose, TENSOR_PROBES, TensorProbe};
-use memwatch_core::input::{StackSelection, TensorLevel};
 use memwatch_core::words::Framework;
 
+use self::count::EventCount;
 use self::library::{ProbedLibrary, attach, take_out};
-use super::look::{FoundLibrary, LookResult, Looker};
-use super::price::EventCount;
-use super::request::{BlockProbing, TensorRequest};
+use self::look::{FoundLibrary, LookResult, Looker};
+use self::request::BlockProbing;
 use crate::frameworks::bfc::ArenaLayout;
 use crate::frameworks::libraries::{Keeps, keeps};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
 use crate::sources::kernel::load::KernelHalf;
 use crate::sources::kernel::site::KernelVersion;
+
+pub(crate) use self::request::TensorRequest;
+pub(crate) use memwatch_core::input::{StackSelection, TensorLevel};
 
 /// Polling of a process without a framework library: every [`EAGER_EVERY`] during the first
 /// [`EAGER`], then every [`PATIENT_EVERY`]. One poll reads the process's mappings.
@@ -39,7 +44,7 @@ const LIBRARY_COUNT: usize = 5;
 const ALLOCATORS: [FrameworkLibrary; 2] = [FrameworkLibrary::C10, FrameworkLibrary::C10Cuda];
 
 /// The processes traced for tensors, and the probes in each.
-pub(crate) struct TorchWatch {
+pub(crate) struct FrameworkWatch {
     /// `None` if tensors are not traced at all.
     looker: Option<Looker>,
     request: TensorRequest,
@@ -79,7 +84,7 @@ struct TracedProcess {
     load: Vec<TensorProbes>,
 }
 
-impl TorchWatch {
+impl FrameworkWatch {
     /// Starts without any process.
     pub(crate) fn new(version: KernelVersion, request: TensorRequest) -> Self {
         let looker = (request.level != TensorLevel::Off).then(|| Looker::new(version));

@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use memwatch_common::tensor::FrameworkLibrary;
 
-use super::symbols::TensorPoint;
 use crate::frameworks::bfc::ArenaLayout;
 use crate::frameworks::libraries::{Contents, LIBRARIES, LibraryRow};
+use crate::frameworks::points::TensorPoint;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::{FileIdentity, LibraryFile, LibraryScan};
 use crate::sources::library_look::owner_of;

@@ -5,10 +5,10 @@ use std::num::NonZeroU32;
 use memwatch_common::tensor::Purpose;
 use memwatch_core::input::TensorLevel;
 
-use super::{BlockProbing, TensorRequest};
+use super::request::{BlockProbing, TensorRequest};
+use crate::frameworks::points::TensorPoint;
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
-use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::kernel::load::KernelHalf;
 use crate::sources::library::LibraryFile;
 

@@ -4,7 +4,7 @@ use memwatch_common::tensor::{FrameworkLibrary, Purpose, TensorProbe};
 use memwatch_core::attribution::price::Budget;
 use memwatch_core::input::{StackSelection, TensorLevel};
 
-use super::symbols::TensorPoint;
+use crate::frameworks::points::TensorPoint;
 
 /// What to trace of a process's tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
