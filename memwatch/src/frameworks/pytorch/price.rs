@@ -10,6 +10,7 @@ use memwatch_core::input::allocator_state::AllocatorNumbers;
 use memwatch_inspect::pytorch::ReadRefusal;
 
 use super::allocator_state::{StateReadError, StateReader};
+use crate::frameworks::descriptor::BlockCounter;
 
 /// Duration of a count.
 const COUNTED: Duration = Duration::from_millis(200);
@@ -17,14 +18,14 @@ const COUNTED: Duration = Duration::from_millis(200);
 const BETWEEN_TRIES: Duration = Duration::from_millis(1);
 
 /// Reader of a process's allocators, with their event count at the beginning.
-pub(crate) struct AllocatorCounter {
+pub(super) struct AllocatorCounter {
     reader: StateReader,
     before: u64,
 }
 
 impl AllocatorCounter {
     /// Reads the first count; `None` if the process has not loaded the allocators.
-    pub(crate) fn begin(tgid: u32) -> Result<Option<Self>, StateReadError> {
+    pub(super) fn begin(tgid: u32) -> Result<Option<Self>, StateReadError> {
         let Some(mut reader) = StateReader::open(tgid)? else { return Ok(None) };
         let before = read(&mut reader)?;
         Ok(Some(Self { reader, before }))
@@ -32,9 +33,15 @@ impl AllocatorCounter {
 
     /// Returns the events since the beginning. A program may reset its totals; the count since the
     /// reset is returned then.
-    pub(crate) fn since_begun(&mut self) -> Result<u64, StateReadError> {
+    fn since_begun(&mut self) -> Result<u64, StateReadError> {
         let now = read(&mut self.reader)?;
         Ok(now.checked_sub(self.before).unwrap_or(now))
+    }
+}
+
+impl BlockCounter for AllocatorCounter {
+    fn events(&mut self) -> Option<u64> {
+        self.since_begun().ok()
     }
 }
 

@@ -10,8 +10,9 @@ use memwatch_common::tensor::TensorMeaning;
 use memwatch_core::attribution::price::per_second;
 
 use super::look::FoundLibrary;
+use crate::frameworks::FRAMEWORKS;
+use crate::frameworks::descriptor::BlockCounter;
 use crate::frameworks::probes::{self as tensor_probes, TensorProbes};
-use crate::frameworks::pytorch::AllocatorCounter;
 use crate::sources::kernel::load::KernelHalf;
 
 /// Duration of a count.
@@ -27,7 +28,7 @@ pub(super) struct EventCount {
 /// Source of the count.
 enum Way {
     /// The allocators' own counters.
-    Allocators(Box<AllocatorCounter>),
+    Allocators(Box<dyn BlockCounter>),
     /// A counting probe.
     Probe(TensorProbes),
 }
@@ -35,7 +36,7 @@ enum Way {
 impl EventCount {
     /// Begins a count with the library that reports tensors; `None` if they cannot be counted.
     pub(super) fn begin(kernel: &mut KernelHalf, found: &FoundLibrary) -> Option<Self> {
-        let way = by_allocators(found.tgid).or_else(|| by_probe(kernel, found))?;
+        let way = by_allocators(found).or_else(|| by_probe(kernel, found))?;
         Some(Self { begun: Instant::now(), way, waiting: Vec::new() })
     }
 
@@ -49,16 +50,15 @@ impl EventCount {
     pub(super) fn end(self, kernel: &mut KernelHalf, tgid: u32) -> (Vec<FoundLibrary>, Option<u64>) {
         let elapsed_ns = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let count = match self.way {
-            Way::Allocators(mut counter) => counter.since_begun().ok(),
+            Way::Allocators(mut counter) => counter.events(),
             Way::Probe(probes) => counted(kernel, tgid, probes),
         };
         (self.waiting, count.map(|count| per_second(count, elapsed_ns)))
     }
 }
 
-fn by_allocators(tgid: u32) -> Option<Way> {
-    let counter = AllocatorCounter::begin(tgid).ok().flatten()?;
-    Some(Way::Allocators(Box::new(counter)))
+fn by_allocators(found: &FoundLibrary) -> Option<Way> {
+    FRAMEWORKS.begin_count(found.library, found.tgid).map(Way::Allocators)
 }
 
 fn by_probe(kernel: &mut KernelHalf, found: &FoundLibrary) -> Option<Way> {

@@ -227,11 +227,8 @@ impl TensorTracing {
     fn begin(&mut self, kernel: &mut KernelHalf, (tgid, missing): (u32, Vec<u16>), pipeline: &mut InputSink) {
         let time_ns = clock::boottime_ns();
         pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns });
-        for framework in self.torch.without_allocator_state(tgid) {
-            pipeline.step(Input::FrameworkWatched { tgid: Tgid(tgid), framework, time_ns });
-        }
-        if self.torch.has_scratch(tgid) {
-            pipeline.step(Input::ScratchWatched(Tgid(tgid), time_ns));
+        for input in self.torch.announcements(tgid, time_ns) {
+            pipeline.step(input);
         }
         // The kernel half reads the statistics with the first event, so that a program that goes
         // idle afterwards has been read once.
