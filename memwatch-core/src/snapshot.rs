@@ -2,32 +2,28 @@
 //!
 //! Field names and shapes are the JSON contract. An unknown value is `None` and serialised as `null`, never 0.
 
-mod allocators;
-mod arenas;
-mod buffers;
 pub mod build;
 pub mod groups;
 mod history;
 mod places;
-mod pools;
 mod process;
 mod rows;
 mod viewer;
 
+pub use crate::allocators::bfc::ArenaView;
+pub use crate::allocators::ggml::{BufferTensorView, BuffersView, DeviceBuffersView, UsageView};
+pub use crate::allocators::pools::{PoolView, PoolsView};
+pub use crate::allocators::pytorch::{AllocatorView, StatisticView};
 pub use crate::kernel_driver::view::{
     ColumnsView, Explained, ExplainedHost, ExplainedUse, LeftBehindView, LeftOnGpu, PIECES_KEPT, PartView, PieceView,
     RefusedView, RemainderView, Summand, UsedView,
 };
-pub use allocators::{AllocatorView, StatisticView};
-pub use arenas::ArenaView;
-pub use buffers::{BufferTensorView, BuffersView, DeviceBuffersView, UsageView};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
 pub use places::{
     AttributionView, CallPathView, DeviceAttributionView, DeviceCallPaths, FrameView, LargeView, LibraryLineView,
     MergedFrameView, ModuleView, NativeView, PhaseBytesView, PhaseView, PlaceNameView, RangeView, RefusalView,
     SiteView, StackView, SumView, TensorsView, WhoseView, WindowsView,
 };
-pub use pools::{PoolView, PoolsView};
 pub(crate) use rows::add;
 pub use rows::{TruncatableRow, largest, largest_at_peak};
 pub use viewer::{HiddenGpuView, HiddenView, Viewer};

@@ -1,6 +1,5 @@
 //! Applies block changes to the sums by call site, with the totals of the device at that moment.
 
-use super::framework::FrameworkAllocator;
 use super::places::RefusedBlock;
 use super::threads::Attribution;
 use super::{BlockChange, ReportedTotals, TensorLedger};
@@ -10,7 +9,7 @@ use crate::words::Ordinal;
 /// A device, the bytes allocated on it before the event, and its totals after.
 type Now = (Ordinal, u64, ReportedTotals);
 
-impl<A: FrameworkAllocator> TensorLedger<A> {
+impl TensorLedger {
     /// Applies a block change caused by an event.
     pub(super) fn take_change(&mut self, event: &TensorEvent, change: BlockChange, now: Option<Now>) {
         if let Some((ordinal, before_bytes, now)) = now {
@@ -33,7 +32,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
                 if let Some(spent) = self.durations.grant(&block, &whose) {
                     self.attribution.spend(spent);
                 }
-                self.allocators.note_phase(block.ordinal, whose.phase);
+                self.allocators.pytorch.note_phase(block.ordinal, whose.phase);
                 if let Some((_, _, now)) = now {
                     self.log.grant((block.ordinal, block.tid), &now, &whose);
                 }

@@ -7,13 +7,12 @@ use memwatch_common::tensor::{Purpose, TENSOR_PROBES};
 use serde::{Deserialize, Serialize};
 
 use super::bfc::Arenas;
+use super::framework::{AllocatorNotice, FrameworkAllocator};
 use super::ggml::Buffers;
 use super::pools::MemoryPools;
-use super::pytorch::{Allocators, DriverChange, StatisticsWords};
-use super::threads::Phase;
-use super::{BlockChange, FrameworkAllocator, ReportedTotals, TensorLedger};
+use super::pytorch::{Allocators, DriverChange};
+use super::{BlockChange, ReportedTotals, TensorLedger};
 use crate::decode::{BufferTurn, TensorChange, TensorEvent, TraceAction};
-use crate::input::allocator_state::{DeviceAllocatorState, DeviceNumbers, StateBlock};
 use crate::ledger::DriverSegment;
 use crate::words::{Framework, Ordinal};
 
@@ -28,6 +27,14 @@ pub struct Frameworks {
     pub(super) ggml: Buffers,
     /// Pools of RAPIDS and CuPy.
     pub(super) pools: MemoryPools,
+    /// Whether all driver allocations are known, as last noted by the allocators; `None` if they
+    /// have to note it with the next event.
+    #[serde(skip)]
+    noted_driver: Option<bool>,
+    /// The toy framework of the tests.
+    #[cfg(test)]
+    #[serde(skip)]
+    pub(super) toy: super::tests::ToyPool,
 }
 
 /// An allocation that a framework's allocator refused.
@@ -39,12 +46,6 @@ pub struct Refused {
     pub ordinal: Ordinal,
     /// Requested size in bytes, as rounded by the allocator.
     pub wanted_bytes: u64,
-}
-
-impl Frameworks {
-    fn others(&self) -> impl Iterator<Item = (Ordinal, ReportedTotals)> {
-        self.bfc.reported().into_iter().chain(self.ggml.reported()).chain(self.pools.reported())
-    }
 }
 
 /// Returns the address at which this event shows an allocator using memory that may be a pool's.
@@ -74,80 +75,122 @@ pub fn is_pytorch_probed(missing: &[u16]) -> bool {
     rows.any(|row| !missing.contains(&row.id))
 }
 
-impl FrameworkAllocator for Frameworks {
-    /// Starts PyTorch only, if any of its functions is probed. Arenas start with their first event,
-    /// and ggml's buffers when their functions are probed.
-    fn begin(&mut self, from_start: bool, missing: &[u16]) {
+impl Frameworks {
+    /// Returns the allocators that report no totals of a device in their events.
+    fn others(&self) -> impl Iterator<Item = &dyn FrameworkAllocator> {
+        let all: [&dyn FrameworkAllocator; _] = [
+            &self.bfc,
+            &self.ggml,
+            &self.pools,
+            #[cfg(test)]
+            &self.toy,
+        ];
+        all.into_iter()
+    }
+
+    fn others_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut dyn FrameworkAllocator> {
+        let all: [&mut dyn FrameworkAllocator; _] = [
+            &mut self.bfc,
+            &mut self.ggml,
+            &mut self.pools,
+            #[cfg(test)]
+            &mut self.toy,
+        ];
+        all.into_iter()
+    }
+
+    /// Returns the allocator that an event belongs to.
+    fn owner_of(&mut self, change: &TensorChange) -> &mut dyn FrameworkAllocator {
+        match change {
+            #[cfg(test)]
+            _ if self.toy.is_watched() => &mut self.toy,
+            TensorChange::Chunk(_) | TensorChange::ChunkGoes(_) | TensorChange::ArenaFails { .. } => &mut self.bfc,
+            TensorChange::Buffer(_) => &mut self.ggml,
+            TensorChange::Pool(_) => &mut self.pools,
+            _ => &mut self.pytorch,
+        }
+    }
+
+    fn note(&mut self, notice: AllocatorNotice) {
+        self.pytorch.note(notice);
+        self.others_mut().for_each(|other| other.note(notice));
+    }
+
+    fn other_totals(&self) -> impl Iterator<Item = (Ordinal, ReportedTotals)> {
+        self.others().flat_map(FrameworkAllocator::reported)
+    }
+
+    /// Starts PyTorch only, if any of its functions is probed. The others start with their first
+    /// event, or when their functions are probed.
+    pub(super) fn begin(&mut self, from_start: bool, missing: &[u16]) {
         if is_pytorch_probed(missing) {
             self.pytorch.begin(from_start, missing);
         }
     }
 
-    fn miss_start(&mut self) {
-        self.pytorch.miss_start();
-        self.bfc.miss_start();
-        self.ggml.miss_start();
-        self.pools.miss_start();
+    /// Records that a framework's functions are probed. Returns whether they were not before.
+    fn watch(&mut self, framework: Framework, from_start: bool) -> bool {
+        self.others_mut().any(|other| other.watch(framework, from_start))
     }
 
+    /// Records an earlier allocation: allocators first seen from here on may have older blocks.
+    pub(super) fn miss_start(&mut self) {
+        self.note(AllocatorNotice::StartMissed);
+    }
+
+    /// Records whether all driver allocations of the process are known. Called for each event.
     fn see_driver(&mut self, all: bool) {
-        self.bfc.see_driver(all);
-        self.ggml.see_driver(all);
-        self.pools.see_driver(all);
+        if self.noted_driver != Some(all) {
+            self.noted_driver = Some(all);
+            self.note(AllocatorNotice::DriverKnown(all));
+        }
     }
 
     fn place(&mut self, event: &TensorEvent, segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {
-        self.bfc.place(event, segment_at);
-        self.ggml.place(event, segment_at);
-        self.pools.place(event, segment_at);
+        self.owner_of(&event.what).place(event, segment_at);
     }
 
-    fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
+    /// Applies one event and returns the resulting block change.
+    pub(super) fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
         if !self.pools.pools().is_empty()
             && let Some(address) = begins_at(event)
         {
             self.pools.divide(address);
         }
-        match event.what {
-            TensorChange::Chunk(_) | TensorChange::ChunkGoes(_) | TensorChange::ArenaFails { .. } => {
-                self.bfc.apply(event)
-            }
-            TensorChange::Buffer(_) => self.ggml.apply(event),
-            TensorChange::Pool(_) => self.pools.apply(event),
-            _ => self.pytorch.apply(event),
-        }
+        self.owner_of(&event.what).apply(event)
     }
 
-    fn also(&mut self) -> Option<BlockChange> {
-        self.pools.also().or_else(|| self.ggml.also())
+    /// Returns a further block change caused by the last event, to be applied before its own. Call
+    /// until it returns `None`.
+    pub(super) fn also(&mut self) -> Option<BlockChange> {
+        self.others_mut().rev().find_map(FrameworkAllocator::also)
     }
 
-    fn beside(&self, ordinal: Ordinal) -> (u64, u64) {
-        let here = self.others().filter(|(own, _)| *own == ordinal);
+    /// Returns the allocated and reserved bytes on a device of the allocators that report no totals
+    /// in their events.
+    pub(super) fn beside(&self, ordinal: Ordinal) -> (u64, u64) {
+        let here = self.other_totals().filter(|(own, _)| *own == ordinal);
         here.fold((0, 0), |(allocated, reserved), (_, more)| {
             (u64::saturating_add(allocated, more.allocated_bytes), u64::saturating_add(reserved, more.reserved_bytes))
         })
     }
 
-    fn blocks_beside(&self, ordinal: Ordinal) -> BTreeMap<u64, u64> {
-        let arenas = self.bfc.chunks_on(ordinal).into_iter();
-        arenas.chain(self.ggml.blocks_on(ordinal)).chain(self.pools.blocks_on(ordinal)).collect()
+    /// Returns the individually known blocks, on a device, of the allocators that report no totals
+    /// in their events: size in bytes by address.
+    pub(super) fn blocks_beside(&self, ordinal: Ordinal) -> BTreeMap<u64, u64> {
+        self.others().flat_map(|other| other.blocks_on(ordinal)).collect()
     }
 
-    fn skip(&mut self, event: &TensorEvent) {
-        self.pytorch.skip(event);
-    }
-
-    fn driver(&mut self, change: DriverChange) {
+    /// Applies a driver call that may allocate or free a segment.
+    pub(super) fn driver(&mut self, change: DriverChange) {
         self.pytorch.driver(change);
-        self.bfc.driver(change);
-        self.ggml.driver(change);
-        self.pools.driver(change);
+        self.others_mut().for_each(|other| other.driver(change));
     }
 
-    fn reported(&self) -> BTreeMap<Ordinal, ReportedTotals> {
+    /// Returns the totals by device, as the allocators last reported them.
+    pub(super) fn reported(&self) -> BTreeMap<Ordinal, ReportedTotals> {
         let mut all = self.pytorch.reported();
-        for (ordinal, more) in self.others() {
+        for (ordinal, more) in self.other_totals() {
             let sum = all.entry(ordinal).or_default();
             sum.allocated_bytes = sum.allocated_bytes.saturating_add(more.allocated_bytes);
             sum.reserved_bytes = sum.reserved_bytes.saturating_add(more.reserved_bytes);
@@ -156,75 +199,30 @@ impl FrameworkAllocator for Frameworks {
         all
     }
 
-    fn learn_counters(&mut self, allocator: u64, time_ns: u64, words: &StatisticsWords) -> bool {
-        self.pytorch.learn_counters(allocator, time_ns, words)
+    /// Stops following events.
+    pub(super) fn stop(&mut self) {
+        self.note(AllocatorNotice::Stopped);
+        // An allocator may forget it when it stops.
+        self.noted_driver = None;
     }
 
-    fn learn_allocator_state(&mut self, allocator_state: &DeviceAllocatorState, time_ns: u64) -> bool {
-        self.pytorch.learn_allocator_state(allocator_state, time_ns)
+    /// Follows events again. Those in between were missed.
+    pub(super) fn resume(&mut self) {
+        self.note(AllocatorNotice::Resumed);
     }
 
-    fn learn_numbers(&mut self, numbers: &DeviceNumbers, time_ns: u64) -> bool {
-        self.pytorch.learn_numbers(numbers, time_ns)
+    /// Records that events were lost.
+    pub(super) fn lose(&mut self) {
+        self.note(AllocatorNotice::EventsLost);
     }
 
-    fn counted_bytes(&self) -> BTreeMap<Ordinal, u64> {
-        self.pytorch.counted_bytes()
-    }
-
-    fn stop(&mut self) {
-        self.pytorch.stop();
-        self.bfc.stop();
-        self.ggml.stop();
-        self.pools.stop();
-    }
-
-    fn resume(&mut self) {
-        self.pytorch.resume();
-        self.bfc.resume();
-        self.ggml.resume();
-        self.pools.resume();
-    }
-
-    fn wants_allocator_state(&self) -> bool {
-        self.pytorch.wants_allocator_state()
-    }
-
-    fn adopt_older(&mut self, ordinal: Ordinal, blocks: &[StateBlock]) -> Vec<StateBlock> {
-        self.pytorch.adopt_older(ordinal, blocks)
-    }
-
-    fn wants_blocks(&self) -> bool {
-        self.pytorch.wants_blocks()
-    }
-
-    fn wants_counters(&self) -> bool {
-        self.pytorch.wants_counters()
-    }
-
-    fn lose(&mut self) {
-        self.pytorch.lose();
-        self.bfc.lose();
-        self.ggml.lose();
-        self.pools.lose();
-    }
-
-    fn begin_own_peaks(&mut self, now_ns: u64) {
-        self.pytorch.begin_own_peaks(now_ns);
-        self.ggml.begin_own_peaks(now_ns);
-        self.pools.begin_own_peaks(now_ns);
-    }
-
-    fn keep_history(&mut self, limit: usize) {
-        self.pytorch.keep_history(limit);
-    }
-
-    fn note_phase(&mut self, ordinal: Ordinal, phase: Phase) {
-        self.pytorch.note_phase(ordinal, phase);
+    /// Resets the peaks of all devices, in memwatch's counters only.
+    pub(super) fn begin_own_peaks(&mut self, now_ns: u64) {
+        self.note(AllocatorNotice::PeaksBegin(now_ns));
     }
 }
 
-impl<A: FrameworkAllocator> TensorLedger<A> {
+impl TensorLedger {
     /// Records whether all driver allocations of the process are known.
     pub fn see_driver(&mut self, all: bool) {
         self.allocators.see_driver(all);
@@ -235,9 +233,13 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     pub fn place(&mut self, event: &TensorEvent, segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {
         self.allocators.place(event, segment_at);
     }
-}
 
-impl TensorLedger {
+    /// Records that a framework's functions are probed. `from_start` is set if the driver had
+    /// granted nothing before. Returns whether they were not probed before.
+    pub fn watch(&mut self, framework: Framework, from_start: bool) -> bool {
+        self.allocators.watch(framework, from_start)
+    }
+
     /// Returns the allocation that failed with this event; `None` for any other event.
     pub fn refused_by(&self, event: &TensorEvent) -> Option<Refused> {
         match event.what {
@@ -250,38 +252,6 @@ impl TensorLedger {
             }
             _ => None,
         }
-    }
-
-    /// Records that ggml's functions are probed. `from_start` is set if the driver had granted
-    /// nothing before.
-    pub fn watch_buffers(&mut self, from_start: bool) {
-        self.allocators.ggml.watch(from_start);
-    }
-
-    /// Records that ggml's pool for temporaries is probed.
-    pub fn watch_scratch(&mut self) {
-        self.allocators.ggml.watch_scratch();
-    }
-
-    /// Records that ggml may have allocated before its functions were probed.
-    pub fn miss_buffers(&mut self) {
-        self.allocators.ggml.miss_start();
-    }
-
-    /// Returns ggml's buffers.
-    pub const fn buffers(&self) -> &Buffers {
-        &self.allocators.ggml
-    }
-
-    /// Records that the functions of RAPIDS or CuPy are probed. `from_start` is set if the driver
-    /// had granted nothing before.
-    pub fn watch_pools(&mut self, framework: Framework, from_start: bool) {
-        self.allocators.pools.watch(framework, from_start);
-    }
-
-    /// Returns the pools of RAPIDS and CuPy.
-    pub const fn pools(&self) -> &MemoryPools {
-        &self.allocators.pools
     }
 
     /// Splits an event of a single probe into the trace and report events it stands for; `None` for

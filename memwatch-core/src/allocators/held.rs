@@ -6,15 +6,15 @@
 
 use std::collections::BTreeMap;
 
+use super::TensorLedger;
 use super::names::{CallSite, HeldAs, SiteKey};
 use super::places::LiveBlock;
-use super::{FrameworkAllocator, TensorLedger};
 use crate::input::holdings::{Holding, Holdings};
 
 /// Call site and time of the allocation, by the index of a row of a reading.
 pub(super) type HeldSites = BTreeMap<usize, (SiteKey, u64)>;
 
-impl<A: FrameworkAllocator> TensorLedger<A> {
+impl TensorLedger {
     /// Learns the live objects of the process, replacing an earlier reading.
     pub fn learn_holdings(&mut self, holdings: Box<Holdings>) {
         let site = |row: &Holding| self.block_of(&holdings, row).map(|block| (block.whose.site, block.granted_ns));

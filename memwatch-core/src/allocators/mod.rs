@@ -15,7 +15,6 @@ pub mod pools;
 pub mod pytorch;
 pub mod threads;
 
-mod arenas;
 mod changes;
 mod durations;
 mod framework;
@@ -60,7 +59,7 @@ use self::sampling::Sampling;
 use self::settled::Unsettled;
 use self::threads::Threads;
 
-pub use self::framework::FrameworkAllocator;
+pub use self::framework::{AllocatorNotice, FrameworkAllocator};
 pub use self::frameworks::{Frameworks, Refused, is_pytorch_probed};
 pub use self::log::LogLine;
 pub use self::marks::RangeMark;
@@ -124,8 +123,8 @@ pub struct ReportedTotals {
 
 /// Caching allocators of one process, and what its threads allocate from them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct TensorLedger<A = Frameworks> {
-    allocators: A,
+pub struct TensorLedger {
+    allocators: Frameworks,
     stacks: StackTable,
     #[serde(with = "by_name::losses")]
     losses: BTreeMap<Loss, u64>,
@@ -190,7 +189,7 @@ const SHORTEST_STEP_WINDOW_NS: u64 = 50_000_000;
 /// Maximum number of step windows; by then enough time windows are closed.
 const STEP_WINDOWS: u64 = 256;
 
-impl<A: FrameworkAllocator> TensorLedger<A> {
+impl TensorLedger {
     /// Closes the window if a training step ended in it or the program has no steps.
     pub fn tick(&mut self, now_ns: u64) {
         self.settle_at(now_ns);
@@ -250,7 +249,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             self.attribution.spend(spent);
         }
         if event.time_ns < self.course.allocator_state_ns && !event.what.is_of_others() {
-            self.allocators.skip(event);
+            self.allocators.pytorch.skip(event);
             return;
         }
         self.course.event_ns = self.course.event_ns.max(event.time_ns);
@@ -286,7 +285,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     /// Learns the counters of the allocator at this address, read right after its last report.
     /// Returns whether they are plausible.
     pub fn learn_statistics(&mut self, allocator: u64, time_ns: u64, words: &StatisticsWords) -> bool {
-        self.allocators.learn_counters(allocator, time_ns, words)
+        self.allocators.pytorch.learn_counters(allocator, time_ns, words)
     }
 
     /// Learns the allocator state as read from memory, and returns whether it was used. A reading
@@ -298,7 +297,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
         let mut learnt = !allocator_state.devices.is_empty();
         for device in &allocator_state.devices {
-            if !self.allocators.learn_allocator_state(device, allocator_state.time_ns) {
+            if !self.allocators.pytorch.learn_allocator_state(device, allocator_state.time_ns) {
                 learnt = false;
                 continue;
             }
@@ -330,12 +329,12 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
 
     /// Returns whether a reading of the allocator state would add information.
     pub fn wants_allocator_state(&self) -> bool {
-        self.allocators.wants_allocator_state()
+        self.allocators.pytorch.wants_allocator_state()
     }
 
     /// Returns whether reading an allocator's statistics would help and is possible.
     pub fn wants_statistics(&self) -> bool {
-        self.allocators.wants_counters()
+        self.allocators.pytorch.wants_counters()
     }
 
     /// Applies a driver call that may allocate or free a segment.
@@ -351,7 +350,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
 
     /// Sets how many history lines are kept of each allocator, and of the program's ranges.
     pub fn keep_history(&mut self, limit: usize) {
-        self.allocators.keep_history(limit);
+        self.allocators.pytorch.keep_history(limit);
         self.marks.keep(limit);
     }
 

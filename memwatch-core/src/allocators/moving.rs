@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{FrameworkAllocator, TensorLedger};
+use super::TensorLedger;
 use crate::decode::TensorEvent;
 use crate::input::allocator_state::{MovingAllocatorState, StateBlock, StateBlockUse};
 use crate::words::Ordinal;
@@ -35,7 +35,7 @@ impl Moving {
     }
 }
 
-impl<A: FrameworkAllocator> TensorLedger<A> {
+impl TensorLedger {
     /// Learns blocks read while the allocators were running. They are used once the events of that
     /// time have arrived and the sums agree.
     pub fn learn_moving_allocator_state(&mut self, allocator_state: &MovingAllocatorState) {
@@ -53,7 +53,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
 
     /// Returns whether some blocks are not known individually and no reading is pending.
     pub fn wants_blocks(&self) -> bool {
-        self.moving.is_none() && self.allocators.wants_blocks()
+        self.moving.is_none() && self.allocators.pytorch.wants_blocks()
     }
 
     /// Reconciles the reading if this event is later than its end.
@@ -74,7 +74,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         let Some(moving) = self.moving.take().filter(|_| !self.has_lost_events()) else { return };
         for (ordinal, blocks) in moving.devices {
             let blocks: Vec<StateBlock> = blocks.into_values().collect();
-            let older = self.allocators.adopt_older(ordinal, &blocks);
+            let older = self.allocators.pytorch.adopt_older(ordinal, &blocks);
             let since_ns = match &self.sampling {
                 Some(sampling) => sampling.opened_ns(),
                 None => Some(self.traced_since_ns),

@@ -7,7 +7,6 @@ use foldhash::fast::RandomState;
 use memwatch_common::tensor::chunk_key;
 use serde::{Deserialize, Serialize};
 
-use super::framework::FrameworkAllocator;
 use super::names::ModuleKey;
 use super::places::GrantInProgress;
 use super::{TensorBlock, TensorLedger};
@@ -69,7 +68,7 @@ fn key_of(event: &TensorEvent) -> Option<u32> {
     }
 }
 
-impl<A: FrameworkAllocator> TensorLedger<A> {
+impl TensorLedger {
     /// Handles the operator name of a chunk: the last one granted in the thread, or the next.
     pub(super) fn name_chunk(&mut self, tid: Tid, named: &ChunkNamed) {
         let (chunk, module) = (named.chunk, self.names.operator(&named.operator));

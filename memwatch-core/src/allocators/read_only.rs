@@ -3,13 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use super::framework::FrameworkAllocator;
 use super::sampling::Sampling;
 use super::{ReportedTotals, TensorLedger};
 use crate::input::allocator_state::AllocatorNumbers;
 use crate::words::Ordinal;
 
-impl<A: FrameworkAllocator> TensorLedger<A> {
+impl TensorLedger {
     /// Stops tracing. A known block keeps its attribution while readings find it at its address.
     pub fn stop(&mut self) {
         self.is_stopped = true;
@@ -32,7 +31,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         let lost = self.lost_events();
         let sampling = self.sampling.get_or_insert_default();
         sampling.open(time_ns, lost);
-        for (ordinal, allocated_bytes) in self.allocators.counted_bytes() {
+        for (ordinal, allocated_bytes) in self.allocators.pytorch.counted_bytes() {
             sampling.count_from(ordinal, allocated_bytes);
         }
         self.allocators.resume();
@@ -73,7 +72,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     pub fn learn_numbers(&mut self, numbers: &AllocatorNumbers) {
         for device in &numbers.devices {
             let before = self.allocators.reported().get(&device.ordinal).copied();
-            if !self.allocators.learn_numbers(device, numbers.time_ns) {
+            if !self.allocators.pytorch.learn_numbers(device, numbers.time_ns) {
                 continue;
             }
             let Some(now) = self.allocators.reported().get(&device.ordinal).copied() else { continue };

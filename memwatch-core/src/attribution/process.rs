@@ -249,15 +249,9 @@ impl Process {
     pub fn watch_framework(&mut self, framework: Framework, time_ns: u64) {
         let from_start = self.from_start && self.ledger.totals().whole().allocations == 0;
         self.frameworks.insert(framework);
-        let tensors = self.tensors.get_or_insert_default();
-        match framework {
-            Framework::Ggml if !tensors.buffers().is_watched() => tensors.watch_buffers(from_start),
-            Framework::Rmm | Framework::CuPy if !tensors.pools().watched().contains(&framework) => {
-                tensors.watch_pools(framework, from_start);
-            }
-            _ => return,
+        if self.tensors.get_or_insert_default().watch(framework, from_start) {
+            self.tensors_watched_ns = time_ns;
         }
-        self.tensors_watched_ns = time_ns;
     }
 
     /// Locates the memory of an event in the driver's allocations, before the event is applied. The

@@ -1,15 +1,11 @@
 //! Builds a snapshot from the pipeline's state: adds names, sums and differences, but no new facts.
 
-mod allocators;
-mod arenas;
-mod buffers;
 pub(crate) mod explained;
 mod fragmentation;
 pub(crate) mod history;
 mod libraries;
 mod native;
 pub(crate) mod places;
-mod pools;
 pub mod workloads;
 
 use std::collections::BTreeMap;

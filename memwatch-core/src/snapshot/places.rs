@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::allocators::AllocatorView;
-use super::arenas::ArenaView;
-use super::buffers::BuffersView;
-use super::pools::PoolsView;
+use crate::allocators::bfc::ArenaView;
+use crate::allocators::ggml::BuffersView;
 use crate::allocators::names::HeldAs;
+use crate::allocators::pools::PoolsView;
+use crate::allocators::pytorch::AllocatorView;
 use crate::allocators::sampling::Estimate;
 use crate::words::{GpuUuid, Name, json};
 

@@ -125,6 +125,21 @@ fn ggml_scratch_pool_is_unknown_for_memory_mapped_before_its_probes() {
 }
 
 #[test]
+fn blocks_of_a_toy_framework_are_in_the_snapshot() {
+    let mut watch = TestPipeline::begin();
+    watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd000, 2 << 20).process(7)]);
+    let time_ns = watch.now_ns;
+    watch.pipeline.step(Input::FrameworkWatched { tgid: Tgid(7), framework: Framework::Jax, time_ns });
+    let (probe, args) = (67, [1, 4096, 0xd000, 0, 0, 0]);
+    let record =
+        TensorRecord { kind: 3, probe, tgid: 7, tid: 7, time_ns: time_ns + 1, args, ..TensorRecord::default() };
+    watch.pipeline.step(Input::Record(RingRecord::Tensor(record)));
+    let tensors = watch.running(7).tensors.expect("they are watched");
+    let [device] = &tensors.attribution.devices[..] else { panic!("{tensors:?}") };
+    assert_eq!((device.device, device.allocated_bytes, device.total.live_bytes), (0, 4096, 4096));
+}
+
+#[test]
 fn without_probes_on_ggml_a_process_has_no_buffers_to_show() {
     let mut watch = TestPipeline::begin();
     watch.starts(7).calls(on_gpu_a(7));

@@ -23,31 +23,48 @@ pub enum Framework {
     CuPy,
 }
 
+/// Words for a framework.
+struct FrameworkWords {
+    name: &'static str,
+    title: &'static str,
+    product: &'static str,
+}
+
+/// Words for a framework that is installed under the name that screens show.
+const fn words(name: &'static str, title: &'static str) -> FrameworkWords {
+    FrameworkWords { name, title, product: title }
+}
+
 impl Framework {
+    /// All frameworks, in screen order.
+    pub const ALL: [Self; 7] =
+        [Self::PyTorch, Self::Jax, Self::TensorFlow, Self::OnnxRuntime, Self::Ggml, Self::Rmm, Self::CuPy];
+
+    const fn words(self) -> FrameworkWords {
+        match self {
+            Self::PyTorch => words("pytorch", "PyTorch"),
+            Self::Jax => words("jax", "JAX"),
+            Self::TensorFlow => words("tensorflow", "TensorFlow"),
+            Self::OnnxRuntime => words("onnxruntime", "ONNX Runtime"),
+            Self::Ggml => words("ggml", "ggml"),
+            Self::Rmm => FrameworkWords { product: "RAPIDS", ..words("rmm", "RMM") },
+            Self::CuPy => words("cupy", "CuPy"),
+        }
+    }
+
     /// Lower-case name, as in JSON.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::PyTorch => "pytorch",
-            Self::Jax => "jax",
-            Self::TensorFlow => "tensorflow",
-            Self::OnnxRuntime => "onnxruntime",
-            Self::Ggml => "ggml",
-            Self::Rmm => "rmm",
-            Self::CuPy => "cupy",
-        }
+        self.words().name
     }
 
     /// Display name.
     pub const fn title(self) -> &'static str {
-        match self {
-            Self::PyTorch => "PyTorch",
-            Self::Jax => "JAX",
-            Self::TensorFlow => "TensorFlow",
-            Self::OnnxRuntime => "ONNX Runtime",
-            Self::Ggml => "ggml",
-            Self::Rmm => "RMM",
-            Self::CuPy => "CuPy",
-        }
+        self.words().title
+    }
+
+    /// Name of the software of which the framework is a part.
+    pub const fn product(self) -> &'static str {
+        self.words().product
     }
 
     /// Returns the framework of a library; `None` for the Python interpreter.

@@ -386,8 +386,8 @@ fn tensors_that_are_asked_for_need_an_own_watch_and_the_default_does_not() {
     for not_asked in ["memwatch -p 1", "memwatch -p 1 --tensors=off"] {
         assert!(!args(not_asked).tensors.is_asked_for(), "{not_asked}");
     }
-    assert_eq!(args("memwatch -p 1").tensors.request(true).level, crate::frameworks::pytorch::TensorLevel::Modules);
-    assert_eq!(args("memwatch").tensors.request(false).level, crate::frameworks::pytorch::TensorLevel::Off);
+    assert_eq!(args("memwatch -p 1").tensors.request(true).level, crate::frameworks::watch::TensorLevel::Modules);
+    assert_eq!(args("memwatch").tensors.request(false).level, crate::frameworks::watch::TensorLevel::Off);
     assert!(refusal("memwatch where -p 1 --by phase --fragmentation").contains("goes with --by module"));
     assert!(refusal("memwatch --tensors=all").contains("off, blocks, lines or modules"));
 }

@@ -9,23 +9,10 @@ use std::time::{Duration, Instant};
 
 use memwatch_core::words::Framework;
 
-use super::libraries::CUPY;
-use crate::sources::library::is_library;
+use super::FRAMEWORKS;
 use crate::sources::library_look::owner_of;
 use crate::sources::owner_queues::{Accepted, OwnerQueues};
 
-/// Libraries by the stem of the file name. CuPy's `memory` is recognised by its folder as well.
-const LIBRARIES: [(&str, Framework); 9] = [
-    ("libc10_cuda.so", Framework::PyTorch),
-    ("xla_cuda_plugin.so", Framework::Jax),
-    ("libtensorflow_framework.so", Framework::TensorFlow),
-    ("onnxruntime_pybind11_state", Framework::OnnxRuntime),
-    ("libonnxruntime.so", Framework::OnnxRuntime),
-    ("libonnxruntime_providers_cuda.so", Framework::OnnxRuntime),
-    ("libggml-cuda.so", Framework::Ggml),
-    ("librmm.so", Framework::Rmm),
-    ("memory", Framework::CuPy),
-];
 /// First interval between two scans of a process, which may load another framework. Doubles after
 /// each scan without a change, up to [`LONGEST_PAUSE`].
 const AGAIN: Duration = Duration::from_secs(10);
@@ -134,7 +121,7 @@ fn frameworks_of(tgid: u32) -> BTreeSet<Framework> {
     let mut maps = BufReader::with_capacity(64 << 10, maps.take(MOST_MAPS_BYTES));
     let (mut line, mut found) = (Vec::new(), BTreeSet::new());
     while maps.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
-        found.extend(path_of(line.trim_ascii_end()).and_then(framework_of));
+        found.extend(path_of(line.trim_ascii_end()).and_then(|path| FRAMEWORKS.marked_by(path)));
         line.clear();
     }
     found
@@ -145,19 +132,12 @@ fn path_of(line: &[u8]) -> Option<&[u8]> {
     line.iter().position(|byte| *byte == b'/').map(|begin| &line[begin..])
 }
 
-fn framework_of(path: &[u8]) -> Option<Framework> {
-    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
-    let (_, framework) = LIBRARIES.into_iter().find(|(stem, _)| is_library(path, stem))?;
-    let is_its = framework != Framework::CuPy || memchr::memmem::find(path, CUPY.as_bytes()).is_some();
-    is_its.then_some(framework)
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
     use std::time::Duration;
 
-    use super::{FrameworkNames, framework_of, frameworks_of, path_of};
+    use super::{FRAMEWORKS, FrameworkNames, frameworks_of, path_of};
     use memwatch_core::words::Framework;
 
     #[test]
@@ -185,8 +165,9 @@ mod tests {
     #[test]
     fn a_framework_is_known_by_its_librarys_name() {
         let line = b"7f0000-7f1000 r-xp 00000000 08:01 42     /opt/a b/libc10_cuda.so (deleted)";
-        assert_eq!(path_of(line).and_then(framework_of), Some(Framework::PyTorch));
-        let of = |path: &str| framework_of(path.as_bytes());
+        let marked_by = |path: &[u8]| FRAMEWORKS.marked_by(path);
+        assert_eq!(path_of(line).and_then(marked_by), Some(Framework::PyTorch));
+        let of = |path: &str| marked_by(path.as_bytes());
         assert_eq!(
             of("/s/onnxruntime/capi/onnxruntime_pybind11_state.cpython-313-x86_64-linux-gnu.so"),
             Some(Framework::OnnxRuntime)

@@ -16,7 +16,7 @@ use memwatch_common::python::{PythonLayout, WalkState};
 use memwatch_common::shares::SharedTable;
 use memwatch_common::tensor::ONLY_LISTED;
 
-use crate::frameworks::pytorch::TensorPoint;
+use crate::frameworks::points::TensorPoint;
 use crate::sources::clock;
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::load::{KernelHalf, LoadError, Mechanism, loaded_uprobe, uprobe};

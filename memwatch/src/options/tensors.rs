@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use memwatch_core::attribution::price::Budget;
 
-use crate::frameworks::pytorch::{StackSelection, TensorLevel, TensorRequest};
+use crate::frameworks::watch::{StackSelection, TensorLevel, TensorRequest};
 use crate::options::moment::PAST;
 
 /// How much of PyTorch is watched.

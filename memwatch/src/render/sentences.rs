@@ -27,8 +27,6 @@ pub(crate) const KINDS: [&str; 5] = ["device", "pool", "physical", "array", MANA
 pub(crate) const MANAGED: &str = "managed";
 /// Reason why the blocks of a pool are not all known.
 pub(crate) const OLDER_BLOCKS: &str = "blocks from before the attach are not known: RAPIDS' pools keep no list of them";
-/// Reason why ggml's buffers are not all known.
-pub(crate) const OLDER_BUFFERS: &str = "buffers from before the attach are not known: ggml keeps no list of them";
 /// Number of names to list. Further names are only counted.
 const LISTED: usize = 3;
 
@@ -424,6 +422,11 @@ pub(crate) fn holdings(process: &ProcessView) -> Vec<Sentence> {
     texts.into_iter().map(|text| Sentence::new(Tone::Plain, text)).collect()
 }
 
+/// Returns the reason why not all buffers of a framework are known.
+pub(crate) fn older_buffers(framework: Framework) -> String {
+    format!("buffers from before the attach are not known: {} keeps no list of them", framework.title())
+}
+
 /// `ggml's buffers: weights 4.00 GiB, compute 300.0 MiB`, summed over all devices; `None` if there
 /// are no buffers and no older ones can exist.
 fn buffers(view: &BuffersView) -> Option<String> {
@@ -432,12 +435,9 @@ fn buffers(view: &BuffersView) -> Option<String> {
         sums.map(|sum| sum.bytes).reduce(u64::saturating_add).map(|sum| format!("{} {}", usage.name(), bytes(sum)))
     };
     let known: Vec<String> = BufferUsage::ALL.into_iter().filter_map(of).collect();
-    match (known.is_empty(), view.older_unknown) {
-        (true, false) => None,
-        (true, true) => Some(OLDER_BUFFERS.to_owned()),
-        (false, false) => Some(format!("ggml's buffers: {}", known.join(", "))),
-        (false, true) => Some(format!("ggml's buffers: {}; {OLDER_BUFFERS}", known.join(", "))),
-    }
+    let known = (!known.is_empty()).then(|| format!("{}'s buffers: {}", view.framework.title(), known.join(", ")));
+    let older = view.older_unknown.then(|| older_buffers(view.framework));
+    known.into_iter().chain(older).reduce(|known, older| format!("{known}; {older}"))
 }
 
 /// `rmm's pools have 3.00 GiB, 1.00 GiB of it in use`: one sentence per framework, summed over all
@@ -458,7 +458,7 @@ fn pools(view: &PoolsView) -> Vec<String> {
         let has = size.map_or_else(|| "are of unknown size".to_owned(), |size| format!("have {}", bytes(size)));
         pools().next().map(|_| format!("{}'s pools {has}, {in_use} of it in use", framework.name()))
     };
-    [Framework::Rmm, Framework::CuPy].into_iter().filter_map(of).collect()
+    Framework::ALL.into_iter().filter_map(of).collect()
 }
 
 /// `pools reserve 3.00 GiB, 512.0 MiB of it unused`; `None` if the reserve is unknown or all of it

@@ -9,7 +9,7 @@ use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::pytorch::TensorRequest;
+use crate::frameworks::watch::TensorRequest;
 use crate::options::{CommonArgs, Looks};
 use crate::watch::one_shot::TakenAt;
 use crate::watch::past::{Needs, RecordedPeriod};

@@ -12,7 +12,7 @@ use memwatch_core::words::Tgid;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::pytorch::TensorRequest;
+use crate::frameworks::watch::TensorRequest;
 use crate::options::{CommonArgs, DEFAULT_SOCKET, Selected, TargetArgs};
 use crate::render::json::ReportOrigin;
 use crate::render::output::host_name;

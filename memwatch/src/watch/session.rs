@@ -43,7 +43,7 @@ use crate::backends::library_watch::{LibraryWatch, library_source};
 use crate::exit::ExitFailure;
 use crate::frameworks::named::FrameworkNames;
 use crate::frameworks::probes as tensor_probes;
-use crate::frameworks::pytorch::{TensorLevel, TorchWatch};
+use crate::frameworks::watch::{FrameworkWatch, TensorLevel};
 use crate::sources::cgroup::{ControlGroups, own_limit};
 use crate::sources::clock;
 use crate::sources::kernel::allocation_map::KernelAllocationMap;
@@ -91,7 +91,7 @@ impl Session {
             KernelAllocationMap::open(&mut kernel.ebpf).context("the kernel half's allocation map cannot be read")?;
         let scan = options.libraries.iter().fold(backends::scan(), LibraryScan::with_named).with_handles(handles);
         let libraries = LibraryWatch::new(scan, version, library_source(options.polls_libraries));
-        let torch = TorchWatch::new(version, options.tensors.affordable());
+        let torch = FrameworkWatch::new(version, options.tensors.affordable());
         let parts = SessionParts {
             kernel,
             diagnostics,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::backends::readings::DeviceLibrary;
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::pytorch::TensorRequest;
+use crate::frameworks::watch::TensorRequest;
 use crate::options::{CommonArgs, DEFAULT_SOCKET, Selected, TargetArgs};
 use crate::watch::filter::GpuFilter;
 use crate::watch::selection::Selection;

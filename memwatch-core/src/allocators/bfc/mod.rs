@@ -7,16 +7,19 @@
 //! memory.
 
 mod arena;
+mod ledger;
 #[cfg(test)]
 mod tests;
+pub(crate) mod view;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::arena::{BfcArena, Home};
+pub use self::view::ArenaView;
 use super::pytorch::DriverChange;
-use super::{BlockChange, FrameworkAllocator, ReportedTotals, TensorBlock};
+use super::{AllocatorNotice, BlockChange, FrameworkAllocator, ReportedTotals, TensorBlock};
 use crate::decode::{ArenaChunkReport, ChunkGoes, TensorChange, TensorEvent};
 use crate::input::arenas::{ArenaChunk, ArenaReading, ArenaReadings};
 use crate::ledger::{DriverSegment, SegmentLocation};
@@ -207,15 +210,29 @@ fn named_home(book: &ArenaReading) -> Home {
     device.map_or(Home::Host, |number| Home::Named(Ordinal(number)))
 }
 
+impl Arenas {
+    fn lose(&mut self) {
+        self.arenas.values_mut().for_each(BfcArena::lose);
+    }
+}
+
 impl FrameworkAllocator for Arenas {
-    /// Does nothing: an arena starts with its first event.
-    fn begin(&mut self, _from_start: bool, _missing: &[u16]) {}
-
-    /// Does nothing: only missed driver calls matter, not the arenas' events.
-    fn miss_start(&mut self) {}
-
-    fn see_driver(&mut self, all: bool) {
-        self.sees_driver = all;
+    /// A missed start does not matter: an arena starts with its first event, and only missed driver
+    /// calls make its place uncertain.
+    fn note(&mut self, notice: AllocatorNotice) {
+        match notice {
+            AllocatorNotice::StartMissed | AllocatorNotice::PeaksBegin(_) => {}
+            AllocatorNotice::DriverKnown(all) => self.sees_driver = all,
+            AllocatorNotice::EventsLost => self.lose(),
+            AllocatorNotice::Stopped => {
+                self.is_stopped = true;
+                self.lose();
+            }
+            AllocatorNotice::Resumed => {
+                self.is_stopped = false;
+                self.lose();
+            }
+        }
     }
 
     fn place(&mut self, event: &TensorEvent, segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {
@@ -262,17 +279,7 @@ impl FrameworkAllocator for Arenas {
         all
     }
 
-    fn stop(&mut self) {
-        self.is_stopped = true;
-        self.lose();
-    }
-
-    fn resume(&mut self) {
-        self.is_stopped = false;
-        self.lose();
-    }
-
-    fn lose(&mut self) {
-        self.arenas.values_mut().for_each(BfcArena::lose);
+    fn blocks_on(&self, ordinal: Ordinal) -> BTreeMap<u64, u64> {
+        self.chunks_on(ordinal)
     }
 }

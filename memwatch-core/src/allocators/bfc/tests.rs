@@ -33,7 +33,7 @@ fn chunk(is_grant: bool, address: u64, bytes: u64, now: ArenaCounters) -> ArenaC
 
 fn with_segment() -> Arenas {
     let mut arenas = Arenas::default();
-    arenas.see_driver(true);
+    arenas.note(AllocatorNotice::DriverKnown(true));
     arenas.learn_segment(SEGMENT);
     arenas
 }

@@ -11,6 +11,7 @@ mod sums;
 mod tensors;
 #[cfg(test)]
 mod tests;
+pub(crate) mod view;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,13 +20,14 @@ use serde::{Deserialize, Serialize};
 use self::sums::BufferSums;
 use self::tensors::BufferTensorMap;
 use super::pytorch::DriverChange;
-use super::{BlockChange, FrameworkAllocator, ReportedTotals, TensorBlock};
+use super::{AllocatorNotice, BlockChange, FrameworkAllocator, ReportedTotals, TensorBlock, TensorLedger};
 use crate::decode::{BufferChange, BufferTurn, BufferUsage, TensorChange, TensorEvent, TensorPlace};
 use crate::ledger::{DriverSegment, SegmentLocation};
-use crate::words::Ordinal;
+use crate::words::{Framework, Ordinal};
 
 pub use self::sums::{DeviceBuffers, UsageSum};
 pub use self::tensors::GgmlTensor;
+pub use self::view::{BufferTensorView, BuffersView, DeviceBuffersView, UsageView};
 
 /// Maximum number of buffers tracked. Programs have tens of them.
 const MOST_BUFFERS: usize = 1 << 16;
@@ -76,17 +78,8 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Records that the functions are probed. `from_start` is set if the driver had granted nothing
-    /// before.
-    pub(super) fn watch(&mut self, from_start: bool) {
-        if !self.is_watched {
-            self.is_watched = true;
-            self.doubts.has_older |= !from_start;
-        }
-    }
-
     /// Records that the pool for temporaries is probed.
-    pub(super) fn watch_scratch(&mut self) {
+    fn watch_scratch(&mut self) {
         self.has_scratch = true;
     }
 
@@ -153,12 +146,6 @@ impl Buffers {
         }))
     }
 
-    /// Returns address and bytes of each buffer on a device.
-    pub(super) fn blocks_on(&self, ordinal: Ordinal) -> impl Iterator<Item = (u64, u64)> {
-        let here = self.buffers.values().filter(move |buffer| buffer.ordinal == ordinal);
-        here.map(|buffer| (buffer.address, buffer.bytes))
-    }
-
     /// Returns the tensors in a device's buffers that were placed since the attach.
     pub fn tensors_on(&self, ordinal: Ordinal) -> impl Iterator<Item = GgmlTensor<'_>> {
         let here = self.buffers.iter().filter(move |(_, buffer)| buffer.ordinal == ordinal);
@@ -191,23 +178,58 @@ impl Buffers {
         Some(buffer)
     }
 
+    fn miss_start(&mut self) {
+        self.doubts.has_older = true;
+    }
+
+    /// Forgets the buffers, since changes are not seen from here on.
+    fn forget(&mut self) {
+        let is_watched = self.is_watched;
+        *self = Self { is_watched, doubts: Doubts { has_older: true, ..self.doubts }, ..Self::default() };
+    }
+
     /// Removes a buffer that must have been freed without an event.
     fn drop_missed(&mut self, context: u64) {
         self.doubts.out_of_step += u64::from(self.release(context, 0).is_some());
     }
 }
 
+impl TensorLedger {
+    /// Records that ggml's pool for temporaries is probed.
+    pub fn watch_scratch(&mut self) {
+        self.allocators.ggml.watch_scratch();
+    }
+
+    /// Records that ggml may have allocated before its functions were probed.
+    pub fn miss_buffers(&mut self) {
+        self.allocators.ggml.miss_start();
+    }
+
+    /// Returns ggml's buffers.
+    pub const fn buffers(&self) -> &Buffers {
+        &self.allocators.ggml
+    }
+}
+
 impl FrameworkAllocator for Buffers {
-    fn begin(&mut self, from_start: bool, _missing: &[u16]) {
-        self.watch(from_start);
+    fn watch(&mut self, framework: Framework, from_start: bool) -> bool {
+        let is_new = framework == Framework::Ggml && !self.is_watched;
+        if is_new {
+            self.is_watched = true;
+            self.doubts.has_older |= !from_start;
+        }
+        is_new
     }
 
-    fn miss_start(&mut self) {
-        self.doubts.has_older = true;
-    }
-
-    fn see_driver(&mut self, all: bool) {
-        self.doubts.misses_driver = !all;
+    fn note(&mut self, notice: AllocatorNotice) {
+        match notice {
+            AllocatorNotice::StartMissed => self.miss_start(),
+            AllocatorNotice::DriverKnown(all) => self.doubts.misses_driver = !all,
+            AllocatorNotice::EventsLost => self.doubts.is_lossy = true,
+            AllocatorNotice::Stopped => self.forget(),
+            AllocatorNotice::Resumed => {}
+            AllocatorNotice::PeaksBegin(_) => self.sums.begin_peaks(),
+        }
     }
 
     fn place(&mut self, event: &TensorEvent, segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {
@@ -267,19 +289,8 @@ impl FrameworkAllocator for Buffers {
         self.sums.reported()
     }
 
-    /// Forgets the buffers, since changes are not seen from here on.
-    fn stop(&mut self) {
-        let is_watched = self.is_watched;
-        *self = Self { is_watched, doubts: Doubts { has_older: true, ..self.doubts }, ..Self::default() };
-    }
-
-    fn resume(&mut self) {}
-
-    fn lose(&mut self) {
-        self.doubts.is_lossy = true;
-    }
-
-    fn begin_own_peaks(&mut self, _now_ns: u64) {
-        self.sums.begin_peaks();
+    fn blocks_on(&self, ordinal: Ordinal) -> BTreeMap<u64, u64> {
+        let here = self.buffers.values().filter(|buffer| buffer.ordinal == ordinal);
+        here.map(|buffer| (buffer.address, buffer.bytes)).collect()
     }
 }

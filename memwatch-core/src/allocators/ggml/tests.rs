@@ -1,5 +1,4 @@
 use super::*;
-use crate::allocators::TensorLedger;
 use crate::decode::{StackRef, TensorName};
 use crate::words::{Tgid, Tid};
 
@@ -38,7 +37,7 @@ fn plain(buffers: &mut Buffers, context: u64, address: u64) {
 
 fn watched() -> Buffers {
     let mut buffers = Buffers::default();
-    buffers.watch(true);
+    buffers.watch(Framework::Ggml, true);
     buffers
 }
 
@@ -161,11 +160,11 @@ type BufferDoubt = (&'static str, fn(&mut Buffers));
 fn ggml_buffers_are_inexact_when_any_may_be_missing() {
     let unsure: [BufferDoubt; 5] = [
         ("older ones", |buffers| buffers.miss_start()),
-        ("lost events", |buffers| buffers.lose()),
-        ("lost calls", |buffers| buffers.see_driver(false)),
+        ("lost events", |buffers| buffers.note(AllocatorNotice::EventsLost)),
+        ("lost calls", |buffers| buffers.note(AllocatorNotice::DriverKnown(false))),
         ("a pause", |buffers| {
-            buffers.stop();
-            buffers.resume();
+            buffers.note(AllocatorNotice::Stopped);
+            buffers.note(AllocatorNotice::Resumed);
         }),
         ("memory that went", |buffers| buffers.driver(DriverChange::Freed { address: ADDRESS })),
     ];
@@ -179,8 +178,8 @@ fn ggml_buffers_are_inexact_when_any_may_be_missing() {
     }
     assert!(!Buffers::default().is_exact(), "nothing is probed");
     let mut late = Buffers::default();
-    late.watch(false);
-    late.watch(true);
+    late.watch(Framework::Ggml, false);
+    late.watch(Framework::Ggml, true);
     assert!(late.has_older(), "the first word counts");
 }
 
@@ -233,7 +232,7 @@ fn ggml_buffer_without_usage_that_has_a_cache_tensor_is_kv_cache() {
 #[test]
 fn the_sums_by_line_and_the_totals_of_a_device_have_each_buffer() {
     let mut ledger = TensorLedger::default();
-    ledger.watch_buffers(true);
+    ledger.watch(Framework::Ggml, true);
     for (context, address) in [(CONTEXT, ADDRESS), (CONTEXT + 8, ADDRESS + BYTES)] {
         let made = event(context, BufferTurn::Made { bytes: BYTES, ordinal: GPU, address });
         ledger.place(&made, &|asked| Some(segment(asked, BYTES)));

@@ -8,6 +8,7 @@
 mod pool;
 #[cfg(test)]
 mod tests;
+pub(crate) mod view;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -15,13 +16,16 @@ use serde::{Deserialize, Serialize};
 
 use self::pool::LivePoolBlock;
 pub use self::pool::MemoryPool;
+pub use self::view::{PoolView, PoolsView};
 use super::bfc::Home;
 use super::pytorch::DriverChange;
-use super::{BlockChange, FrameworkAllocator, ReportedTotals, TensorBlock};
+use super::{AllocatorNotice, BlockChange, FrameworkAllocator, ReportedTotals, TensorBlock, TensorLedger};
 use crate::decode::{PoolBlock, PoolChange, PoolKind, PoolTurn, StackRef, TensorChange, TensorEvent};
 use crate::ledger::{DriverSegment, SegmentLocation};
 use crate::words::{Framework, Ordinal, Tid};
 
+/// Frameworks with pools.
+const FRAMEWORKS: [Framework; 2] = [Framework::Rmm, Framework::CuPy];
 /// Maximum number of pools. Processes have a handful of them, so more are implausible.
 const MOST_POOLS: usize = 256;
 /// Maximum number of segments, and of threads with a pending request.
@@ -61,14 +65,6 @@ pub struct MemoryPools {
 }
 
 impl MemoryPools {
-    /// Records that a framework's functions are probed. `from_start` is set if the driver had
-    /// granted nothing before.
-    pub(super) fn watch(&mut self, framework: Framework, from_start: bool) {
-        if self.watched.insert(framework) && !from_start {
-            self.older.insert(framework);
-        }
-    }
-
     /// Returns the frameworks that are, or were, probed in this process.
     pub const fn watched(&self) -> &BTreeSet<Framework> {
         &self.watched
@@ -132,13 +128,6 @@ impl MemoryPools {
             (None | Some(SegmentLocation::SomeDevice), Home::Unknown) => stated.map_or(Home::Unknown, Home::Named),
             (None | Some(SegmentLocation::SomeDevice), before) => before,
         }
-    }
-
-    /// Returns address and bytes of the known blocks on a device that no other allocator divides.
-    pub(super) fn blocks_on(&self, ordinal: Ordinal) -> impl Iterator<Item = (u64, u64)> {
-        let here = self.pools.values().filter(move |pool| pool.home.ordinal() == Some(ordinal));
-        let whole = here.flat_map(|pool| &pool.blocks).filter(|(_, held)| !held.is_divided);
-        whole.map(|(address, held)| (*address, held.bytes))
     }
 
     fn grant(&mut self, event: &TensorEvent, kind: PoolKind, block: &PoolBlock) -> Option<TensorBlock> {
@@ -214,6 +203,18 @@ impl MemoryPools {
         Some(BlockChange::Granted(TensorBlock { requested_bytes: Some(wanted.bytes), ..granted }))
     }
 
+    /// Records that pools of the probed frameworks may have unknown blocks.
+    fn doubt_all(&mut self) {
+        self.older.extend(&self.watched);
+        self.pools.values_mut().for_each(MemoryPool::lose);
+    }
+
+    /// Forgets the pools, since changes are not seen from here on.
+    fn forget(&mut self) {
+        let watched = std::mem::take(&mut self.watched);
+        *self = Self { older: watched.clone(), watched, ..Self::default() };
+    }
+
     fn take_segment(&mut self, begin: u64, end: u64) {
         let mut gone = Vec::new();
         for pool in self.pools.values_mut() {
@@ -230,17 +231,34 @@ const fn aligned(bytes: u64) -> u64 {
     bytes.saturating_add(ALIGNMENT_BYTES - 1) / ALIGNMENT_BYTES * ALIGNMENT_BYTES
 }
 
-impl FrameworkAllocator for MemoryPools {
-    /// Does nothing: a pool starts with its own creation or its first event.
-    fn begin(&mut self, _from_start: bool, _missing: &[u16]) {}
+impl TensorLedger {
+    /// Returns the pools of RAPIDS and CuPy.
+    pub const fn pools(&self) -> &MemoryPools {
+        &self.allocators.pools
+    }
+}
 
-    fn miss_start(&mut self) {
-        self.older.extend(&self.watched);
-        self.pools.values_mut().for_each(MemoryPool::lose);
+impl FrameworkAllocator for MemoryPools {
+    fn watch(&mut self, framework: Framework, from_start: bool) -> bool {
+        let is_new = FRAMEWORKS.contains(&framework) && self.watched.insert(framework);
+        if is_new && !from_start {
+            self.older.insert(framework);
+        }
+        is_new
     }
 
-    fn see_driver(&mut self, all: bool) {
-        self.sees_driver = all;
+    fn note(&mut self, notice: AllocatorNotice) {
+        match notice {
+            AllocatorNotice::StartMissed => self.doubt_all(),
+            AllocatorNotice::DriverKnown(all) => self.sees_driver = all,
+            AllocatorNotice::EventsLost => {
+                self.wanted.clear();
+                self.doubt_all();
+            }
+            AllocatorNotice::Stopped => self.forget(),
+            AllocatorNotice::Resumed => {}
+            AllocatorNotice::PeaksBegin(_) => self.pools.values_mut().for_each(MemoryPool::begin_peak),
+        }
     }
 
     fn place(&mut self, event: &TensorEvent, segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {
@@ -294,21 +312,10 @@ impl FrameworkAllocator for MemoryPools {
         all
     }
 
-    /// Forgets the pools, since changes are not seen from here on.
-    fn stop(&mut self) {
-        let watched = std::mem::take(&mut self.watched);
-        *self = Self { older: watched.clone(), watched, ..Self::default() };
-    }
-
-    fn resume(&mut self) {}
-
-    fn lose(&mut self) {
-        self.wanted.clear();
-        self.older.extend(&self.watched);
-        self.pools.values_mut().for_each(MemoryPool::lose);
-    }
-
-    fn begin_own_peaks(&mut self, _now_ns: u64) {
-        self.pools.values_mut().for_each(MemoryPool::begin_peak);
+    /// Returns the blocks that no other allocator divides.
+    fn blocks_on(&self, ordinal: Ordinal) -> BTreeMap<u64, u64> {
+        let here = self.pools.values().filter(|pool| pool.home.ordinal() == Some(ordinal));
+        let whole = here.flat_map(|pool| &pool.blocks).filter(|(_, held)| !held.is_divided);
+        whole.map(|(address, held)| (*address, held.bytes)).collect()
     }
 }

@@ -1,7 +1,6 @@
 use memwatch_common::tensor::STATISTICS_WORDS;
 
 use super::*;
-use crate::allocators::TensorLedger;
 use crate::decode::{PoolCounter, TraceAction, Traced};
 use crate::input::allocator_state::{AllocatorState, DeviceAllocatorState};
 use crate::words::Tgid;
@@ -157,7 +156,7 @@ fn cupy_pool_is_exact_again_after_a_loss_but_rmm_totals_are_unknown() {
     let mut pools = watched(true);
     take(&mut pools, PoolKind::MemoryPool, PoolTurn::Granted(chunk(BASE, BYTES, BYTES)));
     take(&mut pools, PoolKind::Pool, PoolTurn::Granted(sized(OTHER, BASE + 2 * BYTES, BYTES)));
-    pools.lose();
+    pools.note(AllocatorNotice::EventsLost);
     assert!(pools.pools().values().all(|pool| !pool.is_exact()));
     take(&mut pools, PoolKind::MemoryPool, PoolTurn::Granted(chunk(BASE + BYTES, 512, BYTES + 512)));
     take(&mut pools, PoolKind::Pool, PoolTurn::Granted(sized(OTHER, BASE + 2 * BYTES, BYTES)));
@@ -238,7 +237,7 @@ fn nested_pool_block_counts_in_the_inner_pool_only() {
 #[test]
 fn nested_pool_first_block_at_the_outer_address_is_counted() {
     let mut ledger = TensorLedger::default();
-    ledger.watch_pools(Framework::Rmm, true);
+    ledger.watch(Framework::Rmm, true);
     let inner = block(OTHER, BASE, BYTES, Some(PoolCounter::Size(64 * BYTES)));
     for granted in [sized(POOL, BASE, 64 * BYTES), inner] {
         let event = event(PoolKind::Pool, PoolTurn::Granted(granted));
@@ -252,7 +251,7 @@ fn nested_pool_first_block_at_the_outer_address_is_counted() {
 fn pytorch_within_a_block_of_rapids_adds_nothing_twice() {
     let mut ledger = TensorLedger::default();
     ledger.begin(true, &[]);
-    ledger.watch_pools(Framework::Rmm, true);
+    ledger.watch(Framework::Rmm, true);
     let mut take = |what| {
         let event = TensorEvent::made((Tgid(1), Tid(1)), 5, StackRef::NoPython, what);
         ledger.place(&event, &segment);
@@ -293,7 +292,7 @@ fn pytorch_within_a_block_of_rapids_adds_nothing_twice() {
 fn rmm_sums_are_kept_when_pytorch_allocator_state_is_read() {
     let mut ledger = TensorLedger::default();
     ledger.begin(false, &[]);
-    ledger.watch_pools(Framework::Rmm, true);
+    ledger.watch(Framework::Rmm, true);
     let turn = PoolTurn::Granted(sized(POOL, BASE, BYTES));
     let event = event(PoolKind::Pool, turn);
     ledger.place(&event, &segment);

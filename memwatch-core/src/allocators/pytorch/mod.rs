@@ -18,6 +18,7 @@ mod readout;
 mod statistics;
 mod trust;
 mod untraced;
+pub(crate) mod view;
 
 use std::collections::BTreeMap;
 
@@ -32,9 +33,10 @@ pub use memory::{AllocatorMemory, AllocatorSegment, BlockState, SegmentCell};
 pub use readout::{StatisticsWords, statistics_of, totals};
 pub use statistics::{AllocatorCounters, AllocatorStat, AllocatorStatistics, PoolSize, StatFamily, StatScope};
 pub use trust::{Certainty, Doubt, NamedNumber, RatedNumber};
+pub use view::{AllocatorView, StatisticView};
 
 use super::threads::Phase;
-use super::{BlockChange, FrameworkAllocator, ReportedTotals};
+use super::{AllocatorNotice, BlockChange, FrameworkAllocator, ReportedTotals};
 use crate::decode::{PendingBlocks, TensorChange, TensorEvent, TraceAction, Traced};
 use crate::input::allocator_state::{DeviceAllocatorState, DeviceNumbers, StateBlock};
 use crate::words::{Ordinal, Tid};
@@ -227,12 +229,11 @@ impl Allocators {
     }
 }
 
-impl FrameworkAllocator for Allocators {
-    fn miss_start(&mut self) {
-        self.from_start = false;
-    }
-
-    fn begin(&mut self, from_start: bool, missing: &[u16]) {
+/// The state that can be read from memory, and what is known of single devices.
+impl Allocators {
+    /// Records that all probes are attached except the ones of the table rows in `missing`.
+    /// `from_start` is set if nothing was allocated before.
+    pub(super) fn begin(&mut self, from_start: bool, missing: &[u16]) {
         self.from_start = from_start && self.devices.is_empty();
         self.missing = missing.to_vec();
         for device in self.devices.values_mut() {
@@ -240,30 +241,116 @@ impl FrameworkAllocator for Allocators {
         }
     }
 
-    fn keep_history(&mut self, limit: usize) {
+    /// Sets how many history lines are kept of each device.
+    pub(super) fn keep_history(&mut self, limit: usize) {
         self.history_limit = limit;
         self.devices.values_mut().for_each(|device| device.history.keep(limit));
     }
 
-    fn note_phase(&mut self, ordinal: Ordinal, phase: Phase) {
+    /// Sets the phase of the block that a device allocated last.
+    pub(super) fn note_phase(&mut self, ordinal: Ordinal, phase: Phase) {
         if let Some(device) = self.devices.get_mut(&ordinal) {
             device.history.report_phase(phase);
         }
     }
 
-    fn lose(&mut self) {
+    /// Records that events were lost.
+    pub(super) fn lose(&mut self) {
         self.forget_course();
         self.devices.values_mut().for_each(DeviceAllocator::lose);
     }
 
-    /// What an event shows about the build applies to all devices.
-    fn skip(&mut self, event: &TensorEvent) {
+    /// Stops following events. The allocator keeps its last state.
+    pub(super) fn stop(&mut self) {
+        self.forget_course();
+        self.devices.values_mut().for_each(DeviceAllocator::stop);
+    }
+
+    /// Skips an event that the last reading of the allocator state covers. Only what it reveals
+    /// about the build is used, which applies to all devices.
+    pub(super) fn skip(&mut self, event: &TensorEvent) {
         for device in self.devices.values_mut() {
             match event.what {
                 TensorChange::Traced(_) => device.sight.trace = true,
                 TensorChange::BlockFreed { .. } => device.sight.block_frees = true,
                 _ => {}
             }
+        }
+    }
+
+    /// Learns the counters of the allocator at this address, read right after its last report.
+    /// Returns whether they are plausible.
+    pub(super) fn learn_counters(&mut self, allocator: u64, time_ns: u64, words: &StatisticsWords) -> bool {
+        let device = self.places.get(&allocator).and_then(|ordinal| self.devices.get_mut(ordinal));
+        device.is_some_and(|device| device.learn_statistics(time_ns, words))
+    }
+
+    /// Learns all segments and blocks of a device from a reading of the allocator state. No event
+    /// applied so far is later than the reading. Returns whether the state is plausible.
+    pub(super) fn learn_allocator_state(&mut self, allocator_state: &DeviceAllocatorState, time_ns: u64) -> bool {
+        self.places.insert(allocator_state.allocator, allocator_state.ordinal);
+        let kept = self.unplaced.remove(&allocator_state.allocator).unwrap_or_default();
+        self.unplaced_events = self.unplaced_events.saturating_sub(kept.len());
+        self.device(allocator_state.ordinal).learn_allocator_state(allocator_state, time_ns)
+    }
+
+    /// Learns the counters of a device's allocator, read while no events are traced. Returns
+    /// whether they are plausible.
+    pub(super) fn learn_numbers(&mut self, numbers: &DeviceNumbers, time_ns: u64) -> bool {
+        let Some(words) = numbers.words() else { return false };
+        self.places.insert(numbers.allocator, numbers.ordinal);
+        self.device(numbers.ordinal).learn_numbers(words, time_ns)
+    }
+
+    /// Returns the cumulative bytes allocated on each device by the allocator's own counter, where
+    /// it is known.
+    pub(super) fn counted_bytes(&self) -> BTreeMap<Ordinal, u64> {
+        let counted = |device: &DeviceAllocator| {
+            let bytes = device.number(StatFamily::AllocatedBytes, StatScope::All, "allocated")?;
+            u64::try_from(bytes.known()?).ok()
+        };
+        self.devices.iter().filter_map(|(ordinal, device)| Some((*ordinal, counted(device)?))).collect()
+    }
+
+    /// Marks the blocks that were read, but appear in no event, as allocated before the attach. Does
+    /// so only if all known blocks then add up to the reported total. Returns the marked blocks.
+    pub(super) fn adopt_older(&mut self, ordinal: Ordinal, blocks: &[StateBlock]) -> Vec<StateBlock> {
+        self.devices.get_mut(&ordinal).map_or_else(Vec::new, |device| device.adopt_older(blocks))
+    }
+
+    /// Returns whether some of the program's blocks are not known individually.
+    pub(super) fn wants_blocks(&self) -> bool {
+        let is_unknown = self.devices.is_empty() && !self.from_start;
+        is_unknown || self.devices.values().any(|device| !device.knows_blocks())
+    }
+
+    /// Returns whether a reading of the allocator state would add information.
+    pub(super) fn wants_allocator_state(&self) -> bool {
+        let is_unknown = self.devices.is_empty() && !self.from_start;
+        is_unknown || self.devices.values().any(DeviceAllocator::wants_allocator_state)
+    }
+
+    /// Returns whether reading an allocator's counters would help and is possible.
+    pub(super) fn wants_counters(&self) -> bool {
+        let mut placed = self.places.values().filter_map(|ordinal| self.devices.get(ordinal));
+        placed.any(DeviceAllocator::wants_statistics)
+    }
+
+    /// Resets the peaks of all devices, in memwatch's counters only.
+    pub(super) fn begin_own_peaks(&mut self, now_ns: u64) {
+        self.devices.values_mut().for_each(|device| device.begin_own_peaks(now_ns));
+    }
+}
+
+impl FrameworkAllocator for Allocators {
+    fn note(&mut self, notice: AllocatorNotice) {
+        match notice {
+            AllocatorNotice::StartMissed => self.from_start = false,
+            AllocatorNotice::DriverKnown(_) => {}
+            AllocatorNotice::EventsLost => self.lose(),
+            AllocatorNotice::Stopped => self.stop(),
+            AllocatorNotice::Resumed => self.devices.values_mut().for_each(DeviceAllocator::resume),
+            AllocatorNotice::PeaksBegin(now_ns) => self.begin_own_peaks(now_ns),
         }
     }
 
@@ -341,64 +428,6 @@ impl FrameworkAllocator for Allocators {
             }
             self.devices.values_mut().for_each(|device| device.driver(change));
         }
-    }
-
-    fn learn_counters(&mut self, allocator: u64, time_ns: u64, words: &StatisticsWords) -> bool {
-        let device = self.places.get(&allocator).and_then(|ordinal| self.devices.get_mut(ordinal));
-        device.is_some_and(|device| device.learn_statistics(time_ns, words))
-    }
-
-    fn learn_allocator_state(&mut self, allocator_state: &DeviceAllocatorState, time_ns: u64) -> bool {
-        self.places.insert(allocator_state.allocator, allocator_state.ordinal);
-        let kept = self.unplaced.remove(&allocator_state.allocator).unwrap_or_default();
-        self.unplaced_events = self.unplaced_events.saturating_sub(kept.len());
-        self.device(allocator_state.ordinal).learn_allocator_state(allocator_state, time_ns)
-    }
-
-    fn learn_numbers(&mut self, numbers: &DeviceNumbers, time_ns: u64) -> bool {
-        let Some(words) = numbers.words() else { return false };
-        self.places.insert(numbers.allocator, numbers.ordinal);
-        self.device(numbers.ordinal).learn_numbers(words, time_ns)
-    }
-
-    fn counted_bytes(&self) -> BTreeMap<Ordinal, u64> {
-        let counted = |device: &DeviceAllocator| {
-            let bytes = device.number(StatFamily::AllocatedBytes, StatScope::All, "allocated")?;
-            u64::try_from(bytes.known()?).ok()
-        };
-        self.devices.iter().filter_map(|(ordinal, device)| Some((*ordinal, counted(device)?))).collect()
-    }
-
-    fn stop(&mut self) {
-        self.forget_course();
-        self.devices.values_mut().for_each(DeviceAllocator::stop);
-    }
-
-    fn resume(&mut self) {
-        self.devices.values_mut().for_each(DeviceAllocator::resume);
-    }
-
-    fn adopt_older(&mut self, ordinal: Ordinal, blocks: &[StateBlock]) -> Vec<StateBlock> {
-        self.devices.get_mut(&ordinal).map_or_else(Vec::new, |device| device.adopt_older(blocks))
-    }
-
-    fn wants_blocks(&self) -> bool {
-        let is_unknown = self.devices.is_empty() && !self.from_start;
-        is_unknown || self.devices.values().any(|device| !device.knows_blocks())
-    }
-
-    fn wants_allocator_state(&self) -> bool {
-        let is_unknown = self.devices.is_empty() && !self.from_start;
-        is_unknown || self.devices.values().any(DeviceAllocator::wants_allocator_state)
-    }
-
-    fn begin_own_peaks(&mut self, now_ns: u64) {
-        self.devices.values_mut().for_each(|device| device.begin_own_peaks(now_ns));
-    }
-
-    fn wants_counters(&self) -> bool {
-        let mut placed = self.places.values().filter_map(|ordinal| self.devices.get(ordinal));
-        placed.any(DeviceAllocator::wants_statistics)
     }
 
     fn reported(&self) -> BTreeMap<Ordinal, ReportedTotals> {

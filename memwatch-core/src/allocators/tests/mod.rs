@@ -3,6 +3,8 @@
 mod durations;
 mod seam;
 
+pub(super) use self::seam::ToyPool;
+
 use super::test_stacks::stack;
 use super::*;
 use crate::allocators::names::{CallSite, ModuleEntry};

@@ -5,19 +5,19 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::allocators::allocators;
-use super::arenas::arenas;
-use super::buffers::buffers;
 use super::fragmentation::{self, Fragmentation};
 use super::libraries::{code_text, library_line, library_lines, library_text};
 use super::named;
 use super::native::{ends, frame, native_view};
-use super::pools::pools;
 use crate::allocators::TensorLedger;
+use crate::allocators::bfc::view::arenas;
+use crate::allocators::ggml::view::buffers;
 use crate::allocators::names::{
     CallSite, HeldAs, LibraryKey, ModuleEntry, ModuleKey, NameTable, NativeCode, RangeKey, SiteKey, TorchModule,
 };
 use crate::allocators::places::{BlockSum, CallPath, DeviceAttribution, LiveBlock, ModuleSum, PhaseRow, RangeSum};
+use crate::allocators::pools::view::pools;
+use crate::allocators::pytorch::view::allocators;
 use crate::allocators::pytorch::{DeviceAllocator, StatFamily, StatScope};
 use crate::allocators::sampling::{Estimate, SampleKey};
 use crate::allocators::threads::{Attribution, Phase, PhaseEvidence};

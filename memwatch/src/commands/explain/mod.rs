@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::commands::places::args::WhereRowKind;
 use crate::commands::{holdings, places};
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::pytorch::TensorRequest;
+use crate::frameworks::watch::TensorRequest;
 use crate::options::{CommonArgs, TargetArgs};
 use crate::render::output::{style, unless_closed};
 use crate::sources::procfs::ProcReader;

@@ -13,7 +13,7 @@ use crate::agent::metrics::own_use::OwnUse;
 use crate::agent::metrics::{Metrics, MetricsInput};
 use crate::exit::{Exit, ExitFailure};
 use crate::export::{CallPathProfile, ProfileFormat, ProfileWeight, leaking};
-use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
+use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::CommonArgs;
 use crate::output_file;
 use crate::render::format::signed_bytes;

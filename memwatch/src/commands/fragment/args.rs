@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use memwatch_core::features::simulate::model::Settings;
 
-use crate::frameworks::pytorch::TensorLevel;
+use crate::frameworks::watch::TensorLevel;
 use crate::options::moment::PAST;
 use crate::options::tensors::level;
 use crate::options::{Checked, ReportSubject, values};

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::commands::simulate;
 use crate::commands::simulate::args::Simulate;
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::pytorch::TensorRequest;
+use crate::frameworks::watch::TensorRequest;
 use crate::options::CommonArgs;
 use crate::output_file;
 use crate::render::output::{style, unless_closed};

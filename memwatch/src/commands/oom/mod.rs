@@ -21,7 +21,7 @@ use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
+use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::CommonArgs;
 use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};

@@ -1,6 +1,6 @@
 //! Arguments of `memwatch where`.
 
-use crate::frameworks::pytorch::StackSelection;
+use crate::frameworks::watch::StackSelection;
 use crate::options::moment::PAST;
 use crate::options::tensors::{BudgetArgs, stacks};
 use crate::options::{Checked, ReportSubject, values};

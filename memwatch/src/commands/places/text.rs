@@ -252,9 +252,9 @@ impl TextPage {
             {
                 self.missing_frames(tensors);
             }
-            if tensors.buffers.as_ref().is_some_and(|buffers| buffers.older_unknown) {
+            if let Some(buffers) = tensors.buffers.as_ref().filter(|buffers| buffers.older_unknown) {
                 any = true;
-                let text = format!("PID {}: {}", process.tgid.0, sentences::OLDER_BUFFERS);
+                let text = format!("PID {}: {}", process.tgid.0, sentences::older_buffers(buffers.framework));
                 self.line(&Sentence::new(Tone::Warning, text));
             }
             let pools = tensors.pools.iter().flat_map(|view| &view.pools);

@@ -5,7 +5,7 @@ mod csv;
 mod driver_view;
 
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::pytorch::TensorRequest;
+use crate::frameworks::watch::TensorRequest;
 use crate::options::CommonArgs;
 use crate::render::output::{ReportOutput, host_name, unless_closed};
 use crate::watch::past::{Needs, RecordedPeriod};

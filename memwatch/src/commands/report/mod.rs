@@ -19,7 +19,7 @@ use memwatch_core::snapshot::Snapshot;
 
 use crate::commands::timeline::{self, check_free, rendered, write_to};
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
+use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::CommonArgs;
 use crate::render::output::{style, unless_closed};
 use crate::watch::looks::{Observation, look};

@@ -12,7 +12,7 @@ use crate::commands::fragment::words::FragmentFindings;
 use crate::commands::oom::words::Failed;
 use crate::commands::report::args::ReportArgs;
 use crate::commands::report::profile;
-use crate::frameworks::pytorch::TensorLevel;
+use crate::frameworks::watch::TensorLevel;
 use crate::watch::recorded::LARGE_BYTES;
 
 /// A section.

@@ -11,7 +11,7 @@ use std::io;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
+use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::CommonArgs;
 use crate::render::output::style;
 use crate::watch::one_shot::{TakenAt, finish, open_named};

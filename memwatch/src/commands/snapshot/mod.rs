@@ -4,7 +4,7 @@ pub(crate) mod args;
 
 use crate::exit::{Exit, ExitFailure};
 use crate::export::pickle;
-use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
+use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::{CommonArgs, ReportSubject, Selected};
 use crate::output_file;
 use crate::render::wall_clock::WallClock;

@@ -6,7 +6,7 @@ mod reset_peaks;
 pub(crate) mod text;
 
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
+use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::CommonArgs;
 use crate::render::json;
 use crate::render::output::style;

@@ -5,15 +5,14 @@ use std::collections::BTreeSet;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use memwatch_common::tensor::FrameworkLibrary;
 use memwatch_core::Pipeline;
 use memwatch_core::input::allocator_state::{AllocatorNumbers, AllocatorState};
 use memwatch_core::input::{DeviceReading, Input, ProbeCoverage};
 use memwatch_core::snapshot::Snapshot;
-use memwatch_core::words::Tgid;
+use memwatch_core::words::{Framework, Tgid};
 
 use crate::backends::backend;
-use crate::frameworks::libraries::{LIBRARIES, LibraryRow};
+use crate::frameworks::FRAMEWORKS;
 use crate::frameworks::pytorch::{StateReadError, StateReader};
 use crate::options::{CommonArgs, Selected};
 use crate::sources::address_space::AddressSpace;
@@ -26,15 +25,6 @@ use crate::watch::session::collectors::counters::read_only;
 /// that only their counters are read, which takes a moment.
 const PATIENCE: Duration = Duration::from_millis(100);
 const BETWEEN_TRIES: Duration = Duration::from_millis(2);
-
-/// Libraries of PyTorch. Those of other frameworks have allocators that only probes show.
-const PYTORCH: [FrameworkLibrary; 5] = [
-    FrameworkLibrary::C10,
-    FrameworkLibrary::C10Cuda,
-    FrameworkLibrary::TorchPython,
-    FrameworkLibrary::TorchCuda,
-    FrameworkLibrary::TorchCpu,
-];
 
 /// Reads the processes and their children once; `None` if a session has to watch them.
 pub(super) async fn snapshot(selected: &Selected, common: &CommonArgs) -> Option<Snapshot> {
@@ -101,12 +91,12 @@ enum ReadAllocators {
 /// Reads the allocators of a process; `None` if what can be read is not enough for a report.
 fn allocators(tgid: u32) -> Option<ReadAllocators> {
     let space = AddressSpace::open(tgid).ok()?;
-    let is_mapped = |row: &&LibraryRow| space.mappings().iter().any(|mapping| row.is_at(&mapping.path));
-    let frameworks: Vec<_> = LIBRARIES.iter().filter(is_mapped).map(|row| row.library).collect();
+    let frameworks = FRAMEWORKS.among(space.mappings().iter().map(|mapping| &*mapping.path));
     if frameworks.is_empty() {
         return Some(ReadAllocators::None);
     }
-    if frameworks.iter().any(|library| !PYTORCH.contains(library)) {
+    // Other frameworks have allocators that only probes show.
+    if frameworks.iter().any(|framework| *framework != Framework::PyTorch) {
         return None;
     }
     let mut reader = StateReader::open(tgid).ok()??;

@@ -10,6 +10,7 @@ use std::io;
 use memwatch_core::allocators::pytorch::Certainty;
 use memwatch_core::input::ProbeCoverage;
 use memwatch_core::snapshot::{AllocatorView, BuffersView, PoolsView, ProcessView, Snapshot, StatisticView};
+use memwatch_core::words::Framework;
 
 use crate::render::Tone;
 use crate::render::format::{UNKNOWN, bytes, count, known, percent, plural};
@@ -37,7 +38,6 @@ const OVERSIZE: [(&str, &str); 2] =
     [("Oversize allocations", "oversize_allocations"), ("Oversize GPU segments", "oversize_segments")];
 const SIDES: [(&str, &str); 4] =
     [("CURRENT", "current"), ("PEAK", "peak"), ("TOTAL ALLOCATED", "allocated"), ("TOTAL FREED", "freed")];
-const NONE: &str = "No allocator of PyTorch, JAX, TensorFlow, ONNX Runtime, ggml, RAPIDS or CuPy found.";
 /// Mark before a derived number.
 const DERIVED: &str = "~";
 
@@ -85,11 +85,17 @@ pub(crate) fn write(
         }
     }
     if !any {
-        page.line(&Sentence::new(Tone::Plain, NONE));
+        page.line(&Sentence::new(Tone::Plain, none()));
     }
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;
     out.flush()
+}
+
+/// Returns the sentence for no allocator in any process: `No allocator of PyTorch, … or CuPy found.`
+fn none() -> String {
+    let [first @ .., last] = Framework::ALL.map(Framework::product);
+    format!("No allocator of {} or {last} found.", first.join(", "))
 }
 
 fn heading(snapshot: &Snapshot, process: &ProcessView, allocator: &AllocatorView) -> String {
@@ -107,10 +113,10 @@ fn heading(snapshot: &Snapshot, process: &ProcessView, allocator: &AllocatorView
 impl TextPage {
     fn buffers(&mut self, snapshot: &Snapshot, process: &ProcessView, view: &BuffersView) {
         if view.devices.is_empty() {
-            self.line(&Sentence::new(Tone::Heading, buffers::heading(snapshot, process, None)));
+            self.line(&Sentence::new(Tone::Heading, buffers::heading(snapshot, process, view.framework, None)));
         }
         for device in &view.devices {
-            self.line(&Sentence::new(Tone::Heading, buffers::heading(snapshot, process, Some(device))));
+            self.line(&Sentence::new(Tone::Heading, buffers::heading(snapshot, process, view.framework, Some(device))));
             self.grid(&buffers::numbers(device));
             if let Some(made) = buffers::made(device) {
                 self.line(&Sentence::new(Tone::Plain, made));

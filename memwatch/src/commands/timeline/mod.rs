@@ -16,7 +16,7 @@ use memwatch_core::words::GpuUuid;
 use crate::exit::{Exit, ExitFailure};
 use crate::export::plot::Plot;
 use crate::export::{columns as parquet, csv, perfetto, tensorboard};
-use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
+use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::{CommonArgs, TargetArgs};
 use crate::output_file;
 use crate::render::output::{style, unless_closed};

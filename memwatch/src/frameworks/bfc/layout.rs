@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt as _;
 
 use memwatch_common::tensor::CounterPlan;
 
-use crate::frameworks::pytorch::{SymbolName, symbols};
+use crate::frameworks::symbols::{SymbolName, symbols};
 use crate::sources::kernel::resolve::{FunctionLocation, ResolveError, SymbolLayout};
 use crate::stranger_file::ElfReader;
 
@@ -152,7 +152,7 @@ fn calls(code: &[u8], address: u64, called: u64) -> bool {
 }
 
 /// Reads the first bytes of a function; empty if they cannot be read.
-pub(super) fn code_of(file: &File, location: &FunctionLocation) -> Vec<u8> {
+pub(in crate::frameworks) fn code_of(file: &File, location: &FunctionLocation) -> Vec<u8> {
     let length = usize::try_from(location.size_bytes.min(CODE_BYTES)).unwrap_or(0);
     let mut code = vec![0; length];
     if file.read_exact_at(&mut code, location.file_offset).is_err() {

@@ -1,11 +1,9 @@
-//! Arenas of JAX, TensorFlow and ONNX Runtime in a process: field offsets of a build's
-//! `BFCAllocator` or `BFCArena`, and readers of the arenas' own state.
+//! Arenas of `tsl::BFCAllocator` and of classes derived from it, which several frameworks use:
+//! field offsets of a build, and readers of the arenas' own state.
 
-mod layout;
-mod onnxruntime;
-pub(super) mod operators;
+pub(super) mod layout;
 mod reader;
+pub(super) mod tsl;
 
-pub(crate) use layout::{ArenaLayout, CounterLayout};
-pub(crate) use onnxruntime::OnnxRuntimeBuild as OnnxRuntime;
+pub(crate) use layout::ArenaLayout;
 pub(crate) use reader::ArenaReader;

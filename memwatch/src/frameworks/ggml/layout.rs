@@ -6,7 +6,8 @@ use std::fs::File;
 use memwatch_common::tensor::TensorMeaning;
 
 use crate::frameworks::getter::{code_of, pointed_to, returned};
-use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
+use crate::frameworks::points::TensorPoint;
+use crate::frameworks::symbols::{SymbolName, symbols};
 use crate::sources::kernel::resolve::{ResolveError, SymbolLayout};
 use crate::stranger_file::ElfReader;
 

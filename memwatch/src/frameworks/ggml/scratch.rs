@@ -9,7 +9,8 @@ use iced_x86::{Decoder, DecoderOptions, OpKind};
 use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning};
 
 use super::layout::name;
-use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
+use crate::frameworks::points::TensorPoint;
+use crate::frameworks::symbols::{SymbolName, symbols};
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::resolve::{FunctionLocation, SymbolLayout};
 use crate::sources::kernel::stub;

@@ -7,7 +7,7 @@ use std::path::Path;
 use aya::programs::uprobe::UProbeScope;
 
 use super::{TensorProbes, attach_program, chain, hash, in_table};
-use crate::frameworks::pytorch::TensorPoint;
+use crate::frameworks::points::TensorPoint;
 use crate::sources::kernel::load::{KernelHalf, LoadError, Mechanism};
 
 pub(super) const COUNTS: &str = "TENSOR_COUNTS";

@@ -12,13 +12,17 @@ use std::os::unix::fs::FileExt as _;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use memwatch_common::tensor::{
-    ALLOCATION_TO_BYTES_WORDS, BLOCK_OFFSETS, BlockPlan, HoldingRegister, TENSOR_PROBES, TensorMeaning, TensorPlan,
-    TensorProbe,
+    ALLOCATION_TO_BYTES_WORDS, BLOCK_OFFSETS, BlockPlan, FrameworkLibrary, HoldingRegister, TENSOR_PROBES,
+    TensorMeaning, TensorPlan, TensorProbe,
 };
 
-use super::symbols::{SymbolName, Symbols, TensorPoint};
-use crate::sources::kernel::resolve::{FunctionLocation, InstructionSet, SymbolLayout};
+use crate::frameworks::points;
+use crate::frameworks::points::TensorPoint;
+use crate::frameworks::symbols::{SymbolName, Symbols, functions, symbols};
+use crate::sources::kernel::resolve::{FunctionLocation, InstructionSet, ResolveError, SymbolLayout};
+use crate::sources::kernel::site::KernelVersion;
 use crate::sources::kernel::stub;
+use crate::stranger_file::ElfReader;
 
 /// Keys of the functions of `DeviceCachingAllocator` that every block passes through.
 const RECORD_TRACE: u16 = 0;
@@ -39,7 +43,7 @@ macro_rules! named {
 }
 
 /// The functions that call each other or contain the calls.
-pub(super) const NAMES: [SymbolName; 5] = [
+const NAMES: [SymbolName; 5] = [
     named!(RECORD_TRACE, "12record_traceE"),
     named!(FREE_BLOCK, "10free_blockE"),
     named!(ALLOC_FOUND_BLOCK, "17alloc_found_blockE"),
@@ -58,7 +62,7 @@ const FREE_COMPLETED: u64 = 2;
 const CODE_BYTES: u64 = 1 << 20;
 /// Maximum decoded bytes and functions in all. PyTorch's library has 0.5 MiB and 3,000.
 const ALL_CODE_BYTES: u64 = 32 << 20;
-pub(super) const MOST_FUNCTIONS: usize = 1 << 18;
+const MOST_FUNCTIONS: usize = 1 << 18;
 /// Number of instructions examined before a call.
 const LOOKED_AT: usize = 32;
 /// Distance from a block's size to its address in bytes: `size`, `requested_size` and `pool` come
@@ -88,8 +92,29 @@ enum CallTarget {
     FreeBlock,
 }
 
+/// Finds the probe points of the allocators' library: functions by symbol name, and the calls.
+///
+/// # Errors
+/// The file cannot be read or parsed.
+pub(crate) fn allocator_points(
+    file: &File,
+    library: FrameworkLibrary,
+    kernel: KernelVersion,
+) -> Result<Vec<TensorPoint>, ResolveError> {
+    let mut points = points::points(file, library, kernel)?;
+    let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
+    let cache = ElfReader::new(clone);
+    let layout = SymbolLayout::parse(&cache)?;
+    let (found, all) = (symbols(file, &layout, &NAMES)?, functions(file, &layout, MOST_FUNCTIONS)?);
+    match calls(file, &layout, &all, &found) {
+        Some(calls) => points.extend(calls),
+        None => log::info!("PyTorch's allocator in this build needs several probes per block"),
+    }
+    Ok(points)
+}
+
 /// Returns all probe points on calls; `None` if this build's code is not as expected.
-pub(super) fn calls(
+fn calls(
     file: &File,
     layout: &SymbolLayout<'_>,
     all: &[FunctionLocation],
@@ -109,7 +134,7 @@ pub(super) fn calls(
         let inside = found.functions.iter().find(|(_, named)| named.address == function.address).map(|(key, _)| *key);
         find_calls(file, (function, inside), &targets, &mut calls)?;
     }
-    points(&calls)
+    points_of(&calls)
 }
 
 /// Adds the calls in a function. Returns `None` if a target is reached by an instruction that
@@ -151,7 +176,7 @@ fn find_calls(
     Some(())
 }
 
-fn points(calls: &[AllocatorCall]) -> Option<Vec<TensorPoint>> {
+fn points_of(calls: &[AllocatorCall]) -> Option<Vec<TensorPoint>> {
     let mut points = Vec::new();
     let (mut actions, mut block_offset, mut is_given_back) = (Vec::new(), None, false);
     for call in calls {

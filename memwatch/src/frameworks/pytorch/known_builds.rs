@@ -15,6 +15,8 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use memwatch_inspect::pytorch::{BlockLayout, Calibration};
 use serde::{Deserialize, Serialize};
 
+use crate::frameworks::state_folder::state_folder;
+
 /// Maximum number of remembered builds; the most recently proven ones are kept.
 const MOST_BUILDS: usize = 64;
 /// Maximum size of the file. 64 builds take 8 KB.
@@ -24,9 +26,6 @@ const MOST_DIGITS: usize = 128;
 /// File name in the agent's state directory, and the temporary name it is written under.
 const FILE: &str = "pytorch-builds.json";
 const UNFINISHED: &str = "pytorch-builds.json.new";
-/// The agent's state directory, unless systemd sets another (systemd.exec(5), `StateDirectory=`).
-const FOLDER: &str = "/var/lib/memwatch";
-const FOLDER_VARIABLE: &str = "STATE_DIRECTORY";
 /// Permissions of the file.
 const MODE: u32 = 0o600;
 
@@ -41,17 +40,6 @@ pub(super) fn known(build_id: &str) -> Option<Calibration> {
 /// Remembers the layout that a complete reading proved for a build.
 pub(super) fn remember(build_id: &str, proven: Calibration) {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner).put(build_id, proven);
-}
-
-/// Returns the agent's state directory, if this process is the agent or root.
-pub(super) fn state_folder() -> Option<PathBuf> {
-    if let Some(folders) = std::env::var_os(FOLDER_VARIABLE) {
-        // The variable may list several directories; the first is the state directory.
-        return folders.to_str()?.split(':').next().map(PathBuf::from);
-    }
-    // SAFETY: geteuid has no preconditions.
-    let is_root = unsafe { libc::geteuid() } == 0;
-    is_root.then(|| FOLDER.into())
 }
 
 /// One entry of the file.

@@ -13,8 +13,8 @@ use memwatch_core::input::Input;
 use memwatch_core::words::{Framework, Tgid};
 
 use super::input_sink::InputSink;
+use crate::frameworks::FRAMEWORKS;
 use crate::frameworks::bfc::{ArenaLayout, ArenaReader};
-use crate::frameworks::libraries::is_of;
 
 /// Framework of some arenas, and the layout of its structures.
 type ArenaKind = (Framework, ArenaLayout);
@@ -107,7 +107,7 @@ impl ProcessArenas {
 
     fn open(&mut self, tgid: u32, whose: ArenaKind) -> io::Result<()> {
         if self.reader.is_none() {
-            self.reader = Some(ArenaReader::open(tgid, whose, is_of)?);
+            self.reader = Some(ArenaReader::open(tgid, whose, |framework, path| FRAMEWORKS.is_of(framework, path))?);
         }
         Ok(())
     }
@@ -116,7 +116,8 @@ impl ProcessArenas {
 fn begin_search(tgid: u32, whose: ArenaKind) -> ArenaSearch {
     let (sender, answer) = channel();
     let thread = thread::Builder::new().name(format!("search {tgid}")).spawn(move || {
-        let found = ArenaReader::open(tgid, whose, is_of).map(|reader| reader.search());
+        let found = ArenaReader::open(tgid, whose, |framework, path| FRAMEWORKS.is_of(framework, path))
+            .map(|reader| reader.search());
         // The receiver is gone if the session has ended.
         let _ = sender.send(found.unwrap_or_default());
     });

@@ -13,7 +13,8 @@ use memwatch_core::input::holdings::Holdings;
 use memwatch_inspect::pytorch::ReadRefusal;
 
 use super::input_sink::InputSink;
-use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME, StateReadError, TensorLevel};
+use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME, StateReadError};
+use crate::frameworks::watch::TensorLevel;
 use crate::sources::clock::thread_ns;
 use crate::sources::free_memory;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::survival::SurvivalPlace;
 use crate::backends::readings::DeviceLibrary;
-use crate::frameworks::pytorch::TensorRequest;
+use crate::frameworks::watch::TensorRequest;
 use crate::sources::containers::RuntimeSockets;
 use crate::sources::kernel::load::LoadOptions;
 use crate::watch::recording::RecorderOptions;

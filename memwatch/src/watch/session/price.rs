@@ -13,7 +13,7 @@ use memwatch_core::words::Tgid;
 
 use super::SessionOptions;
 use crate::frameworks::probes::measure_trap;
-use crate::frameworks::pytorch::TensorRequest;
+use crate::frameworks::watch::TensorRequest;
 use crate::render::sentences::level;
 use crate::sources::clock;
 use crate::sources::kernel::load::{KernelHalf, Mechanism};

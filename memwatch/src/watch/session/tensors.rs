@@ -26,7 +26,8 @@ use super::numbers::ProcessNumbers;
 use super::price::{OverheadGuard, Rate};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
-use crate::frameworks::pytorch::{Arrival, RecordPosition, RestingNumbers, TensorLevel, TorchWatch};
+use crate::frameworks::pytorch::{RecordPosition, RestingNumbers};
+use crate::frameworks::watch::{Arrival, FrameworkWatch, TensorLevel};
 use crate::sources::clock;
 use crate::sources::kernel::load::KernelHalf;
 use crate::sources::python::PythonProcess;
@@ -41,7 +42,7 @@ const LARGE_BYTES: u64 = 100 << 20;
 
 /// PyTorch processes of a session.
 pub(crate) struct TensorTracing {
-    pub(super) torch: TorchWatch,
+    pub(super) torch: FrameworkWatch,
     pub(super) prices: OverheadGuard,
     named: TracedSelection,
     pub(super) processes: BTreeMap<u32, TensorProcess>,
@@ -99,7 +100,7 @@ pub(super) enum Python {
 
 impl TensorTracing {
     /// Creates the state without any process.
-    pub(crate) fn new(torch: TorchWatch, options: &SessionOptions) -> Self {
+    pub(crate) fn new(torch: FrameworkWatch, options: &SessionOptions) -> Self {
         Self {
             torch,
             prices: OverheadGuard::new(options),
@@ -190,11 +191,8 @@ impl TensorTracing {
     fn begin(&mut self, kernel: &mut KernelHalf, (tgid, missing): (u32, Vec<u16>), sink: &mut InputSink) {
         let time_ns = clock::boottime_ns();
         sink.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns });
-        for framework in self.torch.without_allocator_state(tgid) {
-            sink.step(Input::FrameworkWatched { tgid: Tgid(tgid), framework, time_ns });
-        }
-        if self.torch.has_scratch(tgid) {
-            sink.step(Input::ScratchWatched(Tgid(tgid), time_ns));
+        for input in self.torch.announcements(tgid, time_ns) {
+            sink.step(input);
         }
         // The kernel half reads the statistics with the first event, so that a program that goes
         // idle afterwards has been read once.

@@ -9,9 +9,9 @@ use super::properties::{AllocatorStep, TensorEventHistory, steps};
 use super::{StatFamily, StatScope};
 use memwatch_common::loss::Loss;
 
+use crate::allocators::TensorLedger;
 use crate::allocators::names::SiteKey;
 use crate::allocators::pytorch::{Base, BlockState, Certainty, DeviceAllocator};
-use crate::allocators::{Frameworks, TensorLedger};
 use crate::input::allocator_state::{AllocatorState, MovingAllocatorState, MovingDevice, StateBlock};
 use crate::words::Tgid;
 
@@ -55,7 +55,7 @@ fn as_an_early_watch(
     maps: usize,
 ) -> Result<(), TestCaseError> {
     let mut history = TensorEventHistory::new(expandable, 4 * maps);
-    let (mut early, mut late) = (TensorLedger::<Frameworks>::default(), TensorLedger::<Frameworks>::default());
+    let (mut early, mut late) = (TensorLedger::default(), TensorLedger::default());
     early.begin(true, &[]);
     late.begin(false, &[]);
     for step in before {
@@ -96,7 +96,7 @@ fn allocator_state_before_any_event_does_not_imply_a_missing_trace() {
     let mut history = TensorEventHistory::new(false, 0);
     history.step((0, 39, 0));
     let now_ns = history.events.last().map_or(0, |(event, _)| event.time_ns) + 10;
-    let mut late = TensorLedger::<Frameworks>::default();
+    let mut late = TensorLedger::default();
     late.begin(false, &[]);
     assert!(late.learn_allocator_state(&allocator_state(&history, 0, (now_ns, now_ns + 20))));
     assert!(!late.lacks_trace() && !late.has_trace());
@@ -128,7 +128,7 @@ proptest! {
         parity: u64,
     ) {
         let mut history = TensorEventHistory::new(false, 0);
-        let (mut early, mut late) = (TensorLedger::<Frameworks>::default(), TensorLedger::<Frameworks>::default());
+        let (mut early, mut late) = (TensorLedger::default(), TensorLedger::default());
         early.begin(true, &[]);
         late.begin(false, &[]);
         for step in before {
@@ -171,7 +171,7 @@ proptest! {
     #[test]
     fn allocator_state_older_than_seen_events_is_rejected(before in steps()) {
         let mut history = TensorEventHistory::new(false, 0);
-        let mut late = TensorLedger::<Frameworks>::default();
+        let mut late = TensorLedger::default();
         late.begin(false, &[]);
         for step in before {
             history.step(step);
@@ -190,7 +190,7 @@ fn block_absent_from_the_reading_is_freed_and_an_unseen_one_is_older() {
     for step in [(50, 1, 4096), (51, 1, 8192), (52, 1, 40_000)] {
         history.step(step);
     }
-    let mut late = TensorLedger::<Frameworks>::default();
+    let mut late = TensorLedger::default();
     late.begin(false, &[]);
     history.events.clear();
     // One block was allocated and freed unseen, another was allocated and seen.
@@ -214,7 +214,7 @@ fn block_absent_from_the_reading_is_freed_and_an_unseen_one_is_older() {
 #[test]
 fn unseen_block_after_lost_events_is_not_called_preexisting() {
     let mut history = TensorEventHistory::new(false, 0);
-    let mut ledger = TensorLedger::<Frameworks>::default();
+    let mut ledger = TensorLedger::default();
     ledger.begin(true, &[]);
     history.step((50, 1, 4096));
     apply(&mut history, &mut [&mut ledger]);

@@ -1,6 +1,7 @@
-//! Text output of ggml buffers, by usage.
+//! Text output of buffers, by usage.
 
 use memwatch_core::snapshot::{BuffersView, DeviceBuffersView, ProcessView, Snapshot};
+use memwatch_core::words::Framework;
 
 use crate::printable::printable;
 use crate::render::format::{UNKNOWN, bytes, count, plural};
@@ -11,15 +12,21 @@ use crate::render::text::grid::{Align, TextGrid};
 const TENSORS: usize = 10;
 
 /// Returns the heading of a device; `None` if no buffer was made since the attach.
-pub(super) fn heading(snapshot: &Snapshot, process: &ProcessView, device: Option<&DeviceBuffersView>) -> String {
+pub(super) fn heading(
+    snapshot: &Snapshot,
+    process: &ProcessView,
+    framework: Framework,
+    device: Option<&DeviceBuffersView>,
+) -> String {
+    let framework = framework.title();
     let whose = format!("PID {}  {}", process.tgid.0, sentences::short_command(process));
-    let Some(device) = device else { return format!("{whose}  ggml  no buffer was made since the attach") };
+    let Some(device) = device else { return format!("{whose}  {framework}  no buffer was made since the attach") };
     let gpu = sentences::gpu_number(snapshot, device.uuid.as_ref());
     let numbers = match (device.bytes_in_use, device.peak_bytes_in_use) {
         (Some(in_use), Some(peak)) => format!("in use {}  peak {}", bytes(in_use), bytes(peak)),
         _ => format!("in use at least {}", bytes(device.known_bytes)),
     };
-    format!("{whose}  GPU {gpu}  ggml  {numbers}")
+    format!("{whose}  GPU {gpu}  {framework}  {numbers}")
 }
 
 /// Returns the buffers of each usage, and their total.
@@ -68,7 +75,7 @@ pub(super) fn made(device: &DeviceBuffersView) -> Option<String> {
 pub(super) fn doubts(buffers: &BuffersView) -> Vec<String> {
     let mut doubts = Vec::new();
     if buffers.older_unknown {
-        doubts.push(format!("{UNKNOWN} {}", sentences::OLDER_BUFFERS));
+        doubts.push(format!("{UNKNOWN} {}", sentences::older_buffers(buffers.framework)));
     }
     if !buffers.scratch_traced {
         doubts.push("the pool for temporaries is not traced: its memory is in none of these numbers".to_owned());

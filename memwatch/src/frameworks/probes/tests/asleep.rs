@@ -10,8 +10,8 @@ use std::time::Duration;
 use memwatch_common::record::{Item, RingRecord};
 use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning};
 
+use crate::frameworks::points::TensorPoint;
 use crate::frameworks::probes::{TensorProbes, attach};
-use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::kernel::load::{KernelHalf, LoadOptions, may_probe};
 use crate::sources::kernel::ring::{Drained, RecordRing};
 

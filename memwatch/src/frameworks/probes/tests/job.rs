@@ -15,11 +15,12 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::SentEvents;
+use crate::frameworks::points::{TensorPoint, points};
 use crate::frameworks::probes::{
     CodeOfProcess, TensorProbes, attach, attach_to, detach, forget, set_layout, set_window_frames, walk_state,
     want_statistics,
 };
-use crate::frameworks::pytorch::{TensorPoint, points};
+use crate::frameworks::pytorch::allocator_points;
 use crate::sources::kernel::load::{KernelHalf, LoadOptions, may_probe};
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::python::PythonProcess;
@@ -172,7 +173,8 @@ impl ProbedJob {
     /// attached.
     pub(crate) fn attach_calls(&mut self, job: &PythonJob) -> TensorProbes {
         let path = job.mapped("libc10_cuda.so").expect("PyTorch has loaded its libraries");
-        let mut points = points(&File::open(&path).unwrap(), FrameworkLibrary::C10Cuda, running_kernel()).unwrap();
+        let mut points =
+            allocator_points(&File::open(&path).unwrap(), FrameworkLibrary::C10Cuda, running_kernel()).unwrap();
         points.retain(|point| point.row.purpose == Purpose::AllocatorCalls);
         attach(&mut self.kernel, &path, NonZeroU32::new(job.tgid()).unwrap(), &points).unwrap()
     }

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use memwatch_common::tensor::{BlockPlan, FrameworkLibrary, TensorMeaning};
 
-use crate::frameworks::pytorch::points::points;
-use crate::frameworks::pytorch::symbols::TensorPoint;
+use super::allocator_points;
+use crate::frameworks::points::TensorPoint;
 use crate::sources::kernel::site::KernelVersion;
 
 /// Folder of each version's package in the target folder, and the offset of a block's size.
@@ -27,7 +27,7 @@ fn found(package: &str) -> Option<Vec<TensorPoint>> {
         return None;
     };
     let kernel = KernelVersion::from_release("6.18.0").expect("a version");
-    Some(points(&file, FrameworkLibrary::C10Cuda, kernel).expect("it is a library"))
+    Some(allocator_points(&file, FrameworkLibrary::C10Cuda, kernel).expect("it is a library"))
 }
 
 #[test]

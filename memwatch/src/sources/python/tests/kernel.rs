@@ -13,8 +13,8 @@ use object::ReadCache;
 
 use super::interpreters::{StoppingScript, VERSIONS, interpreter};
 use super::{PythonProcess, expected, script, shown};
+use crate::frameworks::points::TensorPoint;
 use crate::frameworks::probes::{attach, set_layout};
-use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::kernel::load::{KernelHalf, LoadOptions, may_probe};
 use crate::sources::kernel::resolve::SymbolTable;
 

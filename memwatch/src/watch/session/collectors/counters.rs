@@ -16,7 +16,8 @@ use memwatch_core::input::{Input, LevelChoice, MeasuredSlowdown};
 use memwatch_core::words::{Framework, Tgid};
 
 use super::Collector;
-use crate::frameworks::pytorch::{StateReadError, StateReader, TensorLevel};
+use crate::frameworks::pytorch::{StateReadError, StateReader};
+use crate::frameworks::watch::TensorLevel;
 use crate::sources::clock;
 use crate::sources::library::limits::FileOwner;
 use crate::sources::library_sweep::{Among, ProcessListing};

@@ -7,7 +7,7 @@ use memwatch_core::words::Tgid;
 
 use super::super::input_sink::InputSink;
 use super::{AGAIN, BETWEEN_STATISTICS, Python, TensorProcess, TensorTracing};
-use crate::frameworks::pytorch::TensorLevel;
+use crate::frameworks::watch::TensorLevel;
 
 impl TensorTracing {
     /// Returns when work is due that no record announces.

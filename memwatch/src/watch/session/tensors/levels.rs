@@ -5,7 +5,7 @@ use memwatch_core::input::TensorLevel;
 use super::super::input_sink::InputSink;
 use super::super::price::{Probing, Tried};
 use super::{TensorProcess, TensorTracing};
-use crate::frameworks::pytorch::TorchWatch;
+use crate::frameworks::watch::FrameworkWatch;
 use crate::sources::kernel::load::KernelHalf;
 
 impl TensorTracing {
@@ -64,6 +64,6 @@ impl TensorTracing {
     }
 }
 
-fn probing(torch: &TorchWatch, tgid: u32) -> Probing {
+fn probing(torch: &FrameworkWatch, tgid: u32) -> Probing {
     Probing { several: torch.needs_several_probes(tgid), load_percent: torch.load_percent(tgid) }
 }

@@ -8,9 +8,10 @@ use memwatch_common::python::{PythonLayout, STACKS_OF_RARE};
 use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning};
 
 use super::{Python, TensorTracing, log_failure};
+use crate::frameworks::points::TensorPoint;
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
-use crate::frameworks::pytorch::{TensorLevel, TensorPoint};
+use crate::frameworks::watch::TensorLevel;
 use crate::sources::kernel::load::KernelHalf;
 use crate::sources::python::{PythonError, PythonProcess};
 

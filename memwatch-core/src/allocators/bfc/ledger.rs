@@ -1,9 +1,8 @@
 //! Arenas of JAX, TensorFlow and ONNX Runtime, and the driver allocations that contain their
 //! chunks.
 
-use super::TensorLedger;
-use super::bfc::Arenas;
-use super::framework::FrameworkAllocator as _;
+use super::Arenas;
+use crate::allocators::{FrameworkAllocator as _, TensorLedger};
 use crate::input::arenas::ArenaReadings;
 use crate::ledger::DriverSegment;
 

@@ -16,8 +16,8 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKi
 use memwatch_common::tensor::{BlockPlan, HoldingRegister, IN_USE_WORD, TensorMeaning};
 
 use self::reserved::Reserved;
-use super::layout::{ArenaLayout, ChunkLayout, CounterLayout};
-use crate::frameworks::pytorch::TensorPoint;
+use crate::frameworks::bfc::layout::{ArenaLayout, ChunkLayout, CounterLayout};
+use crate::frameworks::points::TensorPoint;
 use crate::sources::classes::{ClassPointers, ClassTable};
 use crate::sources::kernel::resolve::{FunctionLocation, InstructionSet};
 use crate::sources::kernel::site::{KernelVersion, select};

@@ -1,6 +1,9 @@
 //! Finds framework libraries in the traced processes, and attaches the probes of each library once.
 
+mod count;
 mod library;
+mod look;
+mod request;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -9,37 +12,36 @@ use std::time::{Duration, Instant};
 
 use memwatch_common::python::{STACKS_BY_BYTES, STACKS_OF_ALL, STACKS_OF_RARE};
 use memwatch_common::tensor::{FrameworkLibrary, Purpose, TENSOR_PROBES, TensorProbe};
-use memwatch_core::input::{StackSelection, TensorLevel};
-use memwatch_core::words::Framework;
+use memwatch_core::input::Input;
+use memwatch_core::words::{Framework, Tgid};
 
+use self::count::EventCount;
 use self::library::{ProbedLibrary, attach, take_out};
-use super::look::{FoundLibrary, LookResult, Looker};
-use super::price::EventCount;
-use super::request::{BlockProbing, TensorRequest};
+use self::look::{FoundLibrary, LookResult, Looker};
+use self::request::BlockProbing;
+use crate::frameworks::FRAMEWORKS;
 use crate::frameworks::bfc::ArenaLayout;
-use crate::frameworks::libraries::{Keeps, keeps};
+use crate::frameworks::descriptor::{BlockPart, Keeps};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
 use crate::sources::kernel::load::KernelHalf;
 use crate::sources::kernel::site::KernelVersion;
+
+pub(crate) use self::request::TensorRequest;
+pub(crate) use memwatch_core::input::{StackSelection, TensorLevel};
 
 /// Polling of a process without a framework library: every [`EAGER_EVERY`] during the first
 /// [`EAGER`], then every [`PATIENT_EVERY`]. One poll reads the process's mappings.
 const EAGER: Duration = Duration::from_secs(60);
 const EAGER_EVERY: Duration = Duration::from_millis(20);
 const PATIENT_EVERY: Duration = Duration::from_millis(500);
-/// Poll interval of a process that has all of PyTorch's libraries, to find other frameworks.
+/// Poll interval of a process that has all libraries of an allocator, to find other frameworks.
 const COMPLETE_EVERY: Duration = Duration::from_secs(10);
 /// How long the remaining libraries are awaited after the first one was found.
 const COMPLETE: Duration = Duration::from_secs(5);
 
-/// Number of PyTorch libraries.
-const LIBRARY_COUNT: usize = 5;
-/// PyTorch libraries that contain the allocator.
-const ALLOCATORS: [FrameworkLibrary; 2] = [FrameworkLibrary::C10, FrameworkLibrary::C10Cuda];
-
 /// The processes traced for tensors, and the probes in each.
-pub(crate) struct TorchWatch {
+pub(crate) struct FrameworkWatch {
     /// `None` if tensors are not traced at all.
     looker: Option<Looker>,
     request: TensorRequest,
@@ -79,10 +81,10 @@ struct TracedProcess {
     load: Vec<TensorProbes>,
 }
 
-impl TorchWatch {
+impl FrameworkWatch {
     /// Starts without any process.
     pub(crate) fn new(version: KernelVersion, request: TensorRequest) -> Self {
-        let looker = (request.level != TensorLevel::Off).then(|| Looker::new(version));
+        let looker = (request.level != TensorLevel::Off).then(|| Looker::new(FRAMEWORKS, version));
         Self { looker, request, processes: BTreeMap::new() }
     }
 
@@ -92,7 +94,7 @@ impl TorchWatch {
     }
 
     /// Polls the wanted processes for framework libraries and forgets all others. If a process used
-    /// PyTorch before memwatch traced it, its tensor events are counted first; `decide` then
+    /// a framework before memwatch traced it, its tensor events are counted first; `decide` then
     /// returns the trace level, given the events per second and whether a tensor needs several
     /// probes. Returns processes whose allocators are now probed, with the ids of allocator probes
     /// that could not be placed.
@@ -166,25 +168,23 @@ impl TorchWatch {
         watched.into_iter().flat_map(|watched| watched.arenas.iter().map(|(framework, layout)| (*framework, *layout)))
     }
 
-    /// Returns the probed frameworks of a process that keep no list of their allocations.
-    pub(crate) fn without_allocator_state(&self, tgid: u32) -> impl Iterator<Item = Framework> {
-        let libraries = self.processes.get(&tgid).into_iter().flat_map(|watched| &watched.libraries);
-        let probed = libraries.filter(|(_, library)| !library.probes.is_empty()).map(|(library, _)| *library);
-        probed
-            .filter(|library| keeps(*library).is_some_and(Keeps::has_no_allocator_state))
-            .filter_map(Framework::of_library)
+    /// Returns the inputs about allocators without a list of their allocations that are probed in a
+    /// process since a time.
+    pub(crate) fn announcements(&self, tgid: u32, time_ns: u64) -> Vec<Input> {
+        let libraries = || self.processes.get(&tgid).into_iter().flat_map(|watched| &watched.libraries);
+        let probed = || libraries().filter(|(_, library)| !library.probes.is_empty()).map(|(library, _)| *library);
+        let without_list =
+            probed().filter(|library| FRAMEWORKS.keeps(*library).is_some_and(Keeps::has_no_allocator_state));
+        let frameworks = without_list.filter_map(Framework::of_library);
+        let watched = frameworks.map(|framework| Input::FrameworkWatched { tgid: Tgid(tgid), framework, time_ns });
+        let own = probed().filter_map(|library| FRAMEWORKS.library(library)?.announce);
+        watched.chain(own.map(|announce| announce(Tgid(tgid), time_ns))).collect()
     }
 
     /// Returns the frameworks with an allocator library in a process.
     pub(crate) fn frameworks_of(&self, tgid: u32) -> impl Iterator<Item = Framework> {
         let libraries = self.processes.get(&tgid).into_iter().flat_map(|watched| watched.libraries.keys());
         libraries.filter_map(|library| Framework::of_library(*library))
-    }
-
-    /// Whether ggml's pool for temporaries is probed in a process.
-    pub(crate) fn has_scratch(&self, tgid: u32) -> bool {
-        let library = self.processes.get(&tgid).and_then(|watched| watched.libraries.get(&FrameworkLibrary::GgmlCuda));
-        library.is_some_and(|library| !library.probes.is_empty())
     }
 
     /// Returns the tensor request with another level.
@@ -261,7 +261,7 @@ impl TorchWatch {
         }
     }
 
-    /// Handles a newly found library. If the process used PyTorch before memwatch traced it, its
+    /// Handles a newly found library. If the process used it before memwatch traced the process, its
     /// events are counted first.
     fn meet(&mut self, kernel: &mut KernelHalf, found: FoundLibrary, arrival: Arrival) -> Option<(u32, Vec<u16>)> {
         let watched = self.processes.get_mut(&found.tgid)?;
@@ -271,7 +271,8 @@ impl TorchWatch {
             }
             return None;
         }
-        let is_first = watched.level.is_none() && matches!(found, FoundLibrary { library: FrameworkLibrary::C10, .. });
+        let reports = FRAMEWORKS.keeps(found.library) == Some(Keeps::Blocks(BlockPart::Reports));
+        let is_first = watched.level.is_none() && reports;
         // A library loaded later is traced from its first tensor.
         if !is_first || arrival == Arrival::Start || watched.looks > 1 {
             watched.level.get_or_insert(self.request.level);
@@ -286,10 +287,10 @@ impl TorchWatch {
         None
     }
 
-    /// Whether all of PyTorch's libraries in this process are probed, as far as is known.
+    /// Whether all framework libraries in this process are probed, as far as is known.
     pub(crate) fn is_settled(&self, tgid: u32) -> bool {
         self.processes.get(&tgid).is_some_and(|watched| match watched.found {
-            Some(found) => watched.torch_count() == LIBRARY_COUNT || found.elapsed() >= COMPLETE,
+            Some(found) => watched.has_all_of_blocks() || found.elapsed() >= COMPLETE,
             None => false,
         })
     }
@@ -298,8 +299,9 @@ impl TorchWatch {
     pub(crate) fn do_without_trace(&mut self, kernel: &mut KernelHalf, tgid: u32) {
         let Some(watched) = self.processes.get_mut(&tgid) else { return };
         if watched.sight == BlockProbing::Calls {
+            let framework = watched.block_framework().map_or("a framework", Framework::title);
             log::warn!(
-                "process {tgid}: PyTorch's blocks are not at the decoded offsets; using several probes per block"
+                "process {tgid}: {framework}'s blocks are not at the decoded offsets; using several probes per block"
             );
             watched.sight = BlockProbing::Functions;
             let request = watched.request(self.request);
@@ -313,7 +315,8 @@ impl TorchWatch {
     }
 
     /// Detaches the probes that duplicate the allocators' own trace, which saves one probe per
-    /// allocation. They are attached again if the trace ends, which may happen before PyTorch 2.4.
+    /// allocation. They are attached again if the trace ends, as some allocators only trace while
+    /// they record.
     pub(crate) fn trust_trace(&mut self, kernel: &mut KernelHalf, tgid: u32) {
         let Some(watched) = self.processes.get_mut(&tgid) else { return };
         for library in watched.libraries.values_mut() {
@@ -345,29 +348,31 @@ impl TorchWatch {
             log::warn!("process {tgid}: {}: its tensors are not traced: {error}", file.display);
             Vec::new()
         });
-        if library == FrameworkLibrary::C10Cuda {
+        let keeps = FRAMEWORKS.keeps(library);
+        if keeps == Some(Keeps::Blocks(BlockPart::Allocator)) {
             watched.sight = BlockProbing::of(&points);
         }
         watched.libraries.insert(library, ProbedLibrary::new(file, points));
         watched.follow(kernel, tgid, request);
         watched.found.get_or_insert_with(Instant::now);
-        if keeps(library) != Some(Keeps::Blocks) {
+        if !keeps.is_some_and(Keeps::are_blocks) {
             watched.arenas.extend(Framework::of_library(library).zip(arenas));
-            // This library starts no tracing of PyTorch.
-            return Some((tgid, rows_of_pytorchs_libraries().collect()));
+            // This library starts no tracing of blocks.
+            return Some((tgid, rows_of_block_libraries().collect()));
         }
-        let is_complete =
-            ALLOCATORS.contains(&library) && ALLOCATORS.iter().all(|part| watched.libraries.contains_key(part));
+        let is_complete = keeps.is_some_and(Keeps::sends_blocks)
+            && FRAMEWORKS.block_libraries().all(|part| watched.libraries.contains_key(&part));
         is_complete.then(|| (tgid, watched.missing()))
     }
 }
 
-/// Ids of all probes in the libraries with PyTorch's allocators, including reports.
-fn rows_of_pytorchs_libraries() -> impl Iterator<Item = u16> {
-    TENSOR_PROBES.iter().filter(|row| ALLOCATORS.contains(&row.library)).map(|row| row.id)
+/// Ids of all probes in the libraries from which events of blocks come, including reports.
+fn rows_of_block_libraries() -> impl Iterator<Item = u16> {
+    let is_one = |row: &&TensorProbe| FRAMEWORKS.keeps(row.library).is_some_and(Keeps::sends_blocks);
+    TENSOR_PROBES.iter().filter(is_one).map(|row| row.id)
 }
 
-/// Ids of the probes on PyTorch's allocators.
+/// Ids of the probes on allocators that span several libraries.
 fn allocator_rows() -> impl Iterator<Item = u16> {
     let is_one = |row: &&TensorProbe| matches!(row.purpose, Purpose::Allocator | Purpose::AllocatorUntilTrace);
     TENSOR_PROBES.iter().filter(is_one).map(|row| row.id)
@@ -409,12 +414,19 @@ impl TracedProcess {
         }
     }
 
-    /// Number of PyTorch libraries found in the process.
-    fn torch_count(&self) -> usize {
-        self.libraries.keys().filter(|library| keeps(**library) == Some(Keeps::Blocks)).count()
+    /// Whether all libraries of an allocator that spans several were found in the process.
+    fn has_all_of_blocks(&self) -> bool {
+        let mut all = FRAMEWORKS.libraries().filter(|row| row.keeps.are_blocks());
+        all.all(|row| self.libraries.contains_key(&row.library))
     }
 
-    /// Ids of the PyTorch allocator probes that no library provides.
+    /// Returns the framework of the process's allocator that spans several libraries.
+    fn block_framework(&self) -> Option<Framework> {
+        let keeps_blocks = |library: &&FrameworkLibrary| FRAMEWORKS.keeps(**library).is_some_and(Keeps::are_blocks);
+        self.libraries.keys().find(keeps_blocks).copied().and_then(Framework::of_library)
+    }
+
+    /// Ids of the allocator probes that no library provides.
     fn missing(&self) -> Vec<u16> {
         let is_in_place = |id: &u16| self.libraries.values().any(|library| library.wanted.contains(id));
         allocator_rows().filter(|id| !is_in_place(id)).collect()
@@ -427,7 +439,7 @@ impl TracedProcess {
             return None;
         }
         let every = match self.found {
-            Some(_) if self.torch_count() == LIBRARY_COUNT => COMPLETE_EVERY,
+            Some(_) if self.has_all_of_blocks() => COMPLETE_EVERY,
             Some(found) if now.duration_since(found) < COMPLETE => EAGER_EVERY,
             None if now.duration_since(self.since) < EAGER => EAGER_EVERY,
             _ => PATIENT_EVERY,
@@ -462,7 +474,7 @@ mod tests {
 
     #[test]
     fn a_library_of_another_framework_begins_nothing_of_pytorchs() {
-        let missing: Vec<u16> = rows_of_pytorchs_libraries().collect();
+        let missing: Vec<u16> = rows_of_block_libraries().collect();
         assert!(!is_pytorch_probed(&missing));
         for row in TENSOR_PROBES.iter().filter(|row| row.purpose == Purpose::Allocator) {
             let with_it: Vec<u16> = missing.iter().copied().filter(|missing| *missing != row.id).collect();

@@ -9,13 +9,17 @@ use std::time::Instant;
 
 use memwatch_common::tensor::FrameworkLibrary;
 
-use super::symbols::TensorPoint;
 use crate::frameworks::bfc::ArenaLayout;
-use crate::frameworks::libraries::{Contents, LIBRARIES, LibraryRow};
+use crate::frameworks::descriptor::{Contents, LibraryRow};
+use crate::frameworks::list::FrameworkList;
+use crate::frameworks::points::TensorPoint;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::{FileIdentity, LibraryFile, LibraryScan};
 use crate::sources::library_look::owner_of;
 use crate::sources::owner_queues::OwnerQueues;
+
+/// Name of the threads that scan, as process viewers show it.
+const THREADS: &str = "pytorch";
 
 /// A result of a scan.
 pub(crate) enum LookResult {
@@ -50,11 +54,10 @@ pub(crate) struct Looker {
 
 impl Looker {
     /// Starts without any scan.
-    pub(crate) fn new(version: KernelVersion) -> Self {
+    pub(crate) fn new(frameworks: FrameworkList, version: KernelVersion) -> Self {
         let (say, stated) = channel();
-        let scan = LibraryScan::new("/proc").with_stems(&LIBRARIES.map(|row| row.stem));
-        let eyes = Arc::new(FrameworkScanner { scan, version, known: Mutex::default() });
-        Self { queues: OwnerQueues::new("pytorch"), eyes, say, stated }
+        let eyes = Arc::new(FrameworkScanner::new(frameworks, version));
+        Self { queues: OwnerQueues::new(THREADS), eyes, say, stated }
     }
 
     /// Queues a scan of a process.
@@ -79,6 +82,7 @@ impl Looker {
 
 /// State shared by all scans.
 struct FrameworkScanner {
+    frameworks: FrameworkList,
     scan: LibraryScan,
     version: KernelVersion,
     /// Files inspected before. They are few, since a machine has few versions of a framework. The
@@ -87,10 +91,15 @@ struct FrameworkScanner {
 }
 
 impl FrameworkScanner {
+    fn new(frameworks: FrameworkList, version: KernelVersion) -> Self {
+        let stems: Vec<&str> = frameworks.libraries().map(|row| row.name.stem).collect();
+        Self { frameworks, scan: LibraryScan::new("/proc").with_stems(&stems), version, known: Mutex::default() }
+    }
+
     fn look(&self, tgid: u32, say: &Sender<LookResult>) -> Option<()> {
         let found = self.scan.scan_process(tgid).files;
-        for row in &LIBRARIES {
-            let Some(file) = found.iter().find(|file| row.is_at(file.display.as_bytes())) else { continue };
+        for row in self.frameworks.libraries() {
+            let Some(file) = found.iter().find(|file| row.name.is_at(file.display.as_bytes())) else { continue };
             let Contents { points, arenas } = self.contents(file, row);
             let found = FoundLibrary { tgid, library: row.library, file: file.clone(), points, arenas };
             say.send(LookResult::Found(Box::new(found))).ok()?;
@@ -121,8 +130,75 @@ impl FrameworkScanner {
 
     fn look_into(&self, opened: io::Result<File>, row: &LibraryRow) -> Contents {
         match opened {
-            Ok(opened) => row.look_into(&opened, self.version),
-            Err(error) => Contents { points: Err(error.to_string()), arenas: None },
+            Ok(opened) => row.contents(&opened, self.version),
+            Err(error) => Contents::of_points(Err(error.to_string())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::{Child, Command};
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    use memwatch_common::tensor::tensor_probe;
+    use memwatch_core::words::Framework;
+
+    use super::*;
+    use crate::frameworks::descriptor::{FrameworkDescriptor, Keeps, LibraryName};
+
+    const LIBRARY: LibraryName = LibraryName::new("libtoy.so");
+    /// A framework with one pool. It has the identifiers of another one, since those are closed.
+    const TOY: FrameworkDescriptor = FrameworkDescriptor::new(
+        Framework::Rmm,
+        &[LibraryRow::new(LIBRARY, FrameworkLibrary::Rmm, Keeps::Pools).inspected_by(inspect)],
+        &[LIBRARY],
+    );
+    const LIST: FrameworkList = FrameworkList(&[&TOY]);
+    /// Row of the pool's only probe, and its place in the file.
+    const GRANTED: u16 = 67;
+    const OFFSET: u64 = 0x40;
+
+    fn inspect(_file: &File, _row: &LibraryRow, _kernel: KernelVersion) -> Contents {
+        let row = tensor_probe(GRANTED).expect("it is in the table");
+        Contents::of_points(Ok(vec![TensorPoint::new(row, OFFSET)]))
+    }
+
+    /// Starts a program that maps a file of this name, and waits until it does.
+    fn run(name: &str) -> (tempfile::TempDir, Child) {
+        let folder = tempfile::tempdir().expect("a directory");
+        let program = folder.path().join(name);
+        std::fs::copy("/bin/sleep", &program).expect("every machine has it");
+        let child = Command::new(&program).arg("60").spawn().expect("it is a program");
+        let maps = format!("/proc/{}/maps", child.id());
+        while !std::fs::read_to_string(&maps).expect("it runs").contains(name) {
+            sleep(Duration::from_millis(1));
+        }
+        (folder, child)
+    }
+
+    #[test]
+    fn toy_framework_is_found_by_its_descriptor_alone() {
+        let (_folder, mut child) = run("libtoy.so.1");
+        let looker = Looker::new(LIST, KernelVersion::from_release("6.18.0").expect("a version"));
+        looker.order(child.id());
+        let mut found = Vec::new();
+        while let Ok(LookResult::Found(library)) = looker.stated.recv() {
+            found.push(library);
+        }
+        child.kill().expect("it runs");
+        assert_eq!(child.wait().expect("it has ended").signal(), Some(libc::SIGKILL));
+        let [library] = &found[..] else { panic!("{} libraries", found.len()) };
+        let points = library.points.as_ref().expect("it has a probe");
+        assert_eq!((library.tgid, library.library), (child.id(), FrameworkLibrary::Rmm));
+        assert_eq!(
+            points.iter().map(|point| (point.row.id, point.file_offset)).collect::<Vec<_>>(),
+            [(GRANTED, OFFSET)]
+        );
+        assert!(LIST.is_of(Framework::Rmm, library.file.display.as_bytes()));
+        assert_eq!(LIST.marked_by(b"/opt/toy/libtoy.so.1"), Some(Framework::Rmm));
+        assert_eq!(LIST.keeps(FrameworkLibrary::GgmlBase), None);
     }
 }

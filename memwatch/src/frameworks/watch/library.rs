@@ -5,26 +5,13 @@ use std::num::NonZeroU32;
 use memwatch_common::tensor::Purpose;
 use memwatch_core::input::TensorLevel;
 
-use super::{BlockProbing, TensorRequest};
+use super::request::{BlockProbing, TensorRequest};
+use crate::frameworks::FRAMEWORKS;
+use crate::frameworks::points::TensorPoint;
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
-use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::kernel::load::KernelHalf;
 use crate::sources::library::LibraryFile;
-
-/// Functions that every event of a caching allocator passes and that are not probed with
-/// [`BlockProbing::Calls`], with the calls per event in hundredths.
-const LOAD: [(u16, u64); 3] = [(REPORTED, 100), (TRACED, 150), (REQUESTED, 50)];
-/// `reportMemoryUsageToProfiler`, called once per event.
-const REPORTED: u16 = 1;
-/// `record_trace`, called once per allocation and twice per free.
-const TRACED: u16 = 3;
-/// `malloc`, called once per allocation.
-const REQUESTED: u16 = 4;
-
-fn load_percent(row: u16) -> Option<u64> {
-    LOAD.iter().find(|(id, _)| *id == row).map(|(_, percent)| *percent)
-}
 
 /// A library of a process and its probes.
 pub(super) struct ProbedLibrary {
@@ -78,13 +65,13 @@ impl ProbedLibrary {
 
     /// Returns the extra load per event of [`Self::begin_load`], in hundredths of a probe.
     pub(super) fn load_percent(&self) -> u64 {
-        self.points.iter().filter_map(|point| load_percent(point.row.id)).sum()
+        self.points.iter().filter_map(|point| FRAMEWORKS.load_percent(point.row.id)).sum()
     }
 
     /// Attaches counting probes to the functions that every event passes.
     pub(super) fn begin_load(&self, kernel: &mut KernelHalf, tgid: u32) -> Option<TensorProbes> {
         let points: Vec<TensorPoint> =
-            self.points.iter().copied().filter(|point| load_percent(point.row.id).is_some()).collect();
+            self.points.iter().copied().filter(|point| FRAMEWORKS.load_percent(point.row.id).is_some()).collect();
         let tgid = NonZeroU32::new(tgid).filter(|_| !points.is_empty())?;
         let begun = tensor_probes::begin_load(kernel, &self.file.path(), tgid, &points);
         begun

@@ -20,7 +20,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use super::{NAME_BYTES, SymbolName, SymbolPosition, Symbols, is_meant};
-use crate::frameworks::pytorch::known_builds::state_folder;
+use crate::frameworks::state_folder::state_folder;
 use crate::own_folder::own_uid;
 use crate::sources::kernel::resolve::{SYMBOL_BYTES, SymbolLayout};
 

@@ -8,9 +8,9 @@
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 use memwatch_common::tensor::{BlockPlan, CounterPlan, HoldingRegister, TensorMeaning};
 
-use super::super::layout::{ChunkLayout, CounterLayout};
 use super::{DecodedFunction, held, is_at, load};
-use crate::frameworks::pytorch::TensorPoint;
+use crate::frameworks::bfc::layout::{ChunkLayout, CounterLayout};
+use crate::frameworks::points::TensorPoint;
 
 /// Offsets of a node's address and size in bytes.
 const ADDRESS_BYTES: u64 = 8;

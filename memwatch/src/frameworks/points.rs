@@ -1,14 +1,17 @@
-//! Chooses the probe points of a library: at function entries, or at calls that show more.
+//! Chooses the probe points of a library's functions: at their entries, returns or counters.
+
+mod counter;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
-use memwatch_common::tensor::{FrameworkLibrary, ProbePoint, TENSOR_PROBES, TensorProbe};
+use memwatch_common::tensor::{
+    BlockPlan, FrameworkLibrary, OperatorPlan, ProbePoint, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe,
+};
 
-use super::calls;
-use super::counter::counter;
-use super::symbols::{SymbolName, TensorPoint, functions, symbols};
+use self::counter::counter;
+use super::symbols::{SymbolName, symbols};
 use crate::sources::kernel::resolve::{FunctionLocation, ResolveError, SymbolLayout};
 use crate::sources::kernel::site::{AttachOffset, KernelVersion, select, select_without_arguments};
 use crate::sources::native::CodeImage;
@@ -17,6 +20,48 @@ use crate::stranger_file::ElfReader;
 /// Maximum size of a function to read for choosing the attach offset. Only the first block matters,
 /// and most functions here are far longer than that.
 const CODE_BYTES: u64 = 64 << 10;
+
+/// A probe point of one file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorPoint {
+    /// The entry of `TENSOR_PROBES`.
+    pub(crate) row: &'static TensorProbe,
+    /// Offset of the probed instruction from the start of the file.
+    pub(crate) file_offset: u64,
+    /// Arguments and fields that the probe captures.
+    pub(crate) plan: TensorPlan,
+    /// Location of the operator's name, for probes that record names; such a probe has no other
+    /// plan.
+    pub(crate) operator: Option<OperatorPlan>,
+}
+
+impl TensorPoint {
+    /// Creates a point with the entry's default plan.
+    pub(crate) fn new(row: &'static TensorProbe, file_offset: u64) -> Self {
+        Self { row, file_offset, plan: row.plan, operator: None }
+    }
+
+    /// Creates a point for the entry with this meaning and a plan that reads the allocator's own
+    /// state; `None` if the table has no such entry.
+    pub(crate) fn with_block(meaning: TensorMeaning, file_offset: u64, block: BlockPlan) -> Option<Self> {
+        let row = TENSOR_PROBES.iter().find(|row| row.meaning == meaning)?;
+        Some(Self { plan: TensorPlan { block, ..row.plan }, ..Self::new(row, file_offset) })
+    }
+
+    /// Whether the point is a return probe. Only [`ProbePoint::Count`] may be one: an exception that
+    /// unwinds through a return probe ends the program.
+    pub(crate) const fn is_return(&self) -> bool {
+        matches!(self.row.point, ProbePoint::Count) && !self.plan.thread_variable
+    }
+
+    /// Returns the BPF cookie of the probe.
+    pub(crate) const fn cookie(&self) -> u64 {
+        match self.operator {
+            Some(operator) => operator.cookie(self.row.id),
+            None => self.plan.cookie(self.row.id, self.is_return()),
+        }
+    }
+}
 
 /// Finds the probe points of a library in its file. Probes without a matching function are left
 /// out.
@@ -52,13 +97,6 @@ pub(crate) fn points(
     for row in answers {
         let location = found.functions.get(&row.id);
         points.extend(location.into_iter().flat_map(|location| answers_of(file, row, location)));
-    }
-    if library == FrameworkLibrary::C10Cuda {
-        let (found, all) = (symbols(file, &layout, &calls::NAMES)?, functions(file, &layout, calls::MOST_FUNCTIONS)?);
-        match calls::calls(file, &layout, &all, &found) {
-            Some(calls) => points.extend(calls),
-            None => log::info!("PyTorch's allocator in this build needs several probes per block"),
-        }
     }
     Ok(points)
 }

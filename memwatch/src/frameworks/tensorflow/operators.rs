@@ -16,8 +16,9 @@ use std::fs::File;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use memwatch_common::tensor::{OperatorPlan, TENSOR_PROBES, TensorMeaning};
 
-use super::layout::code_of;
-use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
+use crate::frameworks::bfc::layout::code_of;
+use crate::frameworks::points::TensorPoint;
+use crate::frameworks::symbols::{SymbolName, symbols};
 use crate::sources::kernel::resolve::{InstructionSet, ResolveError, SymbolLayout};
 use crate::stranger_file::ElfReader;
 
@@ -47,7 +48,7 @@ struct Variable {
 ///
 /// # Errors
 /// The file cannot be read or parsed.
-pub(in crate::frameworks) fn beside(file: &File, reported: &TensorPoint) -> Result<Option<TensorPoint>, ResolveError> {
+pub(super) fn beside(file: &File, reported: &TensorPoint) -> Result<Option<TensorPoint>, ResolveError> {
     let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
     let cache = ElfReader::new(clone);
     let layout = SymbolLayout::parse(&cache)?;

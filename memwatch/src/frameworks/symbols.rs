@@ -11,9 +11,7 @@ use std::fs::File;
 use std::io;
 
 use memchr::memmem::Finder;
-use memwatch_common::tensor::{
-    BlockPlan, OperatorPlan, ProbePoint, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe, VERSION,
-};
+use memwatch_common::tensor::{TensorProbe, VERSION};
 
 use self::remembered::Shelf;
 use crate::sources::kernel::resolve::{FunctionLocation, ResolveError, SYMBOL_BYTES, SymbolLayout, SymbolTableRange};
@@ -26,50 +24,8 @@ const MOST_NAMES: usize = 1 << 14;
 /// Suffixes of function parts that the compiler moved away from the entry.
 const NO_ENTRY: [&str; 3] = [".cold", ".part.", ".isra."];
 
-/// A probe point of one file.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TensorPoint {
-    /// The entry of `TENSOR_PROBES`.
-    pub(crate) row: &'static TensorProbe,
-    /// Offset of the probed instruction from the start of the file.
-    pub(crate) file_offset: u64,
-    /// Arguments and fields that the probe captures.
-    pub(crate) plan: TensorPlan,
-    /// Location of the operator's name, for probes that record names; such a probe has no other
-    /// plan.
-    pub(crate) operator: Option<OperatorPlan>,
-}
-
-impl TensorPoint {
-    /// Creates a point with the entry's default plan.
-    pub(crate) fn new(row: &'static TensorProbe, file_offset: u64) -> Self {
-        Self { row, file_offset, plan: row.plan, operator: None }
-    }
-
-    /// Creates a point for the entry with this meaning and a plan that reads the allocator's own
-    /// state; `None` if the table has no such entry.
-    pub(crate) fn with_block(meaning: TensorMeaning, file_offset: u64, block: BlockPlan) -> Option<Self> {
-        let row = TENSOR_PROBES.iter().find(|row| row.meaning == meaning)?;
-        Some(Self { plan: TensorPlan { block, ..row.plan }, ..Self::new(row, file_offset) })
-    }
-
-    /// Whether the point is a return probe. Only [`ProbePoint::Count`] may be one: an exception that
-    /// unwinds through a return probe ends the program.
-    pub(crate) const fn is_return(&self) -> bool {
-        matches!(self.row.point, ProbePoint::Count) && !self.plan.thread_variable
-    }
-
-    /// Returns the BPF cookie of the probe.
-    pub(crate) const fn cookie(&self) -> u64 {
-        match self.operator {
-            Some(operator) => operator.cookie(self.row.id),
-            None => self.plan.cookie(self.row.id, self.is_return()),
-        }
-    }
-}
-
 /// Returns all functions of a file without duplicates, and at most `most` + 1 of them.
-pub(super) fn functions(
+pub(crate) fn functions(
     file: &File,
     layout: &SymbolLayout<'_>,
     most: usize,

@@ -1,10 +1,12 @@
 //! What to trace of a process's tensors, and which probes that needs.
 
-use memwatch_common::tensor::{FrameworkLibrary, Purpose, TensorProbe};
+use memwatch_common::tensor::{Purpose, TensorProbe};
 use memwatch_core::attribution::price::Budget;
 use memwatch_core::input::{StackSelection, TensorLevel};
 
-use super::symbols::TensorPoint;
+use crate::frameworks::FRAMEWORKS;
+use crate::frameworks::descriptor::{BlockPart, Keeps};
+use crate::frameworks::points::TensorPoint;
 
 /// What to trace of a process's tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,7 +85,7 @@ impl TensorRequest {
         let is_rare = row.is_rare() && self.level >= TensorLevel::Read && !self.places_none();
         is_seen_so
             && (is_rare || wants(self.level, row.purpose))
-            && !(reports_only && matches!(row, TensorProbe { library: FrameworkLibrary::C10Cuda, .. }))
+            && !(reports_only && FRAMEWORKS.keeps(row.library) == Some(Keeps::Blocks(BlockPart::Allocator)))
     }
 }
 

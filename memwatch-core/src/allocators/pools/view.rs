@@ -1,10 +1,11 @@
-//! Pools of a program with RAPIDS' memory manager or CuPy: their memory, and the part that the
-//! program uses.
+//! Views of pools: their memory, and the part that the program uses.
 
 use serde::{Deserialize, Serialize};
 
+use super::{MemoryPool, MemoryPools};
+use crate::allocators::bfc::Home;
 use crate::decode::PoolKind;
-use crate::words::{Framework, GpuUuid, Name};
+use crate::words::{Framework, GpuUuid, Name, Ordinal};
 
 /// All known pools of a process. Their memory is part of the driver's and is not added to other
 /// totals.
@@ -55,4 +56,42 @@ pub struct PoolView {
     pub older_unknown: bool,
     /// Number of contradictions between the pool's numbers and events, or between events.
     pub out_of_step: u64,
+}
+
+/// Returns the pools of a process, if a framework with pools is probed; `uuid` returns the GPU of a
+/// device.
+pub(crate) fn pools(pools: &MemoryPools, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Option<PoolsView> {
+    let shown = pools.pools().values().filter(|pool| pool.home() != Home::Host);
+    let is_any = !pools.watched().is_empty() || !pools.pools().is_empty();
+    is_any.then(|| PoolsView {
+        frameworks: pools.watched().iter().copied().collect(),
+        pools: shown.map(|pool| view(pool, pools.size_bytes(pool), &uuid)).collect(),
+    })
+}
+
+fn view(pool: &MemoryPool, pool_bytes: Option<u64>, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> PoolView {
+    let ordinal = pool.home().ordinal();
+    let device_by = match pool.home() {
+        Home::Device(_) => "segment",
+        Home::Named(_) => "name",
+        Home::Unknown | Home::Host => "unknown",
+    };
+    PoolView {
+        framework: pool.kind().framework(),
+        kind: pool.kind(),
+        device: ordinal.map(|ordinal| ordinal.0),
+        uuid: ordinal.and_then(uuid),
+        device_by: device_by.into(),
+        bytes_in_use: pool.bytes_in_use(),
+        peak_bytes_in_use: pool.peak_bytes(),
+        num_allocs: pool.granted(),
+        pool_bytes,
+        block_bytes: pool.block_size_bytes(),
+        known_blocks: pool.blocks() as u64,
+        known_bytes: pool.known_bytes(),
+        divided_bytes: pool.divided_bytes(),
+        exact: pool.is_exact(),
+        older_unknown: pool.has_older(),
+        out_of_step: pool.out_of_step(),
+    }
 }

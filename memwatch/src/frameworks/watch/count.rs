@@ -1,0 +1,80 @@
+//! Counts a process's tensor events before any is traced, to predict the overhead of a trace level.
+//!
+//! The allocators' own counters are read. If they are not readable, the cheapest possible probe
+//! counts the events.
+
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use memwatch_common::tensor::TensorMeaning;
+use memwatch_core::attribution::price::per_second;
+
+use super::look::FoundLibrary;
+use crate::frameworks::FRAMEWORKS;
+use crate::frameworks::descriptor::BlockCounter;
+use crate::frameworks::probes::{self as tensor_probes, TensorProbes};
+use crate::sources::kernel::load::KernelHalf;
+
+/// Duration of a count.
+const COUNTED: Duration = Duration::from_millis(200);
+
+/// A running count of a process's tensor events, and the libraries that wait for the result.
+pub(super) struct EventCount {
+    begun: Instant,
+    way: Way,
+    pub(super) waiting: Vec<FoundLibrary>,
+}
+
+/// Source of the count.
+enum Way {
+    /// The allocators' own counters.
+    Allocators(Box<dyn BlockCounter>),
+    /// A counting probe.
+    Probe(TensorProbes),
+}
+
+impl EventCount {
+    /// Begins a count with the library that reports tensors; `None` if they cannot be counted.
+    pub(super) fn begin(kernel: &mut KernelHalf, found: &FoundLibrary) -> Option<Self> {
+        let way = by_allocators(found).or_else(|| by_probe(kernel, found))?;
+        Some(Self { begun: Instant::now(), way, waiting: Vec::new() })
+    }
+
+    /// Returns when the count has run long enough.
+    pub(super) fn over(&self) -> Instant {
+        self.begun + COUNTED
+    }
+
+    /// Ends the count and detaches the probe, if any. Returns the waiting libraries and the events
+    /// per second; `None` if the process has exited.
+    pub(super) fn end(self, kernel: &mut KernelHalf, tgid: u32) -> (Vec<FoundLibrary>, Option<u64>) {
+        let elapsed_ns = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let count = match self.way {
+            Way::Allocators(mut counter) => counter.events(),
+            Way::Probe(probes) => counted(kernel, tgid, probes),
+        };
+        (self.waiting, count.map(|count| per_second(count, elapsed_ns)))
+    }
+}
+
+fn by_allocators(found: &FoundLibrary) -> Option<Way> {
+    FRAMEWORKS.begin_count(found.library, found.tgid).map(Way::Allocators)
+}
+
+fn by_probe(kernel: &mut KernelHalf, found: &FoundLibrary) -> Option<Way> {
+    let points = found.points.as_ref().ok();
+    let reports = points.and_then(|all| all.iter().find(|point| point.row.meaning == TensorMeaning::Reported));
+    let (point, tgid) = (reports?, NonZeroU32::new(found.tgid)?);
+    let begun = tensor_probes::begin_count(kernel, &found.file.path(), tgid, point);
+    let failed = |error: &String| log::warn!("process {tgid}: its tensor events are not counted: {error}");
+    begun.inspect_err(failed).ok().map(Way::Probe)
+}
+
+fn counted(kernel: &mut KernelHalf, tgid: u32, probes: TensorProbes) -> Option<u64> {
+    let counted = tensor_probes::counted(kernel, tgid);
+    if let Err(error) = tensor_probes::detach(kernel, probes) {
+        log::warn!("process {tgid}: cannot detach the counting probe: {error}");
+    }
+    let counted = counted.and_then(|count| tensor_probes::forget_count(kernel, tgid).map(|()| count));
+    counted.inspect_err(|error| log::warn!("process {tgid}: {error}")).ok().flatten()
+}
