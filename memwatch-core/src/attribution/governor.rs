@@ -61,6 +61,8 @@ struct Judged {
     time_ns: u64,
     /// Number of equal verdicts directly before this one.
     times: u32,
+    /// The level was lowered since, because the event rate had risen.
+    is_interrupted: bool,
     /// Number of measurements because of a changed event rate that found a slowdown, since the
     /// program was last traced in full for as long as a verdict is valid.
     in_vain: u32,
@@ -98,7 +100,7 @@ impl Judged {
     fn outdated(&self, now_ns: u64, price_ns: u64, budget: Budget) -> Option<Outdated> {
         let since_ns = now_ns.saturating_sub(self.time_ns);
         if self.fits {
-            // The event rate has risen, or the verdict has expired.
+            // The event rate has risen, or the verdict has expired, or the level was lowered meanwhile.
             let is_old = since_ns >= self.again_ns();
             let by_rate = (self.in_vain == 0 || since_ns >= self.soon_ns()).then_some(Outdated::ByRate);
             return if is_old { Some(Outdated::ByTime) } else { by_rate };
@@ -116,7 +118,7 @@ impl Judged {
     /// Returns the number of measurements in vain after another verdict.
     fn in_vain_after(before: Option<Self>, fits: bool, why: Outdated, now_ns: u64) -> u32 {
         let Some(before) = before else { return 0 };
-        let lasted = before.fits && now_ns.saturating_sub(before.time_ns) >= AGAIN_NS;
+        let lasted = before.fits && !before.is_interrupted && now_ns.saturating_sub(before.time_ns) >= AGAIN_NS;
         let until_now = if lasted { 0 } else { before.in_vain };
         until_now.saturating_add(u32::from(!fits && why == Outdated::ByRate))
     }
@@ -180,6 +182,9 @@ impl Governor {
         if most < self.present {
             let is_soon = self.raised_ns.is_some_and(|raised_ns| now_ns.saturating_sub(raised_ns) < 2 * self.calm_ns);
             self.calm_ns = if is_soon { self.calm_ns.saturating_mul(2).min(LONGEST_CALM_NS) } else { CALM_NS };
+            if let Some(judged) = &mut self.judged {
+                judged.is_interrupted = true;
+            }
             return Some(self.take(asked.choice(moment, most, events_per_second)));
         }
         let higher = asked.highest(events_per_second, ROOM_PERCENT);
@@ -244,7 +249,8 @@ impl Governor {
         let times = self.judged.filter(|judged| judged.fits == fits).map_or(0, |judged| judged.times + 1);
         let price_ns = asked.price_ns(asked.level, events_per_second);
         let in_vain = Judged::in_vain_after(self.judged, fits, self.why, now_ns);
-        self.judged = Some(Judged { fits, events_per_second, price_ns, time_ns: now_ns, times, in_vain });
+        self.judged =
+            Some(Judged { fits, events_per_second, price_ns, time_ns: now_ns, times, is_interrupted: false, in_vain });
         let chosen = if fits { asked.level } else { asked.highest(events_per_second, 100) };
         Trying::Chosen(self.take(LevelChoice { measured, ..asked.choice(moment, chosen, events_per_second) }))
     }
@@ -341,6 +347,14 @@ mod tests {
         assert!(raised <= 14, "{raised}: {levels:?}");
         let late = levels.iter().filter(|(second, level)| *second > 120 && *level == Modules).count();
         assert!(late <= 6, "{levels:?}");
+    }
+
+    #[test]
+    fn a_server_that_fits_in_its_calm_phases_is_tried_out_seldom() {
+        let is_calm = |second: u64| second % 20 < 10;
+        let levels = course(600, |second| if is_calm(second) { 10_000 } else { 55_000 }, is_calm);
+        let late = levels.iter().filter(|(second, level)| *second > 200 && *level == Modules).count();
+        assert!(late <= 12, "{late}: {levels:?}");
     }
 
     #[test]

@@ -40,7 +40,7 @@ const PACKAGES: [&str; 2] = ["/site-packages/", "/dist-packages/"];
 /// Path fragments of Python's own library.
 const STANDARD: [&str; 3] = ["/lib/python", "/lib64/python", "<frozen "];
 
-/// Frames that threads ran at one moment: current instruction by frame address and code object.
+/// Frames that threads ran when they were followed: current instruction by frame address and code object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunningFrames(HashMap<(u64, u64), u64, FixedState>);
 
@@ -97,7 +97,7 @@ fn frames_of(memory: &impl MemoryAccess, layout: &CpythonLayout, interpreters: &
     let mut walk = FrameWalk { memory: &memory, layout, seen: HashSet::default(), left: MOST_FRAMES_FOLLOWED };
     let mut all = Vec::new();
     for thread in threads_of(&memory, layout, interpreters) {
-        let frames = walk.longest(thread, MOST_FRAMES.min(MOST_FRAMES_IN_ALL - all.len()));
+        let frames = walk.of_thread(thread, MOST_FRAMES.min(MOST_FRAMES_IN_ALL - all.len()));
         walk.seen.extend(frames.iter().map(|(frame, _)| *frame));
         all.extend(frames.into_iter().rev());
     }
@@ -115,24 +115,22 @@ struct FrameWalk<'m, M> {
 }
 
 impl<M: MemoryAccess> FrameWalk<'_, M> {
-    /// Follows the frames of a running thread until two walks are equal, and returns the longest. A
-    /// frame that returns meanwhile, or a generator that is suspended, hides those behind it.
-    fn longest(&mut self, thread: u64, most: usize) -> Vec<(u64, u64)> {
+    /// Follows the frames of a running thread until two walks are equal. Returns the last walk to
+    /// the outermost frame that the longest one has found: a frame that returns meanwhile, or a
+    /// generator that is suspended, hides those behind it.
+    fn of_thread(&mut self, thread: u64, most: usize) -> Vec<(u64, u64)> {
         const WALKS: usize = 8;
-        let mut longest = self.frames(thread, most);
-        let mut last = longest.clone();
-        for _ in 1..WALKS {
+        let mut walks = vec![self.frames(thread, most)];
+        while walks.len() < WALKS {
             let frames = self.frames(thread, most);
-            let is_at_rest = frames == last;
-            if frames.len() > longest.len() {
-                longest.clone_from(&frames);
-            }
+            let is_at_rest = walks.last() == Some(&frames);
+            walks.push(frames);
             if is_at_rest {
                 break;
             }
-            last = frames;
         }
-        longest
+        let outermost = walks.iter().max_by_key(|frames| frames.len()).and_then(|frames| frames.last().copied());
+        walks.into_iter().rfind(|frames| frames.last().copied() == outermost).unwrap_or_default()
     }
 
     /// Returns the frames of a thread with their code objects, innermost first.
@@ -141,6 +139,7 @@ impl<M: MemoryAccess> FrameWalk<'_, M> {
         let mut own = HashSet::with_hasher(FixedState::default());
         let mut frames = Vec::new();
         let mut frame = innermost_frame(memory, layout, thread).unwrap_or(0);
+        // `left` bounds all threads together, however their frames lead into each other.
         while frame != 0 && frames.len() < most && self.left > 0 && !self.seen.contains(&frame) && own.insert(frame) {
             self.left -= 1;
             let Some(code) = at(frame, layout.walk.frame_code).and_then(|at| memory.u64(at)) else { break };

@@ -184,8 +184,8 @@ impl Buffers {
 
     /// Forgets the buffers, since changes are not seen from here on.
     fn forget(&mut self) {
-        let is_watched = self.is_watched;
-        *self = Self { is_watched, doubts: Doubts { has_older: true, ..self.doubts }, ..Self::default() };
+        let Self { is_watched, has_scratch, .. } = *self;
+        *self = Self { is_watched, has_scratch, doubts: Doubts { has_older: true, ..self.doubts }, ..Self::default() };
     }
 
     /// Removes a buffer that must have been freed without an event.

@@ -88,8 +88,8 @@ pub struct ReadingsView {
     /// Number of compared readings that contain only blocks at rest, because the allocators were
     /// busy.
     pub standing: u64,
-    /// Number of compared readings that may lack objects, of a process that has more than are
-    /// looked at.
+    /// Number of compared readings that may lack objects, of a process that has more than are looked
+    /// at, or whose first reading lacked some.
     pub partial: u64,
     /// Number of readings that were not compared because the process changed its objects meanwhile.
     pub left_out: u64,

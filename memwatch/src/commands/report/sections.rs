@@ -103,7 +103,11 @@ fn fragments(pipeline: &Pipeline, _args: &ReportArgs, snapshot: &Snapshot) -> Fi
 
 fn over_time(pipeline: &Pipeline, args: &ReportArgs, snapshot: &Snapshot) -> Finding {
     let mut view = pipeline.profile().unwrap_or_default();
-    profile::choose(&mut view, &args.looks.targets, snapshot);
+    let targets = args.looks().targets;
+    // Without a selection, processes that ended long ago belong to the profile, too.
+    if !(targets.selected.is_everybody() && targets.gpus.is_empty()) {
+        profile::choose(&mut view, &targets, snapshot);
+    }
     Finding::Profile(Box::new(view))
 }
 

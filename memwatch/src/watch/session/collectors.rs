@@ -58,8 +58,8 @@ pub(super) trait Collector: Send {
     /// Collects at each poll, after the records were fetched.
     fn collect(&mut self, _parts: &mut SessionParts) {}
 
-    /// Collects at each tick and for each snapshot: facts of which only reports depend, as of
-    /// `now_ns` (`CLOCK_BOOTTIME`).
+    /// Collects at each tick and for each snapshot what reports need, as of `now_ns`
+    /// (`CLOCK_BOOTTIME`).
     fn collect_for_report(&mut self, _parts: &mut SessionParts, _now_ns: u64) {}
 
     /// Receives an answer from a thread of this collector and keeps it for [`Self::take_answer`].

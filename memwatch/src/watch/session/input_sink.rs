@@ -1,5 +1,5 @@
-//! Input sink: the only way of an input into the pipeline. The recording and the journal, where
-//! these exist, are tees on that way, so that none of the three misses an input.
+//! Input sink: the way of a session's inputs into the pipeline. The recording and the journal,
+//! where these exist, are tees on that way, so that none of the three misses an input.
 
 use std::time::Instant;
 
