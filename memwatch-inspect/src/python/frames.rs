@@ -349,6 +349,8 @@ pub(super) fn is_library_file(file: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use crate::python::layout::{PythonVersion, of_version};
 
@@ -371,7 +373,7 @@ mod tests {
     struct Suspended {
         words: HashMap<u64, u64>,
         generator: u64,
-        reads: std::cell::Cell<u32>,
+        reads: Cell<u32>,
     }
 
     impl MemoryAccess for Suspended {
@@ -405,7 +407,7 @@ mod tests {
             words.insert(frame + u64::from(walk.frame_instruction), 0x71_0000);
         }
         let generator = frames[1] + u64::from(walk.frame_previous);
-        let read = RunningFrames::read(&Suspended { words, generator, reads: Default::default() }, &layout);
+        let read = RunningFrames::read(&Suspended { words, generator, reads: Cell::default() }, &layout);
         assert!(read.0.contains_key(&(frames[2], 0x70_0000)), "{read:?}");
     }
 
