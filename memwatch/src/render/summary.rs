@@ -17,8 +17,14 @@ use super::wall_clock::WallClock;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
 
-/// Renders the summary of a session as several lines of text.
+/// Renders the summary of a session as several lines of text, with the command to run next.
 pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock, recording: Option<&Path>) -> String {
+    let next = next_step(snapshot, recording).map(|step| step + "\n").unwrap_or_default();
+    processes(snapshot, clock) + &next
+}
+
+/// Renders each process and the trust in the numbers as several lines of text.
+pub(crate) fn processes(snapshot: &Snapshot, clock: &WallClock) -> String {
     let reported: Vec<_> =
         snapshot.processes.iter().filter(|process| process.target || !process.gpus.is_empty()).collect();
     let mut lines = Vec::new();
@@ -33,7 +39,6 @@ pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock, recording: Option<&
     }
     let trust: Vec<_> = sentences::trust(snapshot, clock).into_iter().map(|part| part.text).collect();
     lines.push(trust.join(" · "));
-    lines.extend(next_step(snapshot, recording));
     lines.join("\n") + "\n"
 }
 

@@ -35,7 +35,7 @@ pub(crate) fn write(
     if let Some(facts) = facts {
         out.write_all(front(facts, snapshot, clock).as_bytes())?;
     }
-    out.write_all(summary::render(snapshot, clock, None).as_bytes())?;
+    out.write_all(summary::processes(snapshot, clock).as_bytes())?;
     for (name, finding) in sections {
         let mut page = TextPage { text: String::new(), options: *options };
         match finding {
