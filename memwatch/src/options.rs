@@ -47,6 +47,11 @@ impl TargetArgs {
     pub(crate) fn of(selected: &Selected) -> Self {
         Self { selected: selected.clone(), gpus: Vec::new() }
     }
+
+    /// Returns whether neither processes nor GPUs are selected, which means all of both.
+    pub(crate) fn are_all(&self) -> bool {
+        self.selected.is_everybody() && self.gpus.is_empty()
+    }
 }
 
 /// How often and how long.

@@ -170,8 +170,8 @@ impl Governor {
             // during the measurement.
             judged.price_ns = judged.price_ns.max(if judged.fits { 0 } else { price_ns });
         }
-        let first = Some(Outdated::ByTime);
-        let why = self.judged.map_or(first, |judged| judged.outdated(now_ns, price_ns, asked.budget));
+        let judged = self.judged;
+        let why = judged.map_or(Some(Outdated::ByTime), |judged| judged.outdated(now_ns, price_ns, asked.budget));
         if let Some(why) = why.filter(|_| asked.can_be_tried(events_per_second)) {
             self.trial = asked.trial(now_ns).map(Box::new);
             self.why = why;

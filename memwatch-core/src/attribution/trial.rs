@@ -126,7 +126,7 @@ impl OverheadTrial {
         // must be one without load, unless the slowdown is large.
         if is_over && (!self.is_loaded || self.is_much()) {
             let slowdown = self.slowdown();
-            // A comparison with an unknown error is false.
+            // With an unknown error this is false.
             let fits = slowdown.is_some_and(|slowdown| slowdown.part + SURE * slowdown.error <= budget);
             // After many stretches, doubt counts as a slowdown.
             let sure = if self.stretches.len() >= DOUBTFUL { 0.0 } else { 1.0 };

@@ -40,7 +40,8 @@ const PACKAGES: [&str; 2] = ["/site-packages/", "/dist-packages/"];
 /// Path fragments of Python's own library.
 const STANDARD: [&str; 3] = ["/lib/python", "/lib64/python", "<frozen "];
 
-/// Frames that threads ran when they were followed: current instruction by frame address and code object.
+/// Frames that threads ran when they were followed: current instruction by frame address and code
+/// object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunningFrames(HashMap<(u64, u64), u64, FixedState>);
 

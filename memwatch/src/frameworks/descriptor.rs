@@ -150,7 +150,7 @@ pub(crate) struct LibraryRow {
     /// Name of the file.
     pub(crate) name: LibraryName,
     /// The library's identifier.
-    pub(crate) library: FrameworkLibrary,
+    pub(crate) id: FrameworkLibrary,
     /// Kind of memory that its allocator manages.
     pub(crate) keeps: Keeps,
     inspect: Inspect,
@@ -161,8 +161,8 @@ pub(crate) struct LibraryRow {
 
 impl LibraryRow {
     /// Creates the entry of a library whose functions are found by symbol name.
-    pub(crate) const fn new(name: LibraryName, library: FrameworkLibrary, keeps: Keeps) -> Self {
-        Self { name, library, keeps, inspect: by_symbols, announce: None }
+    pub(crate) const fn new(name: LibraryName, id: FrameworkLibrary, keeps: Keeps) -> Self {
+        Self { name, id, keeps, inspect: by_symbols, announce: None }
     }
 
     /// Sets how the library's file is inspected.
@@ -185,7 +185,7 @@ impl LibraryRow {
     /// # Errors
     /// A message that explains why the file cannot be read or parsed.
     pub(crate) fn points(&self, file: &File, kernel: KernelVersion) -> Result<Vec<TensorPoint>, String> {
-        points(file, self.library, kernel).map_err(|error| chain(&error))
+        points(file, self.id, kernel).map_err(|error| chain(&error))
     }
 }
 

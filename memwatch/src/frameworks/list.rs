@@ -18,19 +18,19 @@ impl FrameworkList {
     }
 
     /// Returns a library's entry; `None` for the interpreter's library, which has no allocator.
-    pub(crate) fn library(self, library: FrameworkLibrary) -> Option<&'static LibraryRow> {
-        self.libraries().find(|row| row.library == library)
+    pub(crate) fn row_of(self, library: FrameworkLibrary) -> Option<&'static LibraryRow> {
+        self.libraries().find(|row| row.id == library)
     }
 
     /// Returns the kind of memory that a library's allocator manages; `None` for the interpreter's
     /// library.
     pub(crate) fn keeps(self, library: FrameworkLibrary) -> Option<Keeps> {
-        self.library(library).map(|row| row.keeps)
+        self.row_of(library).map(|row| row.keeps)
     }
 
     /// Returns the libraries from which events of blocks come.
     pub(crate) fn block_libraries(self) -> impl Iterator<Item = FrameworkLibrary> {
-        self.libraries().filter(|row| row.keeps.sends_blocks()).map(|row| row.library)
+        self.libraries().filter(|row| row.keeps.sends_blocks()).map(|row| row.id)
     }
 
     /// Whether a path is that of one of the framework's libraries.
@@ -54,7 +54,7 @@ impl FrameworkList {
     /// Begins to count the blocks of a process that maps a library, by the allocators' counters;
     /// `None` if they cannot be read.
     pub(crate) fn begin_count(self, library: FrameworkLibrary, tgid: u32) -> Option<Box<dyn BlockCounter>> {
-        let is_its = |one: &&&FrameworkDescriptor| one.libraries.iter().any(|row| row.library == library);
+        let is_its = |one: &&&FrameworkDescriptor| one.libraries.iter().any(|row| row.id == library);
         self.0.iter().find(is_its)?.begin_count?(tgid)
     }
 
@@ -68,16 +68,16 @@ impl FrameworkList {
 
 #[cfg(test)]
 mod tests {
-    use memwatch_common::tensor::{FrameworkLibrary, TENSOR_PROBES};
+    use memwatch_common::tensor::{FrameworkLibrary, TENSOR_PROBES, TensorProbe};
     use memwatch_core::words::Framework;
 
     use crate::frameworks::FRAMEWORKS;
 
     #[test]
     fn every_library_of_the_table_of_functions_has_a_row_but_the_interpreters() {
-        for probe in TENSOR_PROBES {
-            let has_row = FRAMEWORKS.keeps(probe.library).is_some();
-            assert_eq!(has_row, probe.library != FrameworkLibrary::Python, "{:?}", probe.library);
+        for library in TENSOR_PROBES.iter().map(|TensorProbe { library, .. }| *library) {
+            let has_row = FRAMEWORKS.keeps(library).is_some();
+            assert_eq!(has_row, library != FrameworkLibrary::Python, "{library:?}");
         }
     }
 
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn a_framework_has_the_libraries_that_the_core_attributes_to_it() {
         for descriptor in FRAMEWORKS.0 {
-            let own = descriptor.libraries.iter().map(|row| Framework::of_library(row.library));
+            let own = descriptor.libraries.iter().map(|row| Framework::of_library(row.id));
             assert!(own.clone().count() > 0 && own.clone().all(|framework| framework == Some(descriptor.framework)));
         }
     }

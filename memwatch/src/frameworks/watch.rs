@@ -177,7 +177,7 @@ impl FrameworkWatch {
             probed().filter(|library| FRAMEWORKS.keeps(*library).is_some_and(Keeps::has_no_allocator_state));
         let frameworks = without_list.filter_map(Framework::of_library);
         let watched = frameworks.map(|framework| Input::FrameworkWatched { tgid: Tgid(tgid), framework, time_ns });
-        let own = probed().filter_map(|library| FRAMEWORKS.library(library)?.announce);
+        let own = probed().filter_map(|library| FRAMEWORKS.row_of(library)?.announce);
         watched.chain(own.map(|announce| announce(Tgid(tgid), time_ns))).collect()
     }
 
@@ -266,12 +266,12 @@ impl FrameworkWatch {
     fn meet(&mut self, kernel: &mut KernelHalf, found: FoundLibrary, arrival: Arrival) -> Option<(u32, Vec<u16>)> {
         let watched = self.processes.get_mut(&found.tgid)?;
         if let Some(counting) = &mut watched.counting {
-            if counting.waiting.iter().all(|waiting| waiting.library != found.library) {
+            if counting.waiting.iter().all(|waiting| waiting.id != found.id) {
                 counting.waiting.push(found);
             }
             return None;
         }
-        let reports = FRAMEWORKS.keeps(found.library) == Some(Keeps::Blocks(BlockPart::Reports));
+        let reports = FRAMEWORKS.keeps(found.id) == Some(Keeps::Blocks(BlockPart::Reports));
         let is_first = watched.level.is_none() && reports;
         // A library loaded later is traced from its first tensor.
         if !is_first || arrival == Arrival::Start || watched.looks > 1 {
@@ -337,7 +337,7 @@ impl FrameworkWatch {
     /// Probes a library unless it is probed. Returns the process once its allocator is fully
     /// probed.
     fn take_in(&mut self, kernel: &mut KernelHalf, found: FoundLibrary) -> Option<(u32, Vec<u16>)> {
-        let FoundLibrary { tgid, library, file, points, arenas } = found;
+        let FoundLibrary { tgid, id: library, file, points, arenas } = found;
         // The process may have exited.
         let watched = self.processes.get_mut(&tgid)?;
         let request = watched.request(self.request);
@@ -368,7 +368,8 @@ impl FrameworkWatch {
 
 /// Ids of all probes in the libraries from which events of blocks come, including reports.
 fn rows_of_block_libraries() -> impl Iterator<Item = u16> {
-    let is_one = |row: &&TensorProbe| FRAMEWORKS.keeps(row.library).is_some_and(Keeps::sends_blocks);
+    let is_one =
+        |TensorProbe { library, .. }: &&TensorProbe| FRAMEWORKS.keeps(*library).is_some_and(Keeps::sends_blocks);
     TENSOR_PROBES.iter().filter(is_one).map(|row| row.id)
 }
 
@@ -417,7 +418,7 @@ impl TracedProcess {
     /// Whether all libraries of an allocator that spans several were found in the process.
     fn has_all_of_blocks(&self) -> bool {
         let mut all = FRAMEWORKS.libraries().filter(|row| row.keeps.are_blocks());
-        all.all(|row| self.libraries.contains_key(&row.library))
+        all.all(|row| self.libraries.contains_key(&row.id))
     }
 
     /// Returns the framework of the process's allocator that spans several libraries.

@@ -67,7 +67,7 @@ pub(crate) async fn look<T>(
         (snapshot, reported, TakenAt::here(), None)
     };
     let exit = found_any(&snapshot, &filter);
-    let everybody = targets.selected.is_everybody() && targets.gpus.is_empty();
+    let everybody = targets.are_all();
     Ok(Observation { snapshot, reported, taken_at, everybody, exit, replay })
 }
 

@@ -49,24 +49,9 @@ pub(crate) fn write(
 
 /// Writes every list for each process with traced tensors, with at most `top` rows per list; writes
 /// nothing if there is no such process.
-///
-/// # Errors
-/// The error of `out`.
-pub(crate) fn write_all(
-    out: &mut impl io::Write,
-    snapshot: &Snapshot,
-    top: usize,
-    clock: &WallClock,
-    options: &TableOptions,
-) -> io::Result<()> {
-    let mut page = TextPage { text: String::new(), options: *options };
-    page.lists(
-        snapshot,
-        (&[AttributionList::Phases, AttributionList::Modules, AttributionList::Sites], top, FrameDetail::Lines),
-        clock,
-    );
-    out.write_all(page.text.as_bytes())?;
-    out.flush()
+pub(crate) fn section(page: &mut TextPage, snapshot: &Snapshot, top: usize, clock: &WallClock) {
+    let all = [AttributionList::Phases, AttributionList::Modules, AttributionList::Sites];
+    page.lists(snapshot, (&all, top, FrameDetail::Lines), clock);
 }
 
 fn heading(

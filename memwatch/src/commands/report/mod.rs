@@ -27,9 +27,9 @@ use args::ReportArgs;
 use sections::{Finding, selected};
 
 /// What a report consists of.
-pub(crate) struct Findings {
+struct Findings {
     /// Findings of each section, with its name.
-    pub(crate) sections: Vec<(&'static str, Finding)>,
+    sections: Vec<(&'static str, Finding)>,
     /// Memory over time, for the plot.
     timeline: Option<TimelineView>,
 }
@@ -55,9 +55,10 @@ pub(crate) async fn run(args: &ReportArgs, common: &CommonArgs) -> Result<Exit, 
         timeline: drawn.and_then(|_| pipeline.timeline()),
     };
     let observation = look(&looks, (request(args), prepare), report, common).await?;
-    let Observation { snapshot, reported, taken_at, everybody, exit, replay } = observation;
+    let Observation { snapshot, reported: Findings { sections, timeline }, taken_at, everybody, exit, replay } =
+        observation;
     if let Some(format) = drawn {
-        let mut timeline = reported.timeline.clone().unwrap_or_default();
+        let mut timeline = timeline.unwrap_or_default();
         if !everybody {
             timeline::choose(&mut timeline, &looks.targets, &snapshot);
         }
@@ -67,10 +68,10 @@ pub(crate) async fn run(args: &ReportArgs, common: &CommonArgs) -> Result<Exit, 
     let facts = replay.as_ref().map(|(path, replay)| replay.facts(path));
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        json::write(&mut out, (facts.as_ref(), &reported.sections), &snapshot, taken_at.origin())
+        json::write(&mut out, (facts.as_ref(), &sections), &snapshot, taken_at.origin())
     } else {
         let style = style(common, false);
-        text::write(&mut out, (facts.as_ref(), &reported.sections), (&snapshot, args.top), &taken_at.clock, &style)
+        text::write(&mut out, (facts.as_ref(), &sections), (&snapshot, args.top), &taken_at.clock, &style)
     })?;
     exit
 }

@@ -105,7 +105,7 @@ fn over_time(pipeline: &Pipeline, args: &ReportArgs, snapshot: &Snapshot) -> Fin
     let mut view = pipeline.profile().unwrap_or_default();
     let targets = args.looks().targets;
     // Without a selection, processes that ended long ago belong to the profile, too.
-    if !(targets.selected.is_everybody() && targets.gpus.is_empty()) {
+    if !targets.are_all() {
         profile::choose(&mut view, &targets, snapshot);
     }
     Finding::Profile(Box::new(view))

@@ -39,11 +39,7 @@ pub(crate) fn write(
     for (name, finding) in sections {
         let mut page = TextPage { text: String::new(), options: *options };
         match finding {
-            Finding::Where => {
-                let mut lists = Vec::new();
-                places::write_all(&mut lists, snapshot, top, clock, options)?;
-                page.text.push_str(&String::from_utf8_lossy(&lists));
-            }
+            Finding::Where => places::section(&mut page, snapshot, top, clock),
             Finding::Ooms(found) => oom::section(&mut page, found, clock),
             Finding::Leaks(found) => leaks::section(&mut page, (found, top), snapshot),
             Finding::Forecasts(found) => forecast::show(&mut page, (found, &[]), snapshot, clock),

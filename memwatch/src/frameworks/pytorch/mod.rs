@@ -63,7 +63,7 @@ const fn library(stem: &'static str, library: FrameworkLibrary, part: BlockPart)
 
 /// Finds functions by symbol name and the calls that show everything about a block.
 fn inspect_allocator(file: &File, row: &LibraryRow, kernel: KernelVersion) -> Contents {
-    Contents::of_points(calls::allocator_points(file, row.library, kernel).map_err(|error| chain(&error)))
+    Contents::of_points(calls::allocator_points(file, row.id, kernel).map_err(|error| chain(&error)))
 }
 
 fn begin_count(tgid: u32) -> Option<Box<dyn BlockCounter>> {

@@ -58,7 +58,7 @@ impl EventCount {
 }
 
 fn by_allocators(found: &FoundLibrary) -> Option<Way> {
-    FRAMEWORKS.begin_count(found.library, found.tgid).map(Way::Allocators)
+    FRAMEWORKS.begin_count(found.id, found.tgid).map(Way::Allocators)
 }
 
 fn by_probe(kernel: &mut KernelHalf, found: &FoundLibrary) -> Option<Way> {

@@ -35,7 +35,7 @@ pub(crate) struct FoundLibrary {
     /// Process id.
     pub(crate) tgid: u32,
     /// The library's identifier.
-    pub(crate) library: FrameworkLibrary,
+    pub(crate) id: FrameworkLibrary,
     /// The library's file.
     pub(crate) file: LibraryFile,
     /// Probe points in the file, or a message that explains why they are unknown.
@@ -101,7 +101,7 @@ impl FrameworkScanner {
         for row in self.frameworks.libraries() {
             let Some(file) = found.iter().find(|file| row.name.is_at(file.display.as_bytes())) else { continue };
             let Contents { points, arenas } = self.contents(file, row);
-            let found = FoundLibrary { tgid, library: row.library, file: file.clone(), points, arenas };
+            let found = FoundLibrary { tgid, id: row.id, file: file.clone(), points, arenas };
             say.send(LookResult::Found(Box::new(found))).ok()?;
         }
         say.send(LookResult::Done(tgid)).ok()
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(child.wait().expect("it has ended").signal(), Some(libc::SIGKILL));
         let [library] = &found[..] else { panic!("{} libraries", found.len()) };
         let points = library.points.as_ref().expect("it has a probe");
-        assert_eq!((library.tgid, library.library), (child.id(), FrameworkLibrary::Rmm));
+        assert_eq!((library.tgid, library.id), (child.id(), FrameworkLibrary::Rmm));
         assert_eq!(
             points.iter().map(|point| (point.row.id, point.file_offset)).collect::<Vec<_>>(),
             [(GRANTED, OFFSET)]

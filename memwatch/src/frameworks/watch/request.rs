@@ -83,9 +83,10 @@ impl TensorRequest {
         // One probe shows everything, so nothing can be left out.
         let reports_only = self.reports_only && sight != BlockProbing::Calls;
         let is_rare = row.is_rare() && self.level >= TensorLevel::Read && !self.places_none();
+        let TensorProbe { library, .. } = *row;
         is_seen_so
             && (is_rare || wants(self.level, row.purpose))
-            && !(reports_only && FRAMEWORKS.keeps(row.library) == Some(Keeps::Blocks(BlockPart::Allocator)))
+            && !(reports_only && FRAMEWORKS.keeps(library) == Some(Keeps::Blocks(BlockPart::Allocator)))
     }
 }
 
