@@ -10,10 +10,10 @@ use crate::render::output::ReportOutput;
 use crate::render::summary;
 use crate::render::tui::{Outlooks, ProcessObjects, ScreenFlow, WARNED_BYTES_PER_MINUTE};
 use crate::render::wall_clock::WallClock;
+use crate::watch::evidence::{Evidence, Rhythm};
 use crate::watch::session::holdings;
 use crate::watch::signals::TerminationSignals;
 use crate::watch::signals::at;
-use crate::watch::source::{ReportSource, Rhythm};
 use crate::watch::subject::Filter;
 use crate::watch::subject::filtered;
 use crate::watch::subject::session_options;
@@ -49,9 +49,9 @@ pub(crate) async fn watch(
     options.is_screen = ReportOutput::is_screen(common);
     options.holdings_every = options.is_screen.then_some(holdings::ON_SCREEN);
     let mut source = if requested.is_asked_for() && common.agent.is_none() {
-        ReportSource::own(&options)?
+        Evidence::own(&options)?
     } else {
-        ReportSource::open(&options, targets, common).await?
+        Evidence::present(&options, targets, common).await?
     };
     source.persist();
     let filter = Filter::new(targets);
@@ -60,9 +60,9 @@ pub(crate) async fn watch(
     }
     let mut output = ReportOutput::watch(common, options.targets.len() == 1)?;
     match &mut source {
-        ReportSource::Watch(session) if options.is_screen => session.pipeline_mut().watch_forecasts(&[]),
-        ReportSource::Agent(agent) if options.is_screen => agent.want_outlook(),
-        ReportSource::Watch(_) | ReportSource::Agent(_) => {}
+        Evidence::Live(session) if options.is_screen => session.pipeline_mut().watch_forecasts(&[]),
+        Evidence::Agent(agent) if options.is_screen => agent.want_outlook(),
+        Evidence::Live(_) | Evidence::Agent(_) | Evidence::Recording(_) => {}
     }
     let mut trace = requested.log.as_deref().map(MemTrace::new);
     let stop = drive(&mut source, &mut output, (&filter, trace.as_mut()), pace).await?;
@@ -83,7 +83,7 @@ pub(crate) async fn watch(
 /// Main loop of the live view: handles snapshots, keys, signals and timers until one of them ends
 /// it.
 async fn drive(
-    source: &mut ReportSource,
+    source: &mut Evidence,
     output: &mut ReportOutput,
     (filter, mut trace): (&Filter, Option<&mut MemTrace>),
     pace: IntervalArgs,
@@ -126,17 +126,18 @@ async fn drive(
 }
 
 /// Returns leaks, forecasts and live objects, if the pipeline runs in this process.
-fn outlooks(source: &ReportSource) -> Outlooks {
+fn outlooks(source: &Evidence) -> Outlooks {
     match source {
-        ReportSource::Watch(session) => {
+        Evidence::Live(session) => {
             let pipeline = session.pipeline();
             let leaks = pipeline.leaks(WARNED_BYTES_PER_MINUTE);
             Outlooks { leaks, forecasts: pipeline.forecasts(), holdings: held(pipeline) }
         }
-        ReportSource::Agent(agent) => {
+        Evidence::Agent(agent) => {
             let OutlookMessage { leaks, forecasts } = agent.outlook();
             Outlooks { leaks, forecasts, holdings: Vec::new() }
         }
+        Evidence::Recording(_) => Outlooks::default(),
     }
 }
 

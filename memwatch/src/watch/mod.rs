@@ -1,11 +1,10 @@
 //! Sources of reports: a session from attach to detach, or a recording.
 
 pub(crate) mod command;
+pub(crate) mod evidence;
 pub(crate) mod filter;
 pub(crate) mod journal;
-pub(crate) mod looks;
 pub(crate) mod one_shot;
-pub(crate) mod past;
 pub(crate) mod priority;
 pub(crate) mod progress;
 pub(crate) mod recorded;
@@ -14,5 +13,4 @@ pub(crate) mod replay;
 pub(crate) mod selection;
 pub(crate) mod session;
 pub(crate) mod signals;
-pub(crate) mod source;
 pub(crate) mod subject;

@@ -19,7 +19,8 @@ use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::sources::procfs::ProcReader;
-use crate::watch::past::RecordedPeriod;
+use crate::watch::evidence::Evidence;
+use crate::watch::evidence::past::RecordedPeriod;
 use crate::watch::progress::Progress;
 use crate::watch::recorded;
 use crate::watch::replay::ReplayedRecording;
@@ -27,7 +28,6 @@ use crate::watch::selection::Selection;
 use crate::watch::session::Session;
 use crate::watch::session::holdings::LONGEST_READING;
 use crate::watch::signals::TerminationSignals;
-use crate::watch::source::ReportSource;
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
 
 /// Time limit for finding the libraries of a process and for reading its allocators' own numbers.
@@ -44,7 +44,12 @@ pub(crate) struct TakenAt {
 impl TakenAt {
     /// Returns the source and clock of a recording.
     pub(crate) fn of(replay: &ReplayedRecording) -> Self {
-        Self { clock: WallClock::local(replay.boottime_to_unix_ns), host: replay.front.host.clone() }
+        Self::recorded(&replay.front.host, replay.boottime_to_unix_ns)
+    }
+
+    /// Returns this host and its clock, whose offset to boot time was `boottime_to_unix_ns`.
+    pub(crate) fn recorded(host: &str, boottime_to_unix_ns: i128) -> Self {
+        Self { clock: WallClock::local(boottime_to_unix_ns), host: host.to_owned() }
     }
 
     /// Returns this machine and its current clock.
@@ -109,7 +114,7 @@ pub(crate) async fn tgids_of(selected: &Selected, common: &CommonArgs) -> Result
     let targets = TargetArgs::of(selected);
     let filter = Filter::new(&targets);
     let mut source =
-        ReportSource::open(&session_options(&targets, TensorRequest::default(), common), &targets, common).await?;
+        Evidence::present(&session_options(&targets, TensorRequest::default(), common), &targets, common).await?;
     let seen = source.settled(Instant::now() + TIMEOUT).await?;
     let mut snapshot = filtered(seen.snapshot, &filter)?;
     snapshot.processes.retain(|process| process.ended_ns.is_none() && process.tgid.0 != std::process::id());

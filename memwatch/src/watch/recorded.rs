@@ -19,7 +19,7 @@ use crate::output_file;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
-use crate::watch::past::RecordedPeriod;
+use crate::watch::evidence::past::RecordedPeriod;
 use crate::watch::progress::Progress;
 use crate::watch::recording::{Recorded, RecorderOptions};
 use crate::watch::replay::{ReplayRequest, ReplayedRecording, has_some_of};

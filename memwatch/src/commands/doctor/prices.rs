@@ -13,7 +13,7 @@ use super::privilege::{Privilege, SYS_PTRACE};
 use crate::frameworks::probes::measure_trap;
 use crate::frameworks::pytorch::{StateReadError, rates};
 use crate::sources::kernel::load::KernelHalf;
-use crate::watch::source::comm;
+use crate::watch::evidence::agent::comm;
 
 /// Levels that a budget selects from, the cheapest first, with what each adds to the previous one.
 const LEVELS: [(TensorLevel, &str); 4] = [

@@ -15,14 +15,12 @@ use tokio::time::{Instant, timeout_at};
 use crate::commands::places::args::WhereRowKind;
 use crate::commands::{holdings, places};
 use crate::exit::{Exit, ExitFailure};
-use crate::frameworks::watch::TensorRequest;
 use crate::options::{CommonArgs, TargetArgs};
 use crate::render::output::{style, unless_closed};
 use crate::sources::procfs::ProcReader;
-use crate::watch::one_shot::{TIMEOUT, TakenAt, recorded_snapshot};
-use crate::watch::past::{Needs, RecordedPeriod};
-use crate::watch::source::{ReportSource, Rhythm};
-use crate::watch::subject::{Filter, filtered, found_any, session_options};
+use crate::watch::evidence::{Evidence, Rhythm};
+use crate::watch::one_shot::{TIMEOUT, TakenAt};
+use crate::watch::subject::{Filter, filtered, found_any};
 use args::{Explain, ExplainRowKind};
 
 /// Interval for polling whether the data is complete.
@@ -45,27 +43,24 @@ pub(crate) async fn run(args: &Explain, common: &CommonArgs) -> Result<Exit, Exi
 
 async fn by_part(args: &Explain, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let selected = &args.subject.selected;
-    if let Some(recording) = RecordedPeriod::named(&args.subject.past, Needs::Calls, common).await? {
-        let (snapshot, taken_at) = recorded_snapshot(&recording, selected, |_| {})?;
-        return write(&snapshot, &taken_at, common).map(|()| Exit::Ok);
-    }
     let targets = TargetArgs::of(selected);
-    let options = session_options(&targets, TensorRequest::default(), common);
-    let mut source = ReportSource::open(&options, &targets, common).await?;
+    let mut evidence = Evidence::of_moment(&args.subject.past, &targets, common).await?;
     let deadline = Instant::now() + args.duration.unwrap_or(TIMEOUT);
-    let mut seen = source.settled(deadline).await?;
+    let mut seen = evidence.settled(deadline).await?;
     let mut rhythm = Rhythm::new(LOOK);
-    while args.duration.is_some() || !is_judged(&seen.snapshot) {
-        match timeout_at(deadline, source.next(&mut rhythm)).await {
+    while !evidence.is_recorded() && (args.duration.is_some() || !is_judged(&seen.snapshot)) {
+        match timeout_at(deadline, evidence.next(&mut rhythm)).await {
             Ok(next) => seen = next?,
             Err(_) => break,
         }
     }
     let filter = Filter::new(&targets);
     let mut snapshot = filtered(seen.snapshot, &filter)?;
-    learn_resident(&mut snapshot);
-    write(&snapshot, &TakenAt::here(), common)?;
-    match &source.idle_targets()[..] {
+    if !evidence.is_recorded() {
+        learn_resident(&mut snapshot);
+    }
+    write(&snapshot, &evidence.taken_at(), common)?;
+    match &evidence.idle_targets()[..] {
         [idle, ..] => Err(ExitFailure::new(Exit::NoTarget, idle)),
         [] => found_any(&snapshot, &filter),
     }

@@ -7,7 +7,6 @@ use std::io::{self, Write as _};
 
 use memwatch_core::Pipeline;
 use memwatch_core::snapshot::Snapshot;
-use tokio::time::Instant;
 
 use crate::agent::metrics::own_use::OwnUse;
 use crate::agent::metrics::{Metrics, MetricsInput};
@@ -20,12 +19,9 @@ use crate::render::format::signed_bytes;
 use crate::render::output::unless_closed;
 use crate::render::places::all_ended;
 use crate::render::wall_clock::WallClock;
-use crate::sources::clock;
-use crate::watch::filter::{GpuFilter, UnknownGpu};
-use crate::watch::one_shot::{finish, open_named, watch_until};
-use crate::watch::past::{Needs, RecordedPeriod};
-use crate::watch::recorded;
-use crate::watch::signals::TerminationSignals;
+use crate::watch::evidence::past::Needs;
+use crate::watch::evidence::period::{Observation, PeriodQuestion};
+use crate::watch::one_shot::{TakenAt, finish};
 use args::{ExportArgs, ExportKind, ExportSource, Flamegraph};
 
 /// Maximum number of pairs of process and GPU with series of their own in a metrics file.
@@ -67,32 +63,18 @@ async fn write_held(
     };
     check_absent(held)?;
     let selected = &held.subject.selected;
-    let gpus = GpuFilter::new(&held.gpus);
     let watch = |pipeline: &mut Pipeline| {
         if held.weight == Some(ProfileWeight::Leak) {
             pipeline.watch_leaks();
         }
     };
-    let unknown = |error: UnknownGpu| ExitFailure::new(Exit::NoTarget, error);
-    let past = RecordedPeriod::named(&held.subject.past, Needs::Tensors, common).await?;
-    let (snapshot, (weight, profile)) = if let Some(recording) = past {
-        let replay = recorded::play(&recording, watch)?;
-        let mut snapshot = recorded::chosen(&replay, &recording.path, selected)?;
-        gpus.apply(&mut snapshot).map_err(unknown)?;
-        let clock = WallClock::utc(replay.boottime_to_unix_ns);
-        let weighed = weighed((held, format), &snapshot, &replay.pipeline, &clock);
-        (snapshot, weighed)
-    } else {
-        let mut session = open_named(selected, REQUEST, common).await?;
-        watch(session.pipeline_mut());
-        let mut signals = TerminationSignals::listen()?;
-        let deadline = Instant::now() + held.duration;
-        let (mut snapshot, _) = watch_until(&mut session, &mut signals, deadline, None, &mut false).await;
-        gpus.apply(&mut snapshot).map_err(unknown)?;
-        let clock = WallClock::utc(clock::boottime_to_unix_ns());
-        let weighed = weighed((held, format), &snapshot, session.pipeline(), &clock);
-        (snapshot, weighed)
+    let question = PeriodQuestion::about(&held.subject, Needs::Tensors, REQUEST).on(&held.gpus);
+    let question = question.during(Some(held.duration)).with_earlier_memory();
+    let weighed = |pipeline: &Pipeline, snapshot: &Snapshot, taken_at: &TakenAt| {
+        weighed((held, format), snapshot, pipeline, &WallClock::utc(taken_at.clock.boottime_to_unix_ns))
     };
+    let seen = question.observe(watch, weighed, common).await?;
+    let Observation { snapshot, reported: (weight, profile), .. } = seen;
     if profile.parts.is_empty() {
         return finish(Ok(()), &snapshot, selected);
     }
@@ -111,23 +93,14 @@ fn check_absent(held: &ExportSource) -> Result<(), ExitFailure> {
 
 /// Writes the agent's metrics at one time, from a session or a recording.
 async fn metrics(held: &ExportSource, common: &CommonArgs) -> Result<Exit, ExitFailure> {
-    let selected = &held.subject.selected;
     check_absent(held)?;
-    let past = RecordedPeriod::named(&held.subject.past, Needs::Calls, common).await?;
-    let (mut snapshot, boottime_to_unix_ns) = if let Some(recording) = past {
-        let replay = recorded::play(&recording, |_| {})?;
-        (recorded::chosen(&replay, &recording.path, selected)?, replay.boottime_to_unix_ns)
-    } else {
-        let mut session = open_named(selected, TensorRequest::default(), common).await?;
-        let mut signals = TerminationSignals::listen()?;
-        recorded::follow(&mut session, &mut signals, Some(Instant::now() + held.duration)).await;
-        (session.snapshot(), clock::boottime_to_unix_ns())
-    };
-    GpuFilter::new(&held.gpus).apply(&mut snapshot).map_err(|error| ExitFailure::new(Exit::NoTarget, error))?;
+    let question = PeriodQuestion::about(&held.subject, Needs::Calls, TensorRequest::default()).on(&held.gpus);
+    let seen = question.during(Some(held.duration)).observe(|_| {}, |_, _, _| {}, common).await?;
+    let Observation { snapshot, taken_at, .. } = seen;
     let (own, collect_ns, history) = (OwnUse::default(), None, None);
     let facts = MetricsInput {
         snapshot: &snapshot,
-        boottime_to_unix_ns,
+        boottime_to_unix_ns: taken_at.clock.boottime_to_unix_ns,
         collect_ns,
         driver_version: "",
         history,

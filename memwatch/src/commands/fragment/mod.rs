@@ -14,7 +14,6 @@ use memwatch_core::Pipeline;
 use memwatch_core::features::fragments::view::FragmentsView;
 use memwatch_core::features::simulate::model::PolicyPlan;
 use memwatch_core::snapshot::Snapshot;
-use tokio::time::Instant;
 
 use crate::commands::simulate;
 use crate::commands::simulate::args::Simulate;
@@ -23,10 +22,9 @@ use crate::frameworks::watch::TensorRequest;
 use crate::options::CommonArgs;
 use crate::output_file;
 use crate::render::output::{style, unless_closed};
-use crate::watch::one_shot::{TakenAt, finish, open_named};
-use crate::watch::past::{Needs, RecordedPeriod};
-use crate::watch::recorded;
-use crate::watch::signals::TerminationSignals;
+use crate::watch::evidence::past::Needs;
+use crate::watch::evidence::period::{Observation, PeriodQuestion};
+use crate::watch::one_shot::{TakenAt, finish};
 use args::Fragment;
 use map as layout;
 use map::Picture;
@@ -43,21 +41,11 @@ pub(crate) async fn run(args: &Fragment, common: &CommonArgs) -> Result<Exit, Ex
     }
     let selected = &args.subject.selected;
     let picture = args.output.as_deref().map(|path| form(path, args.force)).transpose()?;
-    let past = RecordedPeriod::named(&args.subject.past, Needs::Calls, common).await?;
-    let (snapshot, found, taken_at) = if let Some(recording) = past {
-        let replay = recorded::play_all(&recording, prepare)?;
-        let snapshot = recorded::chosen(&replay, &recording.path, selected)?;
-        let found = found(&snapshot, &replay.pipeline, args.request, args.worst);
-        (snapshot, found, TakenAt::of(&replay))
-    } else {
-        let mut session = open_named(selected, TensorRequest::of(args.level), common).await?;
-        prepare(session.pipeline_mut());
-        let mut signals = TerminationSignals::listen()?;
-        recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
-        let snapshot = session.snapshot();
-        let found = found(&snapshot, session.pipeline(), args.request, args.worst);
-        (snapshot, found, TakenAt::here())
-    };
+    let question = PeriodQuestion::about(&args.subject, Needs::Calls, TensorRequest::of(args.level));
+    let question = question.during(Some(args.duration)).of_all_events();
+    let found =
+        |pipeline: &Pipeline, snapshot: &Snapshot, _: &TakenAt| found(snapshot, pipeline, args.request, args.worst);
+    let Observation { snapshot, reported: found, taken_at, .. } = question.observe(prepare, found, common).await?;
     if let (Some(path), true) = (&args.output, found.allocators.is_empty()) {
         eprintln!(
             "memwatch: {} is not written: it shows the segments of PyTorch's allocator, and there are none",

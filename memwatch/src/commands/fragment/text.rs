@@ -253,8 +253,9 @@ fn map(reported: &FragmentReport, options: TableOptions) -> Vec<String> {
         (SegmentMapCell::Used(_), true) => ".",
     };
     let mut lines: Vec<String> = cells.chunks(width).map(|line| line.iter().map(letter).collect::<String>()).collect();
-    let (full, free) = if options.ascii { ("#", ".") } else { ("█", "░") };
-    lines.push(format!("{full} tensors   {free} free   | a segment ends; a cell is {}", bytes(each)));
+    let (full, partly, free) = if options.ascii { ("#", "+ -", ".") } else { ("█", "▓ ▒", "░") };
+    let each = bytes(each);
+    lines.push(format!("{full} tensors   {partly} in part   {free} free   | a segment ends; a cell is {each}"));
     lines
 }
 

@@ -165,10 +165,14 @@ impl FragmentReport {
         self.view.small.and(self.view.large)
     }
 
-    /// Returns the bytes that the allocator reserved before the session. Their layout is unknown.
+    /// Returns the bytes that the allocator reserves, by its own counter if that is known.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        self.view.reported_reserved_bytes.unwrap_or_else(|| self.all().reserved_bytes)
+    }
+
+    /// Returns the bytes that the allocator reserves in segments of unknown layout.
     pub(crate) fn unseen_bytes(&self) -> u64 {
-        let reported = self.view.reported_reserved_bytes.unwrap_or(0);
-        reported.saturating_sub(self.all().reserved_bytes)
+        self.reserved_bytes().saturating_sub(self.all().reserved_bytes)
     }
 
     /// Returns the driver's pools (`cudaMallocAsync`) on the same GPU; `None` if there are none.
@@ -212,7 +216,8 @@ pub(crate) fn remarks(reported: &FragmentReport) -> Vec<String> {
     remarks.extend(parts(reported));
     let unseen = reported.unseen_bytes();
     if unseen > 0 {
-        remarks.push(format!("the layout of {} reserved before attach is not known", bytes(unseen)));
+        let (unseen, reserved) = (bytes(unseen), bytes(reported.reserved_bytes()));
+        remarks.push(format!("the table lacks {unseen} of the {reserved} reserved: their layout is not known"));
     }
     if !reported.view.traced {
         remarks.push("this PyTorch version has no allocator trace: its segments are not known".to_owned());

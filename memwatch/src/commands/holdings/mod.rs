@@ -21,8 +21,8 @@ use crate::options::CommonArgs;
 use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::sources::procfs::ProcReader;
+use crate::watch::evidence::past::{Needs, RecordedPeriod};
 use crate::watch::one_shot::{TakenAt, tgids_to_read};
-use crate::watch::past::{Needs, RecordedPeriod};
 use args::HoldingsArgs;
 
 /// Live objects of one process, with its command line.

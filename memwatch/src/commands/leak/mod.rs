@@ -12,17 +12,15 @@ use memwatch_core::Pipeline;
 use memwatch_core::features::checks;
 use memwatch_core::features::leak::view::LeaksView;
 use memwatch_core::snapshot::Snapshot;
-use tokio::time::Instant;
 
 use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::CommonArgs;
 use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
-use crate::watch::one_shot::{TakenAt, open_named};
-use crate::watch::past::{Needs, RecordedPeriod};
-use crate::watch::recorded;
-use crate::watch::signals::TerminationSignals;
+use crate::watch::evidence::past::Needs;
+use crate::watch::evidence::period::{Observation, PeriodQuestion};
+use crate::watch::one_shot::TakenAt;
 use args::Leak;
 
 /// Traces the processes or reads the recording, and reports what grows.
@@ -34,23 +32,14 @@ pub(crate) async fn run(args: &Leak, common: &CommonArgs) -> Result<Exit, ExitFa
     if args.read_only {
         return read_only::run(args, common).await;
     }
-    let selected = &args.subject.selected;
     let threshold = args.threshold as f64;
-    let past = RecordedPeriod::named(&args.subject.past, Needs::Calls, common).await?;
-    let (snapshot, mut leaks, taken_at) = if let Some(recording) = past {
-        let replay = recorded::play(&recording, Pipeline::watch_leaks)?;
-        (recorded::chosen(&replay, &recording.path, selected)?, replay.pipeline.leaks(threshold), TakenAt::of(&replay))
-    } else {
-        // Steps are needed: a window that ends within a step sees memory that does not stay.
-        let request = TensorRequest::of_reports(TensorLevel::Modules);
-        let mut session = open_named(selected, args.price.limit(request), common).await?;
-        session.pipeline_mut().watch_leaks();
-        let mut signals = TerminationSignals::listen()?;
-        recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
-        session.read_holdings(&mut signals).await;
-        let snapshot = session.snapshot();
-        (snapshot, session.pipeline().leaks(threshold), TakenAt::here())
-    };
+    // Steps are needed: a window that ends within a step sees memory that does not stay.
+    let tensors = args.price.limit(TensorRequest::of_reports(TensorLevel::Modules));
+    let question = PeriodQuestion::about(&args.subject, Needs::Calls, tensors);
+    let question = question.during(Some(args.duration)).with_names();
+    let leaks = |pipeline: &Pipeline, _: &Snapshot, _: &TakenAt| pipeline.leaks(threshold);
+    let seen = question.observe(Pipeline::watch_leaks, leaks, common).await?;
+    let Observation { snapshot, reported: mut leaks, taken_at, .. } = seen;
     leaks.retain(|leaks| snapshot.process(leaks.tgid, leaks.observed_since_ns).is_some());
     print((&leaks, &snapshot), &taken_at, (args, common))
 }

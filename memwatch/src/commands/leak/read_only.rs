@@ -43,7 +43,8 @@ struct ReadProcess {
     is_over: bool,
     /// CPU time of the last reading.
     cost: Duration,
-    /// Elapsed time of the last reading.
+    /// Elapsed time of the slowest reading so far; the first one, which also searches for layouts and
+    /// names, counts only until there is a second.
     took: Duration,
 }
 
@@ -107,35 +108,64 @@ async fn follow(
     if !io::stderr().is_terminal() {
         eprintln!("memwatch: reading PyTorch; press Ctrl-C to stop and print the report");
     }
-    if let Some(sentence) = too_short(read, args) {
-        eprintln!("memwatch: {sentence}");
+    // What a reading costs is known from the second one on.
+    if slowest(read) * (FEWEST + 1) > args.duration {
+        read_all(read, processes);
     }
-    while read.iter().any(|read| !read.is_over) && last < deadline {
+    let is_told = report_too_short(read, args);
+    loop {
+        // The last reading ends at the deadline.
+        let last_begin = deadline.checked_sub(slowest(read)).unwrap_or(last);
+        if last >= last_begin || read.iter().all(|read| read.is_over) {
+            break;
+        }
         let pause =
-            args.interval.unwrap_or_else(|| pause(read, args.duration, deadline.saturating_duration_since(last)));
+            args.interval.unwrap_or_else(|| pause(read, args.duration, last_begin.saturating_duration_since(last)));
         let next = last + pause;
-        let next = if next + pause / 2 > deadline { deadline } else { next };
+        let next = if next + pause / 2 > last_begin { last_begin } else { next };
         show_progress(read, deadline, args.duration);
         tokio::select! {
             () = at(Some(next)) => {}
             _ = signals.any() => break,
         }
         last = Instant::now();
-        for read in read.iter_mut().filter(|read| !read.is_over) {
-            match read.again() {
-                Ok(()) => {}
-                // The failure is temporary: the next reading may succeed.
-                Err(StateReadError::Refused(refusal)) if refusal.is_passing() => {}
-                Err(error) => {
-                    read.is_over = true;
-                    read.leaks.end(why_over(&read.facts, &error, processes));
-                }
-            }
-        }
+        read_all(read, processes);
     }
     if io::stderr().is_terminal() {
         eprint!("\r\x1b[K");
     }
+    if !is_told && read.iter().any(|read| !read.is_over && read.leaks.readings() < u64::from(FEWEST)) {
+        report_too_short(read, args);
+    }
+}
+
+/// Reads each process once more.
+fn read_all(read: &mut [ReadProcess], processes: &mut ProcReader) {
+    for read in read.iter_mut().filter(|read| !read.is_over) {
+        match read.again() {
+            Ok(()) => {}
+            // The failure is temporary: the next reading may succeed.
+            Err(StateReadError::Refused(refusal)) if refusal.is_passing() => {}
+            Err(error) => {
+                read.is_over = true;
+                read.leaks.end(why_over(&read.facts, &error, processes));
+            }
+        }
+    }
+}
+
+/// Returns the time that the slowest readings of all running processes take together.
+fn slowest(read: &[ReadProcess]) -> Duration {
+    read.iter().filter(|read| !read.is_over).map(|read| read.took).sum()
+}
+
+/// Prints how long a verdict takes if the duration is too short for it. Returns whether it is.
+fn report_too_short(read: &[ReadProcess], args: &Leak) -> bool {
+    let sentence = too_short(read, args);
+    if let Some(sentence) = &sentence {
+        eprintln!("memwatch: {sentence}");
+    }
+    sentence.is_some()
 }
 
 /// Returns the pause until the next reading: long enough that reading takes at most a tenth of a
@@ -154,8 +184,7 @@ fn pause(read: &[ReadProcess], duration: Duration, left: Duration) -> Duration {
 
 /// Returns `a verdict takes 10 readings, one each 8.1 s here: …`; `None` if the duration suffices.
 fn too_short(read: &[ReadProcess], args: &Leak) -> Option<String> {
-    let took = read.iter().map(|read| read.took).sum::<Duration>();
-    let needed = took.max(args.interval.unwrap_or_default()) * (FEWEST + 1);
+    let needed = slowest(read).max(args.interval.unwrap_or_default()) * (FEWEST + 1);
     (needed > args.duration).then(|| {
         let seconds = needed.as_secs() + 1;
         format!(
@@ -190,7 +219,8 @@ impl ReadProcess {
         self.is_busy = totals.iter().any(|device| device.changing_bytes.is_some());
         let processor_ns = thread_ns().saturating_sub(begun_ns);
         self.cost = Duration::from_nanos(processor_ns);
-        self.took = begun.elapsed();
+        let earlier = if self.leaks.readings() > 1 { self.took } else { Duration::ZERO };
+        self.took = earlier.max(begun.elapsed());
         self.leaks.observe(&holdings, HowRead { is_standing: self.is_busy, processor_ns });
         Ok(())
     }

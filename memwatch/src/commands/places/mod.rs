@@ -10,16 +10,11 @@ use crate::options::CommonArgs;
 use crate::render::json;
 use crate::render::output::style;
 use crate::render::places::{AttributionList as Which, AttributionQuery, FrameDetail};
-use crate::watch::one_shot::TakenAt;
+use crate::watch::evidence::past::Needs;
+use crate::watch::evidence::period::{Observation, PeriodQuestion};
 use crate::watch::one_shot::finish;
-use crate::watch::one_shot::open_named;
-use crate::watch::one_shot::recorded_snapshot;
-use crate::watch::one_shot::watch_until;
-use crate::watch::past::{Needs, RecordedPeriod};
-use crate::watch::signals::TerminationSignals;
 use args::{AttributionArgs, Where, WhereRowKind};
 use std::io;
-use tokio::time::Instant;
 
 /// Runs `memwatch where`.
 ///
@@ -49,19 +44,11 @@ async fn places(
     common: &CommonArgs,
 ) -> Result<Exit, ExitFailure> {
     let selected = &args.subject.selected;
-    let past = RecordedPeriod::named(&args.subject.past, Needs::Tensors, common).await?;
-    let (snapshot, taken_at) = if let Some(recording) = past {
-        recorded_snapshot(&recording, selected, |pipeline| pipeline.state.list_tensors_from(args.min_size))?
-    } else {
-        let level = if which == Which::Sites { TensorLevel::Lines } else { TensorLevel::Modules };
-        let request = args.price.limit(TensorRequest { level, reports_only, stacks: args.stacks, budget: None });
-        let mut session = open_named(selected, request, common).await?;
-        session.list_tensors_from(args.min_size);
-        let mut signals = TerminationSignals::listen()?;
-        let deadline = Instant::now() + args.duration;
-        let (snapshot, _) = watch_until(&mut session, &mut signals, deadline, None, &mut false).await;
-        (snapshot, TakenAt::here())
-    };
+    let level = if which == Which::Sites { TensorLevel::Lines } else { TensorLevel::Modules };
+    let tensors = args.price.limit(TensorRequest { level, reports_only, stacks: args.stacks, budget: None });
+    let question = PeriodQuestion::about(&args.subject, Needs::Tensors, tensors).listing_from(args.min_size);
+    let question = question.during(Some(args.duration)).with_earlier_memory();
+    let Observation { snapshot, taken_at, .. } = question.observe(|_| {}, |_, _, _| {}, common).await?;
     let mut out = io::stdout().lock();
     let wanted = AttributionQuery { which, top: args.top, frames };
     let written = if common.json {

@@ -22,7 +22,8 @@ use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::CommonArgs;
 use crate::render::output::{style, unless_closed};
-use crate::watch::looks::{Observation, look};
+use crate::watch::evidence::period::{Observation, PeriodQuestion};
+use crate::watch::one_shot::TakenAt;
 use args::ReportArgs;
 use sections::{Finding, selected};
 
@@ -50,11 +51,11 @@ pub(crate) async fn run(args: &ReportArgs, common: &CommonArgs) -> Result<Exit, 
             pipeline.watch_samples(profile::interval_ns(args));
         }
     };
-    let report = |pipeline: &Pipeline, snapshot: &Snapshot| Findings {
+    let report = |pipeline: &Pipeline, snapshot: &Snapshot, _: &TakenAt| Findings {
         sections: selected(args).map(|section| (section.name, (section.find)(pipeline, args, snapshot))).collect(),
         timeline: drawn.and_then(|_| pipeline.timeline()),
     };
-    let observation = look(&looks, (request(args), prepare), report, common).await?;
+    let observation = PeriodQuestion::about_targets(&looks, request(args)).observe(prepare, report, common).await?;
     let Observation { snapshot, reported: Findings { sections, timeline }, taken_at, everybody, exit, replay } =
         observation;
     if let Some(format) = drawn {

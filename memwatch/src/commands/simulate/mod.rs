@@ -8,16 +8,15 @@ pub(crate) mod words;
 
 use std::io;
 
-use tokio::time::Instant;
+use memwatch_core::Pipeline;
 
 use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::CommonArgs;
 use crate::render::output::style;
-use crate::watch::one_shot::{TakenAt, finish, open_named};
-use crate::watch::past::{Needs, RecordedPeriod};
-use crate::watch::recorded;
-use crate::watch::signals::TerminationSignals;
+use crate::watch::evidence::past::Needs;
+use crate::watch::evidence::period::{Observation, PeriodQuestion};
+use crate::watch::one_shot::finish;
 use args::Simulate;
 
 /// Traces the processes or reads the recording, and compares the settings.
@@ -27,25 +26,13 @@ use args::Simulate;
 /// report cannot be written.
 pub(crate) async fn run(args: &Simulate, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let selected = &args.subject.selected;
-    let past = RecordedPeriod::named(&args.subject.past, Needs::Tensors, common).await?;
-    let (snapshot, mut simulations, taken_at) = if let Some(recording) = past {
-        // On a smaller card the context reduces the available memory from the first allocation on,
-        // long before a reading shows its size.
-        let contexts = args.capacity.map(|_| recorded::contexts(&recording)).transpose()?;
-        let replay = recorded::play_all(&recording, |pipeline| {
-            pipeline.state.know_contexts(contexts.unwrap_or_default());
-            pipeline.simulate(args.plans(), args.capacity);
-        })?;
-        (recorded::chosen(&replay, &recording.path, selected)?, replay.pipeline.simulations(), TakenAt::of(&replay))
-    } else {
-        let mut session = open_named(selected, TensorRequest::of(TensorLevel::Blocks), common).await?;
-        session.pipeline_mut().simulate(args.plans(), args.capacity);
-        let mut signals = TerminationSignals::listen()?;
-        let deadline = args.duration.map(|duration| Instant::now() + duration);
-        recorded::follow(&mut session, &mut signals, deadline).await;
-        let snapshot = session.snapshot();
-        (snapshot, session.pipeline().simulations(), TakenAt::here())
-    };
+    let question = PeriodQuestion::about(&args.subject, Needs::Tensors, TensorRequest::of(TensorLevel::Blocks));
+    // On a smaller card the context reduces the available memory from the first allocation on, long
+    // before a reading shows its size.
+    let question = question.during(args.duration).of_all_events().with_contexts(args.capacity.is_some());
+    let prepare = |pipeline: &mut Pipeline| pipeline.simulate(args.plans(), args.capacity);
+    let seen = question.observe(prepare, |pipeline, _, _| pipeline.simulations(), common).await?;
+    let Observation { snapshot, reported: mut simulations, taken_at, .. } = seen;
     simulations.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
     let mut out = io::stdout().lock();
     let written = if common.json {

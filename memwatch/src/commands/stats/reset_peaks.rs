@@ -11,8 +11,8 @@ use crate::options::{CommonArgs, DEFAULT_SOCKET, Selected, TargetArgs};
 use crate::render::json::JsonReport;
 use crate::render::output::ReportOutput;
 use crate::render::summary;
+use crate::watch::evidence::agent::AgentWatch;
 use crate::watch::selection::Selection;
-use crate::watch::source::AgentWatch;
 use crate::watch::subject::{Filter, filtered};
 
 /// Resets the agent's peak counters for these processes, and prints their previous values.

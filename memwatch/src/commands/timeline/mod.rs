@@ -21,7 +21,7 @@ use crate::options::{CommonArgs, TargetArgs};
 use crate::output_file;
 use crate::render::output::{style, unless_closed};
 use crate::render::wall_clock::WallClock;
-use crate::watch::looks::{Observation, look};
+use crate::watch::evidence::period::{Observation, PeriodQuestion};
 use crate::watch::one_shot::TakenAt;
 use args::{Timeline, TimelineFormat};
 
@@ -40,7 +40,8 @@ pub(crate) async fn run(args: &Timeline, common: &CommonArgs) -> Result<Exit, Ex
     }
     let interval_ns = u64::try_from(args.interval.as_nanos()).unwrap_or(u64::MAX);
     let prepare = |pipeline: &mut Pipeline| pipeline.watch_timeline(interval_ns, args.min_size);
-    let seen = look(&args.looks, (REQUEST, prepare), |pipeline, _| pipeline.timeline(), common).await?;
+    let question = PeriodQuestion::about_targets(&args.looks, REQUEST);
+    let seen = question.observe(prepare, |pipeline, _, _| pipeline.timeline(), common).await?;
     let Observation { snapshot, reported, taken_at, everybody, exit, .. } = seen;
     let mut timeline = reported.unwrap_or_default();
     if !everybody {

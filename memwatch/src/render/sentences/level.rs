@@ -97,15 +97,15 @@ pub(crate) fn raised(choice: &LevelChoice, before: TensorLevel) -> Option<String
     ))
 }
 
-/// `at 120,000 tensor events/s tracing PID 1136 takes about 65 % of a processor, and slows it by at
-/// most that`; `None` unless the requested level is active and exceeds the default budget.
+/// `at 120,000 tensor events/s tracing PID 1136 takes about 65 % of a processor from it: less where it
+/// waits for its GPU, more on a busy machine`; `None` unless the requested level is active and exceeds the default budget.
 pub(crate) fn obeyed(choice: &LevelChoice) -> Option<String> {
     let usual_ns = Budget::default().ns_per_second();
     let is_felt = choice.chosen == choice.asked && Some(choice.asked_ns_per_second) > usual_ns;
     is_felt.then(|| {
         let (rate, percent) = numbers(choice);
         format!(
-            "at {rate} tensor events/s tracing PID {} takes about {percent} % of a processor, and slows it by at most that",
+            "at {rate} tensor events/s tracing PID {} takes about {percent} % of a processor from it: less where it waits for its GPU, more on a busy machine",
             choice.tgid.0
         )
     })
@@ -251,8 +251,7 @@ mod tests {
     #[test]
     fn obeyed_level_sentence_states_a_noticeable_overhead() {
         let text = |rate| obeyed(&choice(TensorLevel::Modules, false, rate));
-        let expected =
-            "at 120,000 tensor events/s tracing PID 1136 takes about 60 % of a processor, and slows it by at most that";
+        let expected = "at 120,000 tensor events/s tracing PID 1136 takes about 60 % of a processor from it: less where it waits for its GPU, more on a busy machine";
         assert_eq!(text(120_000).as_deref(), Some(expected));
         assert_eq!((text(3_000), lowered(&choice(TensorLevel::Modules, false, 120_000))), (None, None));
     }

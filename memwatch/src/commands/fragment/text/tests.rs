@@ -183,7 +183,7 @@ fn fragment_text_shows_both_parts_side_by_side_and_a_map() {
     let row = |name: &str| wide.lines().find(|line| line.starts_with(name)).unwrap_or_default();
     assert!(row("default stream").ends_with("20.0 MiB  11.0 MiB       0 B            20.0 MiB"), "{wide}");
     assert!(row("CUDA graph 3").contains("0 B       0 B  20.0 MiB"), "{wide}");
-    assert!(wide.contains("the layout of 10.0 MiB reserved before attach is not known"), "{wide}");
+    assert!(wide.contains("the table lacks 10.0 MiB of the 50.0 MiB reserved: their layout is not known"), "{wide}");
     assert!(wide.contains("11.0 MiB inactive split, 27.5 % of 40.0 MiB reserved"), "{wide}");
     let plain = text(reported(), true);
     assert!(plain.is_ascii(), "{plain}");

@@ -1,188 +1,21 @@
-//! Sources of snapshots: a session of this program, or the agent of this machine. The caller need
-//! not know which of the two is in use.
+//! The agent of this machine as a source of snapshots: its processes, restricted to the targets.
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Duration;
 
 use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
-use memwatch_core::state::tensors::TensorLog;
 use memwatch_core::words::Tgid;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
 use crate::client::protocol::OutlookMessage;
 use crate::client::{AgentClient, NoAgent, TimedSnapshot};
 use crate::exit::{Exit, ExitFailure};
 use crate::options::{CommonArgs, DEFAULT_SOCKET, TargetArgs};
-use crate::sources::clock;
-use crate::watch::session::{Session, SessionOptions, has_reading};
-
-/// Time limit for the last snapshot after a session ends.
-const LAST_WORD: Duration = Duration::from_secs(2);
-/// Interval between two requests to an agent that has no device reading yet.
-const AGENT_PAUSE: Duration = Duration::from_millis(100);
-
-/// Source of snapshots.
-pub(crate) enum ReportSource {
-    /// A session of this program.
-    Watch(Box<Session>),
-    /// The agent.
-    Agent(Box<AgentWatch>),
-}
 
 /// Processes of the agent, restricted to the targets.
 pub(crate) struct AgentWatch {
-    client: AgentClient,
-    family: TargetFamily,
-    last: Option<TimedSnapshot>,
-}
-
-impl ReportSource {
-    /// Connects to the agent if one runs and no option needs a session of this program; otherwise
-    /// opens a session.
-    ///
-    /// # Errors
-    /// Neither is possible, or a target does not exist or may not be seen by this user.
-    pub(crate) async fn open(
-        options: &SessionOptions,
-        targets: &TargetArgs,
-        common: &CommonArgs,
-    ) -> Result<Self, ExitFailure> {
-        let Some(path) = agent_to_ask(common) else { return Self::own(options) };
-        match AgentWatch::meet(path, targets).await? {
-            Ok(agent) => Ok(Self::Agent(Box::new(agent))),
-            Err(NoAgent::Absent) if common.agent.is_none() => Self::own(options),
-            Err(NoAgent::Absent) => {
-                Err(ExitFailure::new(Exit::Error, format_args!("no agent listens on {}", path.display()))
-                    .advise("Start one there: sudo memwatch agent --socket PATH; or remove --agent."))
-            }
-            Err(why) => {
-                eprintln!("memwatch: the agent on {} cannot be used: {why}", path.display());
-                Self::own(options)
-            }
-        }
-    }
-
-    /// Opens a session of this program, whether an agent runs or not.
-    ///
-    /// # Errors
-    /// The session cannot be opened, or a target does not exist.
-    pub(crate) fn own(options: &SessionOptions) -> Result<Self, ExitFailure> {
-        Ok(Self::Watch(Box::new(Session::open(options)?)))
-    }
-
-    /// Returns the next snapshot, at the next tick. Cancel safe: if the future is dropped while it
-    /// waits, the next call continues.
-    ///
-    /// # Errors
-    /// The agent is gone.
-    pub(crate) async fn next(&mut self, rhythm: &mut Rhythm) -> Result<TimedSnapshot, ExitFailure> {
-        match self {
-            Self::Watch(session) => loop {
-                tokio::select! {
-                    () = session.advance() => {}
-                    () = rhythm.tick() => return Ok(seen(session)),
-                }
-            },
-            Self::Agent(agent) => {
-                rhythm.wait().await;
-                let seen = agent.snapshot().await?;
-                rhythm.done();
-                Ok(seen)
-            }
-        }
-    }
-
-    /// Returns a current snapshot at the end of a session. If the agent does not answer, returns
-    /// its previous snapshot.
-    pub(crate) async fn last_word(&mut self) -> Option<TimedSnapshot> {
-        match self {
-            Self::Watch(session) => Some(seen(session)),
-            Self::Agent(agent) => {
-                let fresh = timeout(LAST_WORD, agent.snapshot()).await;
-                fresh.ok().and_then(Result::ok).or_else(|| agent.last.clone())
-            }
-        }
-    }
-
-    /// Returns the first snapshot that has container names and a device reading, or the snapshot at
-    /// the deadline.
-    ///
-    /// # Errors
-    /// The agent is gone.
-    pub(crate) async fn settled(&mut self, deadline: Instant) -> Result<TimedSnapshot, ExitFailure> {
-        loop {
-            let (found, has_asked) = match self {
-                Self::Watch(session) => (seen(session), session.has_asked_for_names()),
-                Self::Agent(agent) => (agent.snapshot().await?, true),
-            };
-            if (has_asked && has_reading(&found.snapshot)) || Instant::now() >= deadline {
-                return Ok(found);
-            }
-            let wait = async {
-                match self {
-                    Self::Watch(session) => session.advance().await,
-                    Self::Agent(_) => sleep(AGENT_PAUSE).await,
-                }
-            };
-            // At the deadline the state is checked once more.
-            let _ = timeout_at(deadline, wait).await;
-        }
-    }
-
-    /// Resets the peaks of this process or of all shown processes. With an agent, resets the
-    /// agent's peaks.
-    pub(crate) async fn reset_peaks(&mut self, tgid: Option<Tgid>) {
-        match self {
-            Self::Watch(session) => session.reset_peaks(tgid),
-            Self::Agent(agent) => {
-                let shown = agent.family_tgids();
-                for tgid in shown.into_iter().filter(|shown| tgid.is_none_or(|tgid| tgid == *shown)) {
-                    if let Err(failure) = agent.reset_peaks(tgid).await {
-                        log::warn!("peaks of process {}: {:#}", tgid.0, failure.error);
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Returns new lines of the logs of modules and phases. The agent has no such logs.
-    pub(crate) fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
-        match self {
-            Self::Watch(session) => session.take_tensor_logs(),
-            Self::Agent(_) => Vec::new(),
-        }
-    }
-
-    /// Makes the source wait for an agent that goes away, instead of failing.
-    pub(crate) fn persist(&mut self) {
-        if let Self::Agent(agent) = self {
-            agent.client.persist();
-        }
-    }
-
-    /// Whether any target, or child of one, is alive. Always true in a machine-wide session.
-    pub(crate) fn is_anybody_left(&self) -> bool {
-        match self {
-            Self::Watch(session) => session.is_anybody_left(),
-            Self::Agent(agent) => agent.family.is_anybody_left(),
-        }
-    }
-
-    /// Returns a sentence for each target that has not used a GPU yet.
-    pub(crate) fn idle_targets(&self) -> Vec<String> {
-        match self {
-            Self::Watch(session) => {
-                let idle = session.targets_without_library().into_iter();
-                idle.map(|tgid| format!("process {tgid} ({}) has not loaded libcuda.so", comm(tgid))).collect()
-            }
-            Self::Agent(agent) => {
-                let idle = agent.family.unseen();
-                idle.map(|tgid| format!("process {tgid} ({}) has not used a GPU", comm(tgid))).collect()
-            }
-        }
-    }
+    pub(super) client: AgentClient,
+    pub(super) family: TargetFamily,
+    pub(super) last: Option<TimedSnapshot>,
 }
 
 impl AgentWatch {
@@ -225,7 +58,7 @@ impl AgentWatch {
     }
 
     /// Returns the living processes of the last snapshot.
-    fn family_tgids(&self) -> Vec<Tgid> {
+    pub(super) fn family_tgids(&self) -> Vec<Tgid> {
         let shown = self.last.iter().flat_map(|seen| &seen.snapshot.processes);
         shown.filter(|process| process.ended_ns.is_none()).map(|process| process.tgid).collect()
     }
@@ -250,7 +83,7 @@ impl AgentWatch {
 
 /// Returns the agent's socket; `None` if the options require a session of this program, explicitly
 /// or because the agent could not obey them.
-fn agent_to_ask(common: &CommonArgs) -> Option<&Path> {
+pub(super) fn agent_to_ask(common: &CommonArgs) -> Option<&Path> {
     let for_own_watch = !common.libcuda.is_empty()
         || common.nvml_lib.is_some()
         || common.ring_bytes.is_some()
@@ -264,50 +97,15 @@ fn agent_to_ask(common: &CommonArgs) -> Option<&Path> {
     }
 }
 
-fn seen(session: &mut Session) -> TimedSnapshot {
-    let (snapshot, boottime_to_unix_ns) = (session.snapshot(), clock::boottime_to_unix_ns());
-    TimedSnapshot { snapshot, boottime_to_unix_ns, contradictions: 0 }
-}
-
 /// Returns the printable name of a process, empty if the process has exited.
 pub(crate) fn comm(tgid: u32) -> String {
     let comm = std::fs::read(format!("/proc/{tgid}/comm")).unwrap_or_default();
     String::from_utf8_lossy(&comm).trim().escape_debug().to_string()
 }
 
-/// Interval of a view. A tick stays pending until its work is done.
-pub(crate) struct Rhythm {
-    ticks: Interval,
-    has_come: bool,
-}
-
-impl Rhythm {
-    /// Creates the interval. The first tick is due at once.
-    pub(crate) fn new(every: Duration) -> Self {
-        let mut ticks = interval(every);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { ticks, has_come: false }
-    }
-
-    async fn tick(&mut self) {
-        self.ticks.tick().await;
-    }
-
-    async fn wait(&mut self) {
-        if !self.has_come {
-            self.ticks.tick().await;
-            self.has_come = true;
-        }
-    }
-
-    fn done(&mut self) {
-        self.has_come = false;
-    }
-}
-
 /// Selects the processes to show among all that the agent shows. Without targets all are shown.
 #[derive(Debug, Default)]
-struct TargetFamily {
+pub(super) struct TargetFamily {
     targets: Vec<AgentTarget>,
     /// Living targets and children of targets, with their start times, since process numbers are
     /// reused. A child stays in the set when its parent has exited.
@@ -372,12 +170,12 @@ impl TargetFamily {
         self.targets.iter().any(|target| target.tgid == tgid && !target.ended)
     }
 
-    fn is_anybody_left(&self) -> bool {
+    pub(super) fn is_anybody_left(&self) -> bool {
         let is_left = |target: &AgentTarget| !target.ended;
         self.targets.is_empty() || !self.living.is_empty() || self.targets.iter().any(is_left)
     }
 
-    fn unseen(&self) -> impl Iterator<Item = u32> {
+    pub(super) fn unseen(&self) -> impl Iterator<Item = u32> {
         self.targets.iter().filter(|target| !target.seen).map(|target| target.tgid.0)
     }
 }
