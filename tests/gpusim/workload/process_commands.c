@@ -1,7 +1,10 @@
 #include <dlfcn.h>
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <sys/syscall.h>
@@ -128,6 +131,20 @@ static void run_graphics(struct call *call)
     call_result(call, granted ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
 }
 
+/* title NAME: replaces the name and the command line, as setproctitle does */
+static void run_title(struct call *call)
+{
+    const char *title = call_word(call, 1);
+    size_t room = strlen(program_invocation_name);
+    if (strlen(title) > room) {
+        call_fail(call, "title NAME, not longer than argv[0]");
+        return;
+    }
+    strncpy(program_invocation_name, title, room);
+    prctl(PR_SET_NAME, title);
+    call_result(call, CUDA_SUCCESS);
+}
+
 static void run_checkpoint(struct call *call)
 {
     call_result(call, driver.checkpoint((int)call_number(call, 1, 0), NULL));
@@ -151,6 +168,7 @@ const struct command process_commands[] = {
     {"takefd", 4, run_take_file},
     {"ioctl", 2, run_ioctl},
     {"graphics", 2, run_graphics},
+    {"title", 2, run_title},
     {"checkpoint", 2, run_checkpoint},
     {"restore", 2, run_restore},
     {0},

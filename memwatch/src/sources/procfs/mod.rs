@@ -46,6 +46,16 @@ pub(crate) struct ProcReader {
     pace: ReadPace,
 }
 
+/// User and name of a process at one moment; all as in [`ProcessFacts`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ProcessIdentity {
+    pub(crate) uid: u32,
+    pub(crate) user: String,
+    pub(crate) comm: String,
+    /// Tells a process from a later one with the same number.
+    pub(crate) start_ns: u64,
+}
+
 impl ProcReader {
     /// Creates a reader of the tree at `root`.
     pub(crate) fn new(root: impl Into<PathBuf>) -> Self {
@@ -98,11 +108,12 @@ impl ProcReader {
         })
     }
 
-    /// Returns the current user id, user name and start time of a process, as in [`ProcessFacts`].
-    pub(crate) fn user_now(&mut self, tgid: u32) -> Option<(u32, String, u64)> {
+    /// Returns what a running process may have changed, without reading its memory.
+    pub(crate) fn identity(&mut self, tgid: u32) -> Option<ProcessIdentity> {
         let status = beginning(&self.directory(tgid).join("status"), TABLE_BYTES)?;
         let (uid, stat) = (ProcStatus::parse(&status).uid?, self.stat(tgid)?);
-        Some((uid, self.user(uid), stat.start_ticks.saturating_mul(self.ns_per_tick)))
+        let start_ns = stat.start_ticks.saturating_mul(self.ns_per_tick);
+        Some(ProcessIdentity { uid, user: self.user(uid), comm: stat.comm, start_ns })
     }
 
     /// Whether a process has a file with this name open, in any directory.

@@ -2,9 +2,9 @@
 //! processes.
 
 mod calm;
+mod identities;
 mod left_behind;
 mod unproven;
-mod users;
 
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use memwatch_core::input::{DeviceReading, Input, NvmlState};
 use memwatch_core::words::Tgid;
 
 use self::calm::Calm;
+use self::identities::update_identities;
 use self::left_behind::{ExitedCharges, left_behind, note_left_behind};
 use self::unproven::UnprovenProcesses;
-use self::users::update_users;
 use super::Collector;
 use crate::backends;
 use crate::backends::readings::Readings;
@@ -63,7 +63,7 @@ impl DevicePoller {
             self.learn_listed(&reading, &left_behind, parts);
         }
         let (begin_ns, end_ns) = (reading.begin_ns, reading.end_ns);
-        update_users(end_ns, parts);
+        update_identities(end_ns, parts);
         self.unproven.update(&reading, parts);
         parts.sink.step(Input::Devices(reading));
         note_left_behind(left_behind, begin_ns, parts);
