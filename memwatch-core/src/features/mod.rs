@@ -1,5 +1,6 @@
 //! Analyses of the collected data, one module per feature.
 
+pub mod balance;
 pub mod causes;
 pub mod checks;
 pub mod churn;

@@ -44,12 +44,7 @@ pub(crate) struct TakenAt {
 impl TakenAt {
     /// Returns the source and clock of a recording.
     pub(crate) fn of(replay: &ReplayedRecording) -> Self {
-        Self::recorded(&replay.front.host, replay.boottime_to_unix_ns)
-    }
-
-    /// Returns this host and its clock, whose offset to boot time was `boottime_to_unix_ns`.
-    pub(crate) fn recorded(host: &str, boottime_to_unix_ns: i128) -> Self {
-        Self { clock: WallClock::local(boottime_to_unix_ns), host: host.to_owned() }
+        Self { clock: WallClock::local(replay.boottime_to_unix_ns), host: replay.front.host.clone() }
     }
 
     /// Returns this machine and its current clock.

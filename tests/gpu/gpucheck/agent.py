@@ -51,7 +51,7 @@ class Agent:
 
     def explained(self, tgid: int) -> dict | None:
         """Returns the output of `memwatch explain` for a process; None if there is none."""
-        command = [self._bench.memwatch, "--agent", str(self._socket), "--json", "explain", "--pid", str(tgid)]
+        command = [self._bench.memwatch, "--agent", str(self._socket), "--json", "explain", "--by=part", "--pid", str(tgid)]
         asked = subprocess.run(
             [*command, "--duration", "100ms"], capture_output=True, text=True, check=False, timeout=_ASK_LIMIT_S
         )

@@ -21,7 +21,8 @@ pub(crate) fn machine(version: &str) -> SimulatedGpu {
 
 /// Returns the agent's explanation of a process, or `None` if the process has no GPU yet.
 fn asked(gpu: &SimulatedGpu, agent: &TestAgent, tgid: u32) -> Option<Value> {
-    let answer = agent.ask(gpu, ROOT, &["--json", "explain", "--pid", &tgid.to_string(), "--duration", "100ms"]);
+    let answer =
+        agent.ask(gpu, ROOT, &["--json", "explain", "--by=part", "--pid", &tgid.to_string(), "--duration", "100ms"]);
     assert!(!answer.stderr.contains("panicked"), "{answer:#?}");
     let report: Value = serde_json::from_str(&answer.stdout).ok()?;
     let process = report["data"]["processes"].as_array()?.iter().find(|process| process["pid"] == tgid)?.clone();
@@ -67,7 +68,7 @@ fn all_that_nvml_charges_a_process_seen_from_its_start_has_a_purpose() {
     assert_eq!(own["columns"]["requested_bytes"], 7 * MIB);
     assert!(process["host"]["pinned_bytes"].as_u64() >= Some(5 * MIB), "{process:#}");
     assert_eq!(process["kernel_driver"], "580.159.04");
-    let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &workload.tgid().to_string()]);
+    let shown = agent.ask(&gpu, ROOT, &["explain", "--by=part", "--pid", &workload.tgid().to_string()]);
     shown.assert_ended_with(0, &[]);
     for part in
         ["used ", " = context ", "cuMemAlloc_v2", "cuMemCreate", "requested by the program 7.0 MiB", "host memory"]
@@ -95,7 +96,7 @@ fn explain_gives_local_memory_per_thread_and_requested_bytes_per_object() {
     let per_thread: Vec<_> =
         parts.filter_map(|part| Some((part["label"].as_str()?, part["bytes_per_thread"].as_u64()?))).collect();
     assert_eq!(per_thread, [("local_memory", 1952)], "{own:#}");
-    let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &workload.tgid().to_string()]);
+    let shown = agent.ask(&gpu, ROOT, &["explain", "--by=part", "--pid", &workload.tgid().to_string()]);
     assert!(shown.stdout.contains("local memory, 1,952 bytes per thread"), "{}", shown.stdout);
     let objects = own["objects"].as_array().expect("objects");
     let number = |object: &Value, key: &str| object[key].as_u64().expect("a number");
@@ -110,6 +111,21 @@ fn explain_gives_local_memory_per_thread_and_requested_bytes_per_object() {
     assert_eq!((of(3 * MIB), of(4096)), ((MIB, 4 * MIB), (2 * MIB - 4096, 2 * MIB)), "{own:#}");
 }
 
+/// Asserts that the roles of a process's memory add up to NVML's charge, and no part outside of
+/// PyTorch is missing.
+fn assert_balanced((gpu, agent): (&SimulatedGpu, &TestAgent), tgid: u32, explained: &Value) {
+    let answer = agent.ask(gpu, ROOT, &["--json", "explain", "--pid", &tgid.to_string()]);
+    let report: Value = serde_json::from_str(&answer.stdout).unwrap_or_else(|error| panic!("{error}: {answer:#?}"));
+    let sheet = &report["data"]["processes"][0]["balance"][0];
+    let rows = sheet["roles"].as_array().unwrap_or_else(|| panic!("{report:#}"));
+    let bytes = |row: &Value| row["bytes"].as_i64().expect("bytes");
+    assert_eq!(sheet["used_bytes"], explained["used_bytes"], "{sheet:#}");
+    assert_eq!(Some(rows.iter().map(bytes).sum()), sheet["used_bytes"].as_i64(), "{sheet:#}");
+    let parts = rows.iter().filter(|row| row["part"] == "context").map(bytes).sum::<i64>();
+    assert_eq!(u64::try_from(parts).ok(), Some(sum(&explained["parts"], Some("context"))), "{sheet:#}");
+    assert!(rows.iter().all(|row| row["role"] != "changed" && bytes(row) > 0), "{sheet:#}");
+}
+
 /// Compares every checkpoint of a job; the job must have at least one.
 fn assert_training_is_explained((gpu, agent): (&SimulatedGpu, &TestAgent), mut job: TorchJob, what: &str) {
     let mut checkpoints = 0;
@@ -121,6 +137,7 @@ fn assert_training_is_explained((gpu, agent): (&SimulatedGpu, &TestAgent), mut j
         assert_all_is_explained(own, &format!("{what} {}", checkpoint["label"]));
         let granted = sum(&own["parts"], Some("requested")) + sum(&own["parts"], Some("pool"));
         assert!(granted >= reserved, "{what}: {granted} for {reserved}: {own:#}");
+        assert_balanced((gpu, agent), job.tgid(), own);
         job.go_on();
     }
     assert!(checkpoints > 0, "{what}");
@@ -145,19 +162,50 @@ fn nothing_of_pytorch_is_unexplained_with_any_allocator() {
 }
 
 #[test(alone)]
+fn explain_of_a_late_training_adds_its_roles_up_to_the_charge() {
+    let gpu = SimulatedGpu::new(PrologueShape::Cmp);
+    let mut job = gpu.torch("2.15", TorchAllocator::Native, &["holdings.py"]);
+    let checkpoint = job.next_checkpoint().expect("it holds its objects");
+    let tgid = job.tgid().to_string();
+    let shown = gpu.run_memwatch(&["--no-agent", "--json", "explain", "--pid", &tgid]);
+    shown.assert_ended_with(0, &[]);
+    let report: Value = serde_json::from_str(&shown.stdout).expect("one line");
+    let process = &report["data"]["processes"][0];
+    let (sheet, statistics) = (&process["balance"][0], &checkpoint["devices"][0]);
+    let rows = sheet["roles"].as_array().unwrap_or_else(|| panic!("{report:#}"));
+    let of = |roles: &[&str]| -> u64 {
+        let own = rows.iter().filter(|row| roles.is_empty() || roles.contains(&row["role"].as_str().unwrap_or("")));
+        own.map(|row| row["bytes"].as_u64().unwrap_or_else(|| panic!("{sheet:#}"))).sum()
+    };
+    assert_eq!(Some(of(&[])), sheet["used_bytes"].as_u64(), "{sheet:#}");
+    let outside = of(&["context_and_libraries", "part"]);
+    assert_eq!(Some(of(&[]) - outside), statistics["memory_reserved"].as_u64(), "{sheet:#}");
+    assert_eq!(Some(of(&[]) - outside - of(&["cached"])), statistics["memory_allocated"].as_u64(), "{sheet:#}");
+    assert!(of(&["weights"]) > 0 && of(&["optimizer_state"]) > 0, "{sheet:#}");
+    let table = gpu.run_memwatch(&["--no-agent", "explain", "--pid", &tgid]);
+    table.assert_ended_with(0, &[]);
+    for part in
+        ["weights", "optimizer state", "cached, free", "context, code, libraries: one row, because memwatch came"]
+    {
+        assert!(table.stdout.contains(part), "{part} is not in {}", table.stdout);
+    }
+    job.go_on();
+}
+
+#[test(alone)]
 fn explain_reports_older_memory_as_one_part_and_all_later_memory() {
     let gpu = machine("580.159.04");
     let mut older = gpu.workload();
     older.run(&["uuid 0", "device 0", "alloc a 64M"]);
     let agent = TestAgent::start(&gpu);
     let tgid = older.tgid().to_string();
-    let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &tgid, "--duration", "100ms"]);
+    let shown = agent.ask(&gpu, ROOT, &["explain", "--by=part", "--pid", &tgid, "--duration", "100ms"]);
     assert!(shown.stdout.contains("no request to the kernel driver was seen"), "{}", shown.stdout);
     older.run(&["alloc c 32M"]);
     let older_bytes = CONTEXT_BYTES + 64 * MIB;
     let process = explained(&gpu, &agent, older.tgid(), |own| own["older_bytes"] == older_bytes);
     assert_ne!(process["gpus"][0]["trust"], "trusted", "any number would fit: {process:#}");
-    let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &tgid, "--duration", "100ms"]);
+    let shown = agent.ask(&gpu, ROOT, &["explain", "--by=part", "--pid", &tgid, "--duration", "100ms"]);
     assert!(shown.stdout.contains("it started before memwatch came"), "{}", shown.stdout);
     // Another process confirms that the totals of this kernel driver are correct.
     let mut newer = gpu.workload();
@@ -180,7 +228,7 @@ fn assert_refused(version: &str, setting: &str, trust: &str, sentence: &str) {
     let tgid = workload.tgid().to_string();
     let process = explained(&gpu, &agent, workload.tgid(), |own| own["trust"] == trust);
     assert_eq!(process["gpus"][0]["trust"], trust);
-    let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &tgid]);
+    let shown = agent.ask(&gpu, ROOT, &["explain", "--by=part", "--pid", &tgid]);
     assert!(shown.stdout.contains(sentence), "{setting}: {}", shown.stdout);
     let report: Value = until("the agent has a reading", || {
         let answer = agent.ask(&gpu, ROOT, &["--json", "ps", "--pid", &tgid]);
@@ -234,7 +282,7 @@ fn a_library_with_two_stubs_is_followed_and_one_without_any_is_reported() {
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc a 3M"]);
     let tgid = workload.tgid().to_string();
-    let shown = gpu.run_memwatch(&["--no-agent", "explain", "--pid", &tgid]);
+    let shown = gpu.run_memwatch(&["--no-agent", "explain", "--by=part", "--pid", &tgid]);
     assert!(shown.stdout.contains("no request to the kernel driver was seen"), "{shown:#?}");
 }
 

@@ -133,7 +133,8 @@ impl Drop for Orphan {
 
 /// Returns the report on an exited process, or `None` once it is not charged anymore.
 fn ended(gpu: &SimulatedGpu, agent: &TestAgent, tgid: u32) -> Option<Value> {
-    let answer = agent.ask(gpu, ROOT, &["--json", "explain", "--pid", &tgid.to_string(), "--duration", "100ms"]);
+    let answer =
+        agent.ask(gpu, ROOT, &["--json", "explain", "--by=part", "--pid", &tgid.to_string(), "--duration", "100ms"]);
     let report: Value = serde_json::from_str(&answer.stdout).ok()?;
     report["data"]["processes"].as_array()?.iter().find(|process| process["pid"] == tgid).cloned()
 }
@@ -160,7 +161,7 @@ fn memory_left_to_a_forked_child_is_reported_until_the_child_ends() {
     assert_eq!(left(&process), Some(CONTEXT_BYTES + 128 * MIB), "{process:#}");
     assert_eq!(process["left_behind"]["forked_pids"], json!([child]), "{process:#}");
     assert_eq!(process["gpus"][0]["live_bytes"], CONTEXT_BYTES + 128 * MIB, "what it had last: {process:#}");
-    let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &tgid.to_string(), "--duration", "100ms"]);
+    let shown = agent.ask(&gpu, ROOT, &["explain", "--by=part", "--pid", &tgid.to_string(), "--duration", "100ms"]);
     let sentence = format!("NVML still charges it 646.0 MiB: PID {child}, which it forked, has its driver files open");
     assert!(shown.stdout.contains(&sentence), "{}", shown.stdout);
     let ps = agent.ask(&gpu, ROOT, &["ps"]).stdout;

@@ -5,6 +5,7 @@ mod counts;
 
 use serde::{Deserialize, Serialize};
 
+use crate::features::balance::BalanceView;
 use crate::features::causes::{Cause, CauseKind};
 use crate::features::holdings::view::{DeviceHoldingsView, HoldingsView};
 use crate::features::leak::view::LeaksView;
@@ -159,6 +160,13 @@ pub fn of_holdings(view: &HoldingsView) -> Vec<ReportContradiction> {
     let beyond = beyond.map(|device| [i128::from(device.allocated_bytes), i128::from(device.reserved_bytes)]);
     let differing = [classes, devices, groups].into_iter().filter(|part| *part != total).map(|part| [part, total]);
     differing.chain(beyond).map(|numbers| found(ContradictionKind::PartsAndTotal, Some(view.tgid), numbers)).collect()
+}
+
+/// Returns the contradiction in a balance sheet whose rows do not add up to the charge.
+pub fn of_balance(view: &BalanceView) -> Option<ReportContradiction> {
+    let rows: i128 = view.roles.iter().map(|row| i128::from(row.bytes)).sum();
+    let total = view.used_bytes.map(i128::from).filter(|total| *total != rows)?;
+    Some(found(ContradictionKind::PartsAndTotal, Some(view.tgid), [rows, total]))
 }
 
 /// Returns the contradictions between failures and what is reported beside them.

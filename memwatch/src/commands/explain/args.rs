@@ -12,8 +12,10 @@ use crate::options::{Checked, ReportSubject, values};
 /// What a row of `memwatch explain` is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExplainRowKind {
-    /// Context, code, libraries and what programs allocate
+    /// Weights, gradients, caches, context and libraries, adding up to what NVML charges
     #[default]
+    Role,
+    /// Context, code, libraries and what programs allocate
     Part,
     /// What a PyTorch process holds, as `memwatch holdings`
     Name,
@@ -34,10 +36,10 @@ pub(crate) struct Explain {
     #[arg(short, long, value_name = "TIME", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Option<Duration>,
-    /// What a row is: part (of all that NVML charges), name (what PyTorch holds), line, module or phase
+    /// What a row is: role or part (both of all that NVML charges), name (what PyTorch holds), line, module or phase
     #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     pub(crate) by: ExplainRowKind,
-    /// Maximum number of rows, except with --by part
+    /// Maximum number of rows, except with --by role and part
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
     pub(crate) top: usize,
 }

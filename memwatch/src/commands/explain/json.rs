@@ -2,6 +2,7 @@
 
 use std::io;
 
+use memwatch_core::features::balance::BalanceView;
 use memwatch_core::kernel_driver::trust::{LedgerTrust, Reason};
 use memwatch_core::snapshot::{
     Explained, ExplainedHost, ExplainedUse, GpuView, LeftBehindView, ProcessView, RefusedView, Snapshot,
@@ -9,6 +10,7 @@ use memwatch_core::snapshot::{
 use memwatch_core::words::{GpuUuid, Tgid, json};
 use serde::Serialize;
 
+use super::balance::{Balances, ProcessBalance};
 use crate::render::json::{ReportOrigin, write_report};
 
 #[derive(Serialize)]
@@ -36,6 +38,9 @@ struct ExplainProcess<'a> {
     ended_ns: Option<u64>,
     kernel_driver: Option<&'a str>,
     gpus: Vec<ExplainUse<'a>>,
+    /// With `--by role`: a sheet for each GPU, whose rows add up to its `used_bytes`.
+    balance: Option<&'a [BalanceView]>,
+    without_names: Option<&'a str>,
     host: Option<ExplainedHost>,
     imported: Option<u64>,
     left_behind: Option<&'a LeftBehindView>,
@@ -58,8 +63,13 @@ struct ExplainUse<'a> {
 ///
 /// # Errors
 /// The error of `out`.
-pub(super) fn write(out: &mut impl io::Write, snapshot: &Snapshot, origin: ReportOrigin) -> io::Result<()> {
-    let processes = snapshot.processes.iter().map(process).collect();
+pub(super) fn write(
+    out: &mut impl io::Write,
+    (snapshot, balances): (&Snapshot, Option<&Balances>),
+    origin: ReportOrigin,
+) -> io::Result<()> {
+    let of = |view| balances.and_then(|all: &Balances| all.get(&key(view)));
+    let processes = snapshot.processes.iter().map(|view| process(view, of(view))).collect();
     let report = ExplainReport { gpus: snapshot.gpus.iter().map(gpu).collect(), processes };
     write_report(out, "memwatch.explain/1", report, snapshot, origin)
 }
@@ -73,7 +83,11 @@ fn gpu(gpu: &GpuView) -> ExplainGpu<'_> {
     }
 }
 
-fn process(process: &ProcessView) -> ExplainProcess<'_> {
+const fn key(process: &ProcessView) -> (Tgid, u64) {
+    (process.tgid, process.observed_since_ns)
+}
+
+fn process<'a>(process: &'a ProcessView, balance: Option<&'a ProcessBalance>) -> ExplainProcess<'a> {
     let explained: Option<&Explained> = process.explained.as_deref();
     ExplainProcess {
         tgid: process.tgid,
@@ -82,6 +96,8 @@ fn process(process: &ProcessView) -> ExplainProcess<'_> {
         ended_ns: process.ended_ns,
         kernel_driver: explained.and_then(|explained| explained.version.as_deref()),
         gpus: explained.iter().flat_map(|explained| &explained.gpus).map(used).collect(),
+        balance: balance.map(|own| &own.sheets[..]),
+        without_names: balance.and_then(|own| own.without_names.as_deref()),
         host: explained.map(|explained| explained.host),
         imported: explained.map(|explained| explained.imported),
         left_behind: process.left_behind.as_deref(),

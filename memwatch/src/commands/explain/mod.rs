@@ -1,13 +1,16 @@
 //! `memwatch explain`: explains all used memory of a process by its requests to the kernel driver.
 
 pub(crate) mod args;
+mod balance;
 pub(crate) mod json;
 mod text;
 mod words;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
+use memwatch_core::features::checks;
 use memwatch_core::kernel_driver::trust::LedgerTrust;
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 use tokio::time::{Instant, timeout_at};
@@ -16,12 +19,14 @@ use crate::commands::places::args::WhereRowKind;
 use crate::commands::{holdings, places};
 use crate::exit::{Exit, ExitFailure};
 use crate::options::{CommonArgs, TargetArgs};
+use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::sources::procfs::ProcReader;
 use crate::watch::evidence::{Evidence, Rhythm};
 use crate::watch::one_shot::{TIMEOUT, TakenAt};
 use crate::watch::subject::{Filter, filtered, found_any};
 use args::{Explain, ExplainRowKind};
+use balance::Balances;
 
 /// Interval for polling whether the data is complete.
 const LOOK: Duration = Duration::from_millis(200);
@@ -32,7 +37,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// The processes cannot be traced, or none exists.
 pub(crate) async fn run(args: &Explain, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let rows_of_code = match args.by {
-        ExplainRowKind::Part => return by_part(args, common).await,
+        ExplainRowKind::Role | ExplainRowKind::Part => return of_all_used(args, common).await,
         ExplainRowKind::Name => return holdings::run(&args.by_name(), common).await,
         ExplainRowKind::Line => WhereRowKind::Line,
         ExplainRowKind::Module => WhereRowKind::Module,
@@ -41,7 +46,7 @@ pub(crate) async fn run(args: &Explain, common: &CommonArgs) -> Result<Exit, Exi
     places::run(&args.by_code(rows_of_code), common).await
 }
 
-async fn by_part(args: &Explain, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+async fn of_all_used(args: &Explain, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let selected = &args.subject.selected;
     let targets = TargetArgs::of(selected);
     let mut evidence = Evidence::of_moment(&args.subject.past, &targets, common).await?;
@@ -59,7 +64,14 @@ async fn by_part(args: &Explain, common: &CommonArgs) -> Result<Exit, ExitFailur
     if !evidence.is_recorded() {
         learn_resident(&mut snapshot);
     }
-    write(&snapshot, &evidence.taken_at(), common)?;
+    let balances = match (args.by, evidence.recorded_state()) {
+        (ExplainRowKind::Role, Some(state)) => Some(balance::of_recording(&snapshot, state)),
+        (ExplainRowKind::Role, None) => Some(balance::of_running(&snapshot, common).await),
+        _ => None,
+    };
+    let sheets = balances.iter().flat_map(BTreeMap::values).flat_map(|own| &own.sheets);
+    contradictions::report(&sheets.filter_map(checks::of_balance).collect::<Vec<_>>());
+    write((&snapshot, balances.as_ref()), &evidence.taken_at(), common)?;
     match &evidence.idle_targets()[..] {
         [idle, ..] => Err(ExitFailure::new(Exit::NoTarget, idle)),
         [] => found_any(&snapshot, &filter),
@@ -86,11 +98,11 @@ fn is_judged(snapshot: &Snapshot) -> bool {
     snapshot.processes.iter().any(|process| process.explained.is_some()) && snapshot.processes.iter().all(is_judged)
 }
 
-fn write(snapshot: &Snapshot, taken_at: &TakenAt, common: &CommonArgs) -> Result<(), ExitFailure> {
+fn write(shown: (&Snapshot, Option<&Balances>), taken_at: &TakenAt, common: &CommonArgs) -> Result<(), ExitFailure> {
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        json::write(&mut out, snapshot, taken_at.origin())
+        json::write(&mut out, shown, taken_at.origin())
     } else {
-        text::write(&mut out, snapshot, &taken_at.clock, &style(common, false))
+        text::write(&mut out, shown, &taken_at.clock, &style(common, false))
     })
 }

@@ -5,6 +5,7 @@ use std::io;
 use memwatch_core::kernel_driver::decode::Lies;
 use memwatch_core::snapshot::{Explained, ExplainedUse, GpuView, ProcessView, RefusedView, Snapshot};
 
+use super::balance::{self, Balances, ProcessBalance};
 use super::words;
 use crate::render::Tone;
 use crate::render::explained::{called, refused};
@@ -25,26 +26,29 @@ const COLUMNS: [(&str, Align); 6] = [
     ("SURE", Align::Left),
 ];
 
-/// Writes the purposes of each process's used memory.
+/// Writes the purposes of each process's used memory: by part, or by role with `balances`.
 ///
 /// # Errors
 /// The error of `out`.
 pub(super) fn write(
     out: &mut impl io::Write,
-    snapshot: &Snapshot,
+    (snapshot, balances): (&Snapshot, Option<&Balances>),
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
     let mut page = TextPage { text: String::new(), options: *options };
     let plain = |text: &str| Sentence::new(Tone::Plain, text);
+    let balance_of =
+        |process: &ProcessView| balances.and_then(|all| all.get(&(process.tgid, process.observed_since_ns)));
     let explained = snapshot.processes.iter().filter_map(|process| Some((process, process.explained.as_deref()?)));
     for (process, explained) in explained {
-        write_process(&mut page, (snapshot, clock), process, explained);
+        write_process(&mut page, (snapshot, clock), (process, balance_of(process)), explained);
     }
     for process in snapshot.processes.iter().filter(|process| process.explained.is_none()) {
         page.line(&Sentence::new(Tone::Heading, format!("PID {}  {}", process.tgid.0, printable(&process.command))));
-        for sentence in words::unseen(snapshot, process) {
-            page.line(&plain(&sentence));
+        match balance_of(process).filter(|own| !own.sheets.is_empty()) {
+            Some(own) => balance::write(&mut page, own, snapshot, process),
+            None => words::unseen(snapshot, process).iter().for_each(|sentence| page.line(&plain(sentence))),
         }
         write_left_behind(&mut page, snapshot, process);
     }
@@ -62,7 +66,7 @@ pub(super) fn write(
 fn write_process(
     page: &mut TextPage,
     (snapshot, clock): (&Snapshot, &WallClock),
-    process: &ProcessView,
+    (process, own): (&ProcessView, Option<&ProcessBalance>),
     explained: &Explained,
 ) {
     let ended =
@@ -70,7 +74,10 @@ fn write_process(
     let heading = format!("PID {}  {}{}", process.tgid.0, printable(&process.command), ended.unwrap_or_default());
     page.line(&Sentence::new(Tone::Heading, heading));
     write_left_behind(page, snapshot, process);
-    for own in &explained.gpus {
+    if let Some(own) = own {
+        balance::write(page, own, snapshot, process);
+    }
+    for own in explained.gpus.iter().filter(|_| own.is_none()) {
         let place = own.uuid.as_ref().and_then(|uuid| snapshot.gpus.iter().find(|gpu| gpu.uuid == *uuid));
         write_use(page, (process, explained), own, &place.map_or_else(|| UNKNOWN.to_owned(), sentences::place));
     }

@@ -12,6 +12,9 @@ use crate::render::sentences;
 /// Minimum size of a part that gets advice, in bytes.
 const WORTH_ADVICE_BYTES: u64 = 32 << 20;
 
+/// Sentence on a process without any request to the kernel driver.
+pub(super) const UNSEEN: &str = "no request to the kernel driver was seen";
+
 /// Returns the name of a confidence level.
 pub(super) const fn sure(sure: Sure) -> &'static str {
     match sure {
@@ -53,7 +56,6 @@ pub(super) fn sum(own: &ExplainedUse) -> Option<String> {
 /// Describes a process without any request to the kernel driver, with a sentence for each GPU: the
 /// process makes none, or its library's requests cannot be probed.
 pub(super) fn unseen(snapshot: &Snapshot, process: &ProcessView) -> Vec<String> {
-    const UNSEEN: &str = "no request to the kernel driver was seen";
     let charged = process.gpus.iter().filter_map(|own| Some((own.uuid.as_ref(), own.used_bytes?)));
     let sentence = |(uuid, used): (Option<&GpuUuid>, u64)| {
         format!("GPU {}  used {}: {UNSEEN}", sentences::gpu_number(snapshot, uuid), bytes(used))

@@ -1,7 +1,7 @@
 //! `memwatch stats`: shows the `memory_stats()` of PyTorch and JAX from outside the process.
 
 pub(crate) mod args;
-mod read_only;
+pub(crate) mod read_only;
 mod reset_peaks;
 pub(crate) mod text;
 

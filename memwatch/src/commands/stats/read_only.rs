@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const BETWEEN_TRIES: Duration = Duration::from_millis(2);
 
 /// Reads the processes and their children once; `None` if a session has to watch them.
-pub(super) async fn snapshot(selected: &Selected, common: &CommonArgs) -> Option<Snapshot> {
+pub(crate) async fn snapshot(selected: &Selected, common: &CommonArgs) -> Option<Snapshot> {
     let named: BTreeSet<u32> = tgids_to_read(selected, common).await.ok()?.into_iter().map(|tgid| tgid.0).collect();
     let mut processes = ProcReader::new("/proc");
     let children = processes.descendants(&named);

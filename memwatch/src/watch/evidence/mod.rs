@@ -7,6 +7,7 @@ pub(crate) mod period;
 
 use std::time::Duration;
 
+use memwatch_core::state::State;
 use memwatch_core::state::tensors::TensorLog;
 use memwatch_core::words::Tgid;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout, timeout_at};
@@ -18,6 +19,7 @@ use crate::options::{CommonArgs, Past, Selected, TargetArgs};
 use crate::sources::clock;
 use crate::watch::one_shot::TakenAt;
 use crate::watch::recorded;
+use crate::watch::replay::ReplayedRecording;
 use crate::watch::session::{Session, SessionOptions, has_reading};
 use crate::watch::subject::session_options;
 use agent::{AgentWatch, agent_to_ask};
@@ -41,7 +43,7 @@ pub(crate) enum Evidence {
 /// State of the selected processes at the end of a recorded period.
 pub(crate) struct RecordedEnd {
     seen: TimedSnapshot,
-    host: String,
+    replay: ReplayedRecording,
 }
 
 impl Evidence {
@@ -65,7 +67,7 @@ impl Evidence {
         let replay = recorded::play(recording, |_| {})?;
         let snapshot = recorded::chosen(&replay, &recording.path, selected)?;
         let seen = TimedSnapshot { snapshot, boottime_to_unix_ns: replay.boottime_to_unix_ns, contradictions: 0 };
-        Ok(Self::Recording(Box::new(RecordedEnd { seen, host: replay.front.host })))
+        Ok(Self::Recording(Box::new(RecordedEnd { seen, replay })))
     }
 
     /// Connects to the agent if one runs and no option needs a session of this program; otherwise
@@ -213,13 +215,21 @@ impl Evidence {
     pub(crate) fn taken_at(&self) -> TakenAt {
         match self {
             Self::Live(_) | Self::Agent(_) => TakenAt::here(),
-            Self::Recording(end) => TakenAt::recorded(&end.host, end.seen.boottime_to_unix_ns),
+            Self::Recording(end) => TakenAt::of(&end.replay),
         }
     }
 
     /// Whether this is the state of the past, which no later snapshot changes.
     pub(crate) const fn is_recorded(&self) -> bool {
         matches!(self, Self::Recording(_))
+    }
+
+    /// Returns the state at the end of a recording; `None` of the present.
+    pub(crate) const fn recorded_state(&self) -> Option<&State> {
+        match self {
+            Self::Recording(end) => Some(&end.replay.pipeline.state),
+            Self::Live(_) | Self::Agent(_) => None,
+        }
     }
 
     /// Returns a sentence for each target that has not used a GPU yet.

@@ -1,0 +1,185 @@
+//! `memwatch explain --by role`: the balance sheet of each process and GPU.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use memwatch_core::features::balance::{AllocatorSum, BalanceInput, BalanceView, Role, RoleView, balance};
+use memwatch_core::features::holdings::known_holdings;
+use memwatch_core::features::holdings::view::HoldingGrouping;
+use memwatch_core::input::holdings::Holding;
+use memwatch_core::snapshot::{ProcessView, Snapshot};
+use memwatch_core::state::State;
+use memwatch_core::words::{GpuUuid, Ordinal, Tgid};
+
+use super::words;
+use crate::commands::stats::read_only;
+use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME};
+use crate::options::{CommonArgs, Selected};
+use crate::render::Tone;
+use crate::render::explained::name_of;
+use crate::render::format::{bytes, count, known, percent, printable, signed_bytes};
+use crate::render::sentences::{self, Sentence};
+use crate::render::text::TextPage;
+use crate::render::text::grid::{Align, TextGrid};
+
+const COLUMNS: [(&str, Align); 5] = [
+    ("BYTES", Align::Right),
+    ("%", Align::Right),
+    ("BLOCKS", Align::Right),
+    ("ROLE", Align::Left),
+    ("LARGEST", Align::Left),
+];
+
+/// Balance sheets of one process.
+pub(super) struct ProcessBalance {
+    pub(super) sheets: Vec<BalanceView>,
+    /// Reason why blocks have no names; `None` if they were read.
+    pub(super) without_names: Option<String>,
+}
+
+/// What was read of the framework's allocators of a process.
+#[derive(Default)]
+struct ReadBlocks {
+    process: Option<ProcessView>,
+    rows: Vec<Holding>,
+    without_names: Option<String>,
+}
+
+/// Balance sheets by process; the key has the start of the observation, since numbers are reused.
+pub(super) type Balances = BTreeMap<(Tgid, u64), ProcessBalance>;
+
+/// Returns the balance sheets of running processes. Reads the names of their tensors first, and the
+/// allocators' counters and the charge last, at one moment.
+pub(super) async fn of_running(snapshot: &Snapshot, common: &CommonArgs) -> Balances {
+    let mut balances = Balances::new();
+    for process in snapshot.processes.iter().filter(|process| process.ended_ns.is_none()) {
+        let read = if process.gpus.is_empty() { ReadBlocks::default() } else { read(process.tgid, common).await };
+        let rows: Vec<&Holding> = read.rows.iter().collect();
+        let counted = read.process.as_ref().unwrap_or(process);
+        let sheets = sheets(process, counted, &rows);
+        balances.insert(
+            (process.tgid, process.observed_since_ns),
+            ProcessBalance { sheets, without_names: read.without_names },
+        );
+    }
+    balances
+}
+
+/// Returns the balance sheets at the end of a recording, with the names of its last readings.
+pub(super) fn of_recording(snapshot: &Snapshot, state: &State) -> Balances {
+    let known = known_holdings(state, HoldingGrouping::Class, usize::MAX);
+    let of = |process: &ProcessView| {
+        let own = known
+            .iter()
+            .find(|known| (known.tgid, known.observed_since_ns) == (process.tgid, process.observed_since_ns));
+        let rows = own.map(|own| &own.rows[..]).unwrap_or_default();
+        let without_names = own.is_none().then(|| "the recording has none".to_owned());
+        let balance = ProcessBalance { sheets: sheets(process, process, rows), without_names };
+        ((process.tgid, process.observed_since_ns), balance)
+    };
+    snapshot.processes.iter().map(of).collect()
+}
+
+async fn read(tgid: Tgid, common: &CommonArgs) -> ReadBlocks {
+    let holdings = match HoldingsReader::open(tgid.0, NAMES_TIME) {
+        Ok(Some(mut reader)) => reader.read_patiently().map(|(holdings, _)| holdings),
+        Ok(None) => return ReadBlocks::default(),
+        Err(error) => Err(error),
+    };
+    // Counters and charge are read last, so that both are of one moment.
+    let counted = read_only::snapshot(&Selected::of(&[tgid]), common).await;
+    let process = counted.and_then(|counted| counted.processes.into_iter().find(|process| process.tgid == tgid));
+    match holdings {
+        Ok(holdings) => ReadBlocks { process, without_names: holdings.without_names, rows: holdings.rows },
+        Err(error) => ReadBlocks { process, rows: Vec::new(), without_names: Some(error.to_string()) },
+    }
+}
+
+/// Returns a sheet for each GPU of a process. `counted` has its allocators' counters and, from the
+/// same moment, its charges.
+fn sheets(process: &ProcessView, counted: &ProcessView, rows: &[&Holding]) -> Vec<BalanceView> {
+    let allocators = || counted.tensors.iter().flat_map(|tensors| &tensors.allocators);
+    let uuids: BTreeSet<Option<&GpuUuid>> = process.gpus.iter().map(|gpu| gpu.uuid.as_ref()).collect();
+    let sheet = |uuid: Option<&GpuUuid>| {
+        let own = || allocators().filter(|allocator| allocator.uuid.as_ref() == uuid);
+        let ordinals: BTreeSet<i32> = own().map(|allocator| allocator.device).collect();
+        let sum = own().filter_map(|allocator| allocator.allocated_bytes.zip(allocator.reserved_bytes));
+        let sum = sum.fold(None, |sum: Option<AllocatorSum>, (allocated, reserved)| {
+            let sum = sum.unwrap_or_default();
+            Some(AllocatorSum {
+                allocated_bytes: sum.allocated_bytes.saturating_add(allocated),
+                reserved_bytes: sum.reserved_bytes.saturating_add(reserved),
+            })
+        });
+        let blocks: Vec<&Holding> = rows.iter().copied().filter(|row| has(&ordinals, row.ordinal)).collect();
+        let charge = counted.gpus.iter().find(|gpu| gpu.uuid.as_ref() == uuid).and_then(|gpu| gpu.used_bytes);
+        balance(&BalanceInput {
+            tgid: process.tgid,
+            uuid,
+            used_bytes: charge,
+            allocator: sum,
+            blocks: &blocks,
+            explained: process.explained_on(uuid),
+        })
+    };
+    uuids.into_iter().map(sheet).filter(|sheet| !sheet.roles.is_empty()).collect()
+}
+
+fn has(ordinals: &BTreeSet<i32>, ordinal: Ordinal) -> bool {
+    ordinals.contains(&ordinal.0)
+}
+
+/// Writes the balance sheets of a process.
+pub(super) fn write(page: &mut TextPage, own: &ProcessBalance, snapshot: &Snapshot, process: &ProcessView) {
+    for sheet in &own.sheets {
+        let number = sentences::gpu_number(snapshot, sheet.uuid.as_ref());
+        let used = known(sheet.used_bytes, bytes);
+        page.line(&Sentence::new(Tone::Plain, format!("GPU {number}  used {used}")));
+        let mut grid = TextGrid::new(&COLUMNS);
+        let whole = sheet.used_bytes.unwrap_or_else(|| sheet.roles.iter().filter_map(positive).sum());
+        for row in &sheet.roles {
+            let amount = positive(row).map_or_else(|| signed_bytes(row.bytes), bytes);
+            let share = positive(row).map_or_else(String::new, |bytes| percent(bytes, whole));
+            let what = what(row, own.without_names.as_deref());
+            grid.push(vec![amount, share, row.count.map(count).unwrap_or_default(), name(row), what]);
+        }
+        page.grid(&grid);
+        if let Some(why) = not_apart(sheet, process) {
+            page.line(&Sentence::new(Tone::Faint, why));
+        }
+    }
+}
+
+fn positive(row: &RoleView) -> Option<u64> {
+    u64::try_from(row.bytes).ok()
+}
+
+fn name(row: &RoleView) -> String {
+    row.part.map_or_else(|| row.role.label().to_owned(), |part| name_of(part, row.owner.as_deref()))
+}
+
+/// Returns the largest group of a row's blocks, or where its bytes are told apart.
+fn what(row: &RoleView, without_names: Option<&str>) -> String {
+    match (row.role, without_names) {
+        (Role::Cached, _) => "memwatch fragment shows where it lies".to_owned(),
+        (Role::NotRead, Some(why)) => why.to_owned(),
+        _ => {
+            let parts = row.dtype.iter().chain(&row.largest);
+            parts.map(|part| printable(part).into_owned()).collect::<Vec<_>>().join(", ")
+        }
+    }
+}
+
+/// Returns why a remainder is one row.
+fn not_apart(sheet: &BalanceView, process: &ProcessView) -> Option<String> {
+    let rest = sheet.roles.iter().find(|row| matches!(row.role, Role::ContextAndLibraries | Role::NotAttributed))?;
+    let label = rest.role.label();
+    if !process.from_start {
+        return Some(format!(
+            "{label}: one row, because memwatch came after the start; memwatch run, or an agent that runs before it, tells its parts apart"
+        ));
+    }
+    let explained = process.explained.as_ref();
+    let own = explained.and_then(|explained| explained.gpus.iter().find(|own| own.uuid == sheet.uuid));
+    let doubt = own.and_then(|own| words::doubt(own, true, explained?.version.as_deref()));
+    Some(format!("{label}: one row; {}", doubt.unwrap_or_else(|| words::UNSEEN.to_owned())))
+}
