@@ -12,6 +12,10 @@ const POINTS: usize = 128;
 /// Minimum number of points for a trend.
 const FEWEST: usize = 10;
 
+/// Maximum time, in nanoseconds, between the last use of memory and the exit of a program that frees
+/// it because it ends.
+const LONGEST_END_NS: u64 = 5_000_000_000;
+
 /// A number over time that keeps the minimum, or the maximum, of the observations merged into a
 /// point.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,10 +135,14 @@ impl TrendSeries {
         Self { points, ..self.clone() }
     }
 
-    /// Returns the trend of a program that has ended, without a last point at which it freed memory
-    /// at exit.
+    /// Returns the trend of a program that has ended, without the points of its end: those of the last
+    /// seconds at which nothing was left, and one before them at which memory was being freed. A
+    /// program that dies of an exception frees its memory some time before it exits.
     pub fn trend_of_ended(&self) -> Option<Trend> {
-        match &self.points[..] {
+        let end_ns = self.points.last()?.time_ns;
+        let used = self.points.iter().rposition(|point| point.bytes > 0);
+        let used = used.filter(|last| end_ns.saturating_sub(self.points[*last].time_ns) <= LONGEST_END_NS);
+        match used.map_or(&self.points[..], |last| &self.points[..=last]) {
             [all @ .., before, last] if last.bytes < before.bytes => trend_of(&self.points[..=all.len()]),
             all => trend_of(all),
         }
@@ -286,6 +294,10 @@ mod tests {
         let ended = series((0..30).map(|second| 100 * second).chain([0]));
         let trend = ended.trend_of_ended().expect("it is long enough");
         assert_eq!((trend.points, trend.last_bytes, trend.late_least_bytes), (30, 2_900, 1_500));
+        let failed = series((0..30).map(|second| 100 * second).chain([700, 0, 0]));
+        assert_eq!(failed.trend_of_ended(), ended.trend_of_ended());
+        let went_on = series((0..30).map(|second| 100 * second).chain([0; 10]));
+        assert_eq!(went_on.trend_of_ended(), went_on.trend());
         let rests = series((0..30).map(|second| 100 * second));
         assert_eq!(rests.trend_of_ended(), rests.trend());
     }
