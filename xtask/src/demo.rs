@@ -9,11 +9,12 @@ use crate::interrupt;
 use crate::repo::{BuildProfile, Repo};
 use crate::setup;
 use crate::setup::Package;
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 const TORCH: &str = "2.15.0";
@@ -29,9 +30,15 @@ const POLL: Duration = Duration::from_millis(50);
 pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     let duration = args.duration("--duration")?;
     args.finish()?;
-    let memwatch = binary::build(repo, BuildProfile::Release)?;
+    setup::tools(repo)?;
     let driver = integration::build_simulator(repo, Prologue::Push)?;
-    let training = training_command(repo, &driver);
+    // PyTorch arrives over the network while the processors compile.
+    let (memwatch, training) = thread::scope(|scope| {
+        let training = scope.spawn(|| training_command(repo, &driver));
+        (binary::build(repo, BuildProfile::Demo), training.join())
+    });
+    let memwatch = memwatch?;
+    let training = training.map_err(|_| anyhow!("the set-up of PyTorch panicked"))?;
     interrupt::watch()?;
     let mut job = Job::start(repo, &driver, training)?;
     if !job.wait_for_driver()? {
@@ -90,7 +97,7 @@ impl Job {
     /// input.
     fn feed_small_program(&mut self) {
         let Some(mut input) = self.program.pipes().0 else { return };
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             let mut stated = writeln!(input, "device 0\nalloc resident {}", 2_u64 << 30);
             for step in 1_u64.. {
                 if stated.is_err() {
@@ -98,7 +105,7 @@ impl Job {
                 }
                 let batch_bytes = (64 + 32 * (step % 8)) << 20;
                 stated = writeln!(input, "alloc batch {batch_bytes}\nsleep 300\nfree batch");
-                std::thread::sleep(Duration::from_millis(300));
+                thread::sleep(Duration::from_millis(300));
             }
         });
     }
@@ -117,7 +124,7 @@ impl Job {
             if start.elapsed() > START_LIMIT {
                 bail!("the job has not loaded libcuda after {} s:\n{}", START_LIMIT.as_secs(), self.last_words());
             }
-            std::thread::sleep(POLL);
+            thread::sleep(POLL);
         }
         Ok(true)
     }
@@ -170,7 +177,7 @@ fn watch(memwatch: &Path, driver: &Path, job: &mut Job, duration: Option<Duratio
             watcher.interrupt(GRACE)?;
             return Ok(());
         }
-        std::thread::sleep(POLL);
+        thread::sleep(POLL);
     }
 }
 

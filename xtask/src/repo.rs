@@ -62,6 +62,8 @@ pub(crate) enum BuildProfile {
     Release,
     /// Optimised, without optimisation across crates: for the integration tests.
     Tested,
+    /// Hardly optimised: for the first look at the program.
+    Demo,
 }
 
 impl BuildProfile {
@@ -69,7 +71,7 @@ impl BuildProfile {
     pub(crate) fn folder(self) -> &'static str {
         match self {
             Self::Debug => "debug",
-            Self::Release | Self::Tested => self.name(),
+            Self::Release | Self::Tested | Self::Demo => self.name(),
         }
     }
 
@@ -79,6 +81,7 @@ impl BuildProfile {
             Self::Debug => "dev",
             Self::Release => "release",
             Self::Tested => "tested",
+            Self::Demo => "demo",
         }
     }
 }
