@@ -16,6 +16,9 @@ pub use self::framework::Framework;
 /// A word from memwatch's own tables; owned if it was received over a socket.
 pub type Name = Cow<'static, str>;
 
+/// Status of a driver call that found no memory: `CUDA_ERROR_OUT_OF_MEMORY` in cuda.h.
+pub const OUT_OF_MEMORY: i32 = 2;
+
 /// Name of a driver function in the probe table.
 pub type Symbol = &'static str;
 

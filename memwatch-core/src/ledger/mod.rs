@@ -40,7 +40,7 @@ use memwatch_common::meaning::{LinearKind, PoolRole};
 use serde::{Deserialize, Serialize};
 
 use crate::decode::{Action, Call, Location};
-use crate::words::{CallSpan, Ordinal, Symbol, Tid, by_name};
+use crate::words::{CallSpan, OUT_OF_MEMORY, Ordinal, Symbol, Tid, by_name};
 
 use activity::{Activity, CallRate};
 use addresses::LiveAddresses;
@@ -51,7 +51,7 @@ use grants::Allocation;
 use graph::{CudaGraphs, NodeGrant, StreamKey};
 use pool::StreamPools;
 pub use reading::{DriverSegment, SegmentLocation};
-use refusals::{FrameworkReading, OUT_OF_MEMORY, OpenRequest, RETRY_NS};
+use refusals::{FrameworkReading, OpenRequest, RETRY_NS};
 use tenants::Tenants;
 use totals::{AllocationKind, DeviceRef, Totals};
 use virtual_memory::{HandleRelease, MulticastPart, Physical, VirtualMemory};

@@ -5,10 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::Tid;
+use crate::words::{OUT_OF_MEMORY, Tid};
 
-/// `CUDA_ERROR_OUT_OF_MEMORY` (cuda.h).
-pub const OUT_OF_MEMORY: i32 = 2;
 /// `CUDA_ERROR_UNKNOWN` (cuda.h), the largest status. A libcuda that is not NVIDIA's may return any
 /// number.
 const UNKNOWN: i32 = 999;

@@ -8,13 +8,12 @@ use memwatch_common::probes::PROBES;
 use memwatch_common::record::{CallRecord, RecordKind, RingRecord};
 
 use crate::input::Input;
+pub(crate) use crate::words::OUT_OF_MEMORY;
 
 /// Process and thread of a call that sets no other.
 pub(crate) const TGID: u32 = 100;
 pub(crate) const TID: u32 = 101;
 
-/// `CUresult` of an allocation that failed for lack of memory.
-pub(crate) const OUT_OF_MEMORY: i32 = 2;
 /// `CUresult` of a call with a bad argument.
 pub(crate) const INVALID_VALUE: i32 = 1;
 

@@ -6,16 +6,13 @@ use std::path::Path;
 use memwatch_core::snapshot::{
     AllocatorView, BuffersView, PoolView, ProcessGpuView, ProcessView, Snapshot, TensorsView,
 };
-use memwatch_core::words::Framework;
+use memwatch_core::words::{Framework, OUT_OF_MEMORY};
 
 use super::failures::attempts;
 use super::format::{bytes, count, duration, plural, printable};
 use super::places;
 use super::sentences::{self, MANAGED};
 use super::wall_clock::WallClock;
-
-/// `CUDA_ERROR_OUT_OF_MEMORY`.
-const OUT_OF_MEMORY: i32 = 2;
 
 /// Renders the summary of a session as several lines of text, with the command to run next.
 pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock, recording: Option<&Path>) -> String {

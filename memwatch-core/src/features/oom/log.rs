@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::requests::RefusedRequests;
 use super::view::OomView;
-use super::{DEATH_NS, ONE_NS, OUT_OF_MEMORY};
+use super::{DEATH_NS, ONE_NS};
 use crate::attribution::workload::WorkloadKey;
 use crate::kernel_driver::process_ledger::REFUSED_KEPT;
 use crate::snapshot::{RefusedView, Snapshot};
-use crate::words::{Tgid, Tid};
+use crate::words::{OUT_OF_MEMORY, Tgid, Tid};
 
 /// Maximum number of failures. The owner with most failures loses its oldest one, so that one owner
 /// cannot displace the failures of all others.

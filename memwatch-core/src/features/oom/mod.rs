@@ -23,15 +23,13 @@ use crate::snapshot::build::places::whose;
 use crate::snapshot::{RefusedView, Snapshot};
 use crate::state::State;
 use crate::state::event::{Detector, Event};
-use crate::words::{Framework, Tgid, Tid};
+use crate::words::{Framework, OUT_OF_MEMORY, Tgid, Tid};
 
 /// Failures of one process within this time are one failure, in nanoseconds: programs retry.
 const ONE_NS: u64 = 1_000_000_000;
 /// A process that exits within this time after a failure died of it, in nanoseconds: meanwhile
 /// Python prints a traceback and closes its libraries.
 const DEATH_NS: u64 = 10_000_000_000;
-/// `CUDA_ERROR_OUT_OF_MEMORY` in cuda.h.
-const OUT_OF_MEMORY: i32 = 2;
 
 impl Detector for OomLog {
     #[inline]

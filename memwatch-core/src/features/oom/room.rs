@@ -1,9 +1,8 @@
 //! Headroom at the time of a failed allocation, from the state kept with the failure.
 
-use super::OUT_OF_MEMORY;
 use super::view::OomView;
 use crate::snapshot::{GpuView, ProcessView};
-use crate::words::Framework;
+use crate::words::{Framework, OUT_OF_MEMORY};
 
 /// Maximum time from a driver call to the allocator failure that it causes, in nanoseconds.
 const SHORTLY_NS: u64 = 1_000_000_000;

@@ -6,13 +6,11 @@ use crate::allocators::threads::{Attribution, Phase};
 use crate::attribution::process::Process;
 use crate::decode::{Call, TensorChange, TensorEvent};
 use crate::features::samples::ProcessLifetime;
-use crate::words::Ordinal;
+use crate::words::{OUT_OF_MEMORY, Ordinal};
 
 /// Maximum numbers of events and spans; the oldest are dropped.
 const KEPT_EVENTS: usize = 1 << 12;
 const KEPT_SPANS: usize = 1 << 15;
-/// `CUDA_ERROR_OUT_OF_MEMORY` in cuda.h.
-const OUT_OF_MEMORY: i32 = 2;
 
 /// A recorded event.
 #[derive(Clone, Debug)]

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use memwatch_core::input::NvmlState;
 use memwatch_core::kernel_driver::labels::MemoryPurpose;
 use memwatch_core::snapshot::{FrameworkSums, PREEXISTING, Snapshot, WorkloadGpuView, WorkloadView};
-use memwatch_core::words::{GpuUuid, sum_of_known};
+use memwatch_core::words::{GpuUuid, OUT_OF_MEMORY, sum_of_known};
 
 use super::gpus::Gpus;
 use super::label::label_value;
@@ -27,7 +27,7 @@ const GONE_KEPT_NS: u64 = 300_000_000_000;
 const OTHER: &str = "other";
 
 /// Label of the driver's out-of-memory error.
-const OUT_OF_MEMORY: &str = "out_of_memory";
+const OOM_LABEL: &str = "out_of_memory";
 
 /// Kinds in the snapshot, and their labels.
 const KINDS: [(&str, &str); 7] = [
@@ -44,7 +44,7 @@ const KINDS: [(&str, &str); 7] = [
 /// labelled `other`.
 const ERRORS: [(i32, &str); 14] = [
     (1, "invalid_value"),
-    (2, OUT_OF_MEMORY),
+    (OUT_OF_MEMORY, OOM_LABEL),
     (3, "not_initialized"),
     (4, "deinitialized"),
     (100, "no_device"),
@@ -251,7 +251,7 @@ impl WorkloadRow {
             *row.part_bytes.entry(part_label(name)).or_default() += bytes;
         }
         // The series exists from the start, so that the first failure is an increase.
-        row.counts.insert((CounterQuantity::Failures, OUT_OF_MEMORY), 0);
+        row.counts.insert((CounterQuantity::Failures, OOM_LABEL), 0);
         row.counts.insert((CounterQuantity::Ooms, ""), gpu.ooms);
         row.counts.insert((CounterQuantity::Retries, ""), gpu.retries);
         let failures = gpu.refusals.iter();

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 use memwatch_core::snapshot::{FailureView, ProcessView, RefusalView};
+use memwatch_core::words::OUT_OF_MEMORY;
 
 use super::TableInput;
 use crate::backends::error_words;
@@ -14,9 +15,6 @@ use crate::render::sentences;
 use crate::render::tui::grid::{GridCell, GridColumn, GridRow, ScreenGrid};
 use crate::render::tui::size::size;
 use crate::render::tui::state::RowKey;
-
-/// `CUDA_ERROR_OUT_OF_MEMORY`, the `CUresult` of an allocation that found no memory.
-const OUT_OF_MEMORY: i32 = 2;
 
 struct Happened {
     time_ns: u64,
