@@ -19,9 +19,11 @@ use crate::table::MarkdownTable;
 use crate::test_output::run_tests;
 use crate::tidy;
 use anyhow::{Context as _, Result, bail};
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -50,6 +52,7 @@ struct SuiteStep {
 /// All steps, in order. A part given on the command line runs all steps with its name, and the
 /// set-up steps, which have none.
 const STEPS: &[SuiteStep] = &[
+    SuiteStep { name: "disk space", part: WHOLE, run: |session| disk_space(session.repo) },
     SuiteStep { name: "tools", part: "", run: |session| setup::tools(session.repo) },
     SuiteStep { name: "system packages", part: INTEGRATION, run: system_packages },
     SuiteStep { name: "PyTorch and readers, in the background", part: INTEGRATION, run: start_downloads },
@@ -100,6 +103,10 @@ const WITH_PROBES: &[&str] =
     &["sources::kernel::attach::tests::", "sources::python::tests::kernel::", "frameworks::probes::tests::"];
 /// Environment variable that makes these tests skip.
 const BESIDE_VARIABLE: &str = "MEMWATCH_TESTS_BESIDE";
+/// Free space in bytes that a first full run takes below the checkout and in the home directory,
+/// with the wheels of all frameworks; and that a later one needs.
+const FIRST_RUN_BYTES: u64 = 32 << 30;
+const LATER_RUN_BYTES: u64 = 8 << 30;
 /// Nice value of the parallel parts. They keep a tenth of a CPU, so that they stay within their
 /// time limits.
 const GIVE_WAY: libc::c_int = 10;
@@ -209,6 +216,31 @@ fn unit_tests_with_probes(session: &mut SuiteRun<'_>) -> Result<()> {
     let mut cargo = pinned(session.repo, "cargo");
     cargo.args(["test", "--package", "memwatch", "--bin", "memwatch", "--", "--test-threads=1"]).args(WITH_PROBES);
     run_tests(&mut cargo, &mut session.closing_lines)
+}
+
+/// # Errors
+/// Less space is free than a run needs: a compiler that finds none says so after half an hour.
+fn disk_space(repo: &Repo) -> Result<()> {
+    let needed = if repo.made("torch").exists() { LATER_RUN_BYTES } else { FIRST_RUN_BYTES };
+    let free = free_bytes(repo.root())?;
+    if free < needed {
+        let [free, needed] = [free, needed].map(|bytes| bytes >> 30);
+        bail!("{} has {free} GiB of free space and a full run needs {needed}", repo.root().display());
+    }
+    Ok(())
+}
+
+/// Returns the free space of the file system that holds this directory, in bytes.
+fn free_bytes(directory: &Path) -> Result<u64> {
+    let path = CString::new(directory.as_os_str().as_bytes())?;
+    // SAFETY: an all-zero statvfs is valid, and is overwritten.
+    let mut space: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: both pointers are to live locals.
+    if unsafe { libc::statvfs(path.as_ptr(), &raw mut space) } != 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(error).with_context(|| format!("cannot see the free space of {}", directory.display()));
+    }
+    Ok(space.f_bavail.saturating_mul(space.f_frsize))
 }
 
 /// Installs all packages at once, before another step uses the package manager. Tests that need
