@@ -111,19 +111,23 @@ fn explain_gives_local_memory_per_thread_and_requested_bytes_per_object() {
     assert_eq!((of(3 * MIB), of(4096)), ((MIB, 4 * MIB), (2 * MIB - 4096, 2 * MIB)), "{own:#}");
 }
 
-/// Asserts that the roles of a process's memory add up to NVML's charge, and no part outside of
-/// PyTorch is missing.
-fn assert_balanced((gpu, agent): (&SimulatedGpu, &TestAgent), tgid: u32, explained: &Value) {
-    let answer = agent.ask(gpu, ROOT, &["--json", "explain", "--pid", &tgid.to_string()]);
-    let report: Value = serde_json::from_str(&answer.stdout).unwrap_or_else(|error| panic!("{error}: {answer:#?}"));
-    let sheet = &report["data"]["processes"][0]["balance"][0];
-    let rows = sheet["roles"].as_array().unwrap_or_else(|| panic!("{report:#}"));
+/// Asserts that the roles of a process's memory add up to NVML's charge, with every part outside of
+/// PyTorch.
+fn assert_balanced((gpu, agent): (&SimulatedGpu, &TestAgent), tgid: u32) {
+    let process = until("the process is explained", || {
+        let answer = agent.ask(gpu, ROOT, &["--json", "explain", "--pid", &tgid.to_string()]);
+        let report: Value = serde_json::from_str(&answer.stdout).ok()?;
+        let process = report["data"]["processes"][0].clone();
+        is_settled(&process["gpus"][0]).then_some(process)
+    });
+    let (explained, sheet) = (&process["gpus"][0], &process["balance"][0]);
+    let rows = sheet["roles"].as_array().unwrap_or_else(|| panic!("{process:#}"));
     let bytes = |row: &Value| row["bytes"].as_i64().expect("bytes");
-    assert_eq!(sheet["used_bytes"], explained["used_bytes"], "{sheet:#}");
-    assert_eq!(Some(rows.iter().map(bytes).sum()), sheet["used_bytes"].as_i64(), "{sheet:#}");
+    assert_eq!(sheet["used_bytes"], explained["used_bytes"], "{process:#}");
+    assert_eq!(Some(rows.iter().map(bytes).sum()), sheet["used_bytes"].as_i64(), "{process:#}");
     let parts = rows.iter().filter(|row| row["part"] == "context").map(bytes).sum::<i64>();
-    assert_eq!(u64::try_from(parts).ok(), Some(sum(&explained["parts"], Some("context"))), "{sheet:#}");
-    assert!(rows.iter().all(|row| row["role"] != "changed" && bytes(row) > 0), "{sheet:#}");
+    assert_eq!(u64::try_from(parts).ok(), Some(sum(&explained["parts"], Some("context"))), "{process:#}");
+    assert!(rows.iter().all(|row| row["role"] != "changed" && bytes(row) > 0), "{process:#}");
 }
 
 /// Compares every checkpoint of a job; the job must have at least one.
@@ -132,12 +136,11 @@ fn assert_training_is_explained((gpu, agent): (&SimulatedGpu, &TestAgent), mut j
     while let Some(checkpoint) = job.next_checkpoint() {
         checkpoints += 1;
         let reserved = checkpoint["devices"][0]["memory_reserved"].as_u64().expect("a number");
-        let process = explained(gpu, agent, job.tgid(), is_settled);
+        let granted = |own: &Value| sum(&own["parts"], Some("requested")) + sum(&own["parts"], Some("pool"));
+        let process = explained(gpu, agent, job.tgid(), |own| is_settled(own) && granted(own) >= reserved);
         let own = &process["gpus"][0];
         assert_all_is_explained(own, &format!("{what} {}", checkpoint["label"]));
-        let granted = sum(&own["parts"], Some("requested")) + sum(&own["parts"], Some("pool"));
-        assert!(granted >= reserved, "{what}: {granted} for {reserved}: {own:#}");
-        assert_balanced((gpu, agent), job.tgid(), own);
+        assert_balanced((gpu, agent), job.tgid());
         job.go_on();
     }
     assert!(checkpoints > 0, "{what}");

@@ -104,16 +104,16 @@ fn a_recording_says_to_the_byte_what_its_recorder_stated() {
 fn a_recording_has_the_title_that_a_worker_gave_itself() {
     let gpu = SimulatedGpu::new(PrologueShape::Cmp);
     let mut job = gpu.workload();
-    job.run(&["device 0", "alloc a 3145728"]);
+    job.run(&["device 0"]);
     let recorder = recorder(&gpu, &job, &[]);
     recorder.until(&gpu, |report| report.process(job.tgid()).is_some_and(|process| process.0["comm"] != "Worker_TP0"));
-    job.run(&["title Worker_TP0"]);
+    job.run(&["title Worker_TP0", "alloc a 3145728"]);
     let is_named = |report: &ReportLine| {
         let process = report.process(job.tgid());
         process.is_some_and(|process| process.0["comm"] == "Worker_TP0" && process.0["command"] == "Worker_TP0")
     };
-    let report = recorder.until(&gpu, is_named);
-    assert_eq!((live_bytes(&report, job.tgid()), report.is_complete()), (Some(3 * MIB), true));
+    let report = recorder.until(&gpu, |report| is_named(report) && live_bytes(report, job.tgid()) == Some(3 * MIB));
+    assert!(report.is_complete(), "{report:#?}");
     recorder.interrupt();
 }
 

@@ -116,7 +116,7 @@ pub struct RoleView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BalanceView {
     /// The process.
-    #[serde(rename = "pid")]
+    #[serde(skip)]
     pub tgid: Tgid,
     /// The GPU; `None` if unknown.
     pub uuid: Option<GpuUuid>,

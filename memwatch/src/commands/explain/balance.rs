@@ -16,7 +16,7 @@ use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME};
 use crate::options::{CommonArgs, Selected};
 use crate::render::Tone;
 use crate::render::explained::name_of;
-use crate::render::format::{bytes, count, known, percent, printable, signed_bytes};
+use crate::render::format::{bytes, count, percent, printable, signed_bytes};
 use crate::render::sentences::{self, Sentence};
 use crate::render::text::TextPage;
 use crate::render::text::grid::{Align, TextGrid};
@@ -132,8 +132,11 @@ fn has(ordinals: &BTreeSet<i32>, ordinal: Ordinal) -> bool {
 pub(super) fn write(page: &mut TextPage, own: &ProcessBalance, snapshot: &Snapshot, process: &ProcessView) {
     for sheet in &own.sheets {
         let number = sentences::gpu_number(snapshot, sheet.uuid.as_ref());
-        let used = known(sheet.used_bytes, bytes);
-        page.line(&Sentence::new(Tone::Plain, format!("GPU {number}  used {used}")));
+        let used = sheet.used_bytes.map_or_else(
+            || "NVML does not say what it uses".to_owned(),
+            |used| format!("used {} by NVML, the sum of these rows", bytes(used)),
+        );
+        page.line(&Sentence::new(Tone::Plain, format!("GPU {number}  {used}")));
         let mut grid = TextGrid::new(&COLUMNS);
         let whole = sheet.used_bytes.unwrap_or_else(|| sheet.roles.iter().filter_map(positive).sum());
         for row in &sheet.roles {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use memwatch_core::features::checks;
 use memwatch_core::kernel_driver::trust::LedgerTrust;
-use memwatch_core::snapshot::{ProcessView, Snapshot};
+use memwatch_core::snapshot::{ExplainedUse, ProcessView, Snapshot};
 use tokio::time::{Instant, timeout_at};
 
 use crate::commands::places::args::WhereRowKind;
@@ -53,7 +53,7 @@ async fn of_all_used(args: &Explain, common: &CommonArgs) -> Result<Exit, ExitFa
     let deadline = Instant::now() + args.duration.unwrap_or(TIMEOUT);
     let mut seen = evidence.settled(deadline).await?;
     let mut rhythm = Rhythm::new(LOOK);
-    while !evidence.is_recorded() && (args.duration.is_some() || !is_judged(&seen.snapshot)) {
+    while !evidence.is_recorded() && (args.duration.is_some() || !is_judged(&seen.snapshot, args.by)) {
         match timeout_at(deadline, evidence.next(&mut rhythm)).await {
             Ok(next) => seen = next?,
             Err(_) => break,
@@ -89,13 +89,23 @@ fn learn_resident(snapshot: &mut Snapshot) {
     }
 }
 
-/// Whether it is decided, for every process that NVML charges, if its explanation is trusted.
-fn is_judged(snapshot: &Snapshot) -> bool {
-    let is_judged = |process: &ProcessView| {
-        let Some(explained) = &process.explained else { return process.gpus.is_empty() };
-        explained.gpus.iter().all(|own| own.trust != LedgerTrust::Settling)
+/// Whether it is decided, for every process that NVML charges, if its explanation is trusted. A
+/// balance sheet waits for no process that started before the watch, whose remainder is one row, and
+/// otherwise until NVML's number and the parts are of one moment.
+fn is_judged(snapshot: &Snapshot, by: ExplainRowKind) -> bool {
+    let is_sheet = by == ExplainRowKind::Role;
+    let is_decided = |own: &ExplainedUse| match own.trust {
+        LedgerTrust::Settling => false,
+        LedgerTrust::Trusted => !is_sheet || own.since_reading_bytes() == Some(0),
+        LedgerTrust::Unknown | LedgerTrust::Refused(_) => true,
     };
-    snapshot.processes.iter().any(|process| process.explained.is_some()) && snapshot.processes.iter().all(is_judged)
+    let is_judged = |process: &ProcessView| match &process.explained {
+        _ if is_sheet && !process.from_start => true,
+        Some(explained) => explained.gpus.iter().all(is_decided),
+        None => process.gpus.is_empty(),
+    };
+    let has_any = |process: &ProcessView| process.explained.is_some() || (is_sheet && !process.from_start);
+    snapshot.processes.iter().any(has_any) && snapshot.processes.iter().all(is_judged)
 }
 
 fn write(shown: (&Snapshot, Option<&Balances>), taken_at: &TakenAt, common: &CommonArgs) -> Result<(), ExitFailure> {
