@@ -3,6 +3,7 @@
 pub(crate) mod command;
 pub(crate) mod filter;
 pub(crate) mod journal;
+pub(crate) mod kv_caches;
 pub(crate) mod looks;
 pub(crate) mod one_shot;
 pub(crate) mod past;

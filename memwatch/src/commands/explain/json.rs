@@ -2,6 +2,7 @@
 
 use std::io;
 
+use memwatch_core::input::kv_cache::{KvCache, KvCacheDoubt};
 use memwatch_core::kernel_driver::trust::{LedgerTrust, Reason};
 use memwatch_core::snapshot::{
     Explained, ExplainedHost, ExplainedUse, GpuView, LeftBehindView, ProcessView, RefusedView, Snapshot,
@@ -9,12 +10,15 @@ use memwatch_core::snapshot::{
 use memwatch_core::words::{GpuUuid, Tgid, json};
 use serde::Serialize;
 
+use crate::render::causes::Worded;
 use crate::render::json::{ReportOrigin, write_report};
+use crate::watch::kv_caches::KvCaches;
 
 #[derive(Serialize)]
 struct ExplainReport<'a> {
     gpus: Vec<ExplainGpu<'a>>,
     processes: Vec<ExplainProcess<'a>>,
+    causes: Vec<Worded>,
 }
 
 /// A GPU. `uncharged_bytes` are in use and charged to no process.
@@ -41,6 +45,9 @@ struct ExplainProcess<'a> {
     left_behind: Option<&'a LeftBehindView>,
     refused_requests: Option<u64>,
     last_refused: &'a [RefusedView],
+    /// `null` if the process serves no requests, or if the pool is not known.
+    kv_cache: Option<&'a KvCache>,
+    kv_cache_unknown: Option<KvCacheDoubt>,
 }
 
 /// `trust` is `trusted`, `settling`, `unknown` or `refused`, with `reason`. If `trusted`,
@@ -58,9 +65,14 @@ struct ExplainUse<'a> {
 ///
 /// # Errors
 /// The error of `out`.
-pub(super) fn write(out: &mut impl io::Write, snapshot: &Snapshot, origin: ReportOrigin) -> io::Result<()> {
-    let processes = snapshot.processes.iter().map(process).collect();
-    let report = ExplainReport { gpus: snapshot.gpus.iter().map(gpu).collect(), processes };
+pub(super) fn write(
+    out: &mut impl io::Write,
+    (snapshot, kv_caches): (&Snapshot, &KvCaches),
+    origin: ReportOrigin,
+) -> io::Result<()> {
+    let processes = snapshot.processes.iter().map(|view| process(view, kv_caches)).collect();
+    let causes = kv_caches.causes().iter().map(Worded::of).collect();
+    let report = ExplainReport { gpus: snapshot.gpus.iter().map(gpu).collect(), processes, causes };
     write_report(out, "memwatch.explain/1", report, snapshot, origin)
 }
 
@@ -73,7 +85,8 @@ fn gpu(gpu: &GpuView) -> ExplainGpu<'_> {
     }
 }
 
-fn process(process: &ProcessView) -> ExplainProcess<'_> {
+fn process<'a>(process: &'a ProcessView, kv_caches: &'a KvCaches) -> ExplainProcess<'a> {
+    let kv_cache = kv_caches.of(process.tgid);
     let explained: Option<&Explained> = process.explained.as_deref();
     ExplainProcess {
         tgid: process.tgid,
@@ -87,6 +100,8 @@ fn process(process: &ProcessView) -> ExplainProcess<'_> {
         left_behind: process.left_behind.as_deref(),
         refused_requests: explained.map(|explained| explained.refused_count),
         last_refused: explained.map_or(&[], |explained| &explained.refused),
+        kv_cache: kv_cache.and_then(|read| read.as_ref().ok()),
+        kv_cache_unknown: kv_cache.and_then(|read| read.as_ref().err().copied()),
     }
 }
 

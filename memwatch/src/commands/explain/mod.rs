@@ -19,6 +19,7 @@ use crate::frameworks::watch::TensorRequest;
 use crate::options::{CommonArgs, TargetArgs};
 use crate::render::output::{style, unless_closed};
 use crate::sources::procfs::ProcReader;
+use crate::watch::kv_caches::KvCaches;
 use crate::watch::one_shot::{TIMEOUT, TakenAt, recorded_snapshot};
 use crate::watch::past::{Needs, RecordedPeriod};
 use crate::watch::source::{ReportSource, Rhythm};
@@ -47,7 +48,7 @@ async fn by_part(args: &Explain, common: &CommonArgs) -> Result<Exit, ExitFailur
     let selected = &args.subject.selected;
     if let Some(recording) = RecordedPeriod::named(&args.subject.past, Needs::Calls, common).await? {
         let (snapshot, taken_at) = recorded_snapshot(&recording, selected, |_| {})?;
-        return write(&snapshot, &taken_at, common).map(|()| Exit::Ok);
+        return write((&snapshot, &KvCaches::default()), &taken_at, common).map(|()| Exit::Ok);
     }
     let targets = TargetArgs::of(selected);
     let options = session_options(&targets, TensorRequest::default(), common);
@@ -64,7 +65,7 @@ async fn by_part(args: &Explain, common: &CommonArgs) -> Result<Exit, ExitFailur
     let filter = Filter::new(&targets);
     let mut snapshot = filtered(seen.snapshot, &filter)?;
     learn_resident(&mut snapshot);
-    write(&snapshot, &TakenAt::here(), common)?;
+    write((&snapshot, &KvCaches::read(&snapshot)), &TakenAt::here(), common)?;
     match &source.idle_targets()[..] {
         [idle, ..] => Err(ExitFailure::new(Exit::NoTarget, idle)),
         [] => found_any(&snapshot, &filter),
@@ -91,11 +92,11 @@ fn is_judged(snapshot: &Snapshot) -> bool {
     snapshot.processes.iter().any(|process| process.explained.is_some()) && snapshot.processes.iter().all(is_judged)
 }
 
-fn write(snapshot: &Snapshot, taken_at: &TakenAt, common: &CommonArgs) -> Result<(), ExitFailure> {
+fn write(report: (&Snapshot, &KvCaches), taken_at: &TakenAt, common: &CommonArgs) -> Result<(), ExitFailure> {
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        json::write(&mut out, snapshot, taken_at.origin())
+        json::write(&mut out, report, taken_at.origin())
     } else {
-        text::write(&mut out, snapshot, &taken_at.clock, &style(common, false))
+        text::write(&mut out, report, &taken_at.clock, &style(common, false))
     })
 }
