@@ -5,6 +5,7 @@ use std::iter::repeat;
 
 use memwatch_core::input::holdings::HoldingClass;
 use memwatch_core::words::Ordinal;
+use memwatch_inspect::engines::{EngineMemory, EngineReader, SearchBreadth};
 use memwatch_inspect::holdings::{AllocatedBlock, Blocks, InspectOptions, read};
 use memwatch_inspect::memory::MemoryAccess;
 use memwatch_inspect::python::layout::{CpythonLayout, PythonVersion, of_version};
@@ -131,4 +132,10 @@ pub fn run(data: &[u8]) {
         assert!(row.name.is_some() || row.other_names.is_empty(), "{row:?}");
     }
     assert_eq!(read(&image, Some(&layout), &blocks, &options), holdings, "the same memory holds the same");
+    let process = EngineMemory { memory: &image, layout: &layout, libraries: &[] };
+    let found = EngineReader::find(process, SearchBreadth::All);
+    if let Ok(Some(reader)) = found {
+        let pool = reader.fill(process).expect("it was readable a moment ago");
+        assert_eq!(pool.used_blocks.checked_add(pool.free_blocks), Some(pool.blocks));
+    }
 }

@@ -4,6 +4,7 @@ pub mod allocator_state;
 pub mod arenas;
 mod coverage;
 pub mod holdings;
+pub mod kv_cache;
 mod level;
 pub mod rm;
 mod visibility;

@@ -7,8 +7,10 @@
 //! ```text
 //! Memory ▶ pass (each piece once) ▶ pytorch (the caching allocators' state) ▶ Books
 //!                                 └▶ python (objects, frames, paths) ▶ holdings (names) ▶ Holdings
+//!                                                                    └▶ engines (KV cache) ▶ KvCache
 //! ```
 
+pub mod engines;
 pub mod holdings;
 pub mod memory;
 pub mod pass;

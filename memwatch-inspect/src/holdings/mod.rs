@@ -15,6 +15,7 @@ mod modules;
 mod named;
 mod pathed;
 mod rtti;
+pub(crate) mod shapes;
 mod survey;
 mod tensors;
 mod workspaces;

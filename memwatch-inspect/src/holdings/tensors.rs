@@ -60,7 +60,7 @@ pub(super) struct TensorLayout {
 
 /// Positions of a tensor's fields, in words.
 #[derive(Clone, Copy, Debug)]
-struct TensorPlaces {
+pub(super) struct TensorPlaces {
     /// Position in a Python tensor of its C++ object.
     object: usize,
     storage: usize,
@@ -75,7 +75,7 @@ impl TensorPlaces {
     const NONE: Self = Self { object: 2, storage: 0, meta: None, dimensions: 0, count: 0 };
 
     /// Finds the positions from these Python tensors. Also returns the words of their C++ objects.
-    fn find<M: MemoryAccess>(
+    pub(super) fn find<M: MemoryAccess>(
         memory: &M,
         classes: &CppClasses<'_, M>,
         objects: &[u64],
@@ -95,6 +95,37 @@ impl TensorPlaces {
         let meta = place_of(CppKind::Meta);
         let (dimensions, count) = shape_places(&rows)?;
         Some((Self { object, storage, meta, dimensions, count }, rows))
+    }
+
+    /// Returns the shape of a Python tensor; `None` for anything else, or if its number of elements
+    /// is not the product of its sizes.
+    pub(super) fn shape<M: MemoryAccess>(
+        &self,
+        memory: &M,
+        classes: &CppClasses<'_, M>,
+        object: u64,
+    ) -> Option<Vec<u64>> {
+        let address = memory.u64(object.checked_add(8 * self.object as u64)?)?;
+        if classes.kind(address)? != CppKind::Tensor {
+            return None;
+        }
+        let row = memory.words(address, TENSOR_WORDS)?;
+        let shape = self.sizes(memory, &row)?;
+        let elements = shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size))?;
+        (elements == row[self.count]).then_some(shape)
+    }
+
+    /// Returns the sizes from the words of a tensor.
+    fn sizes(&self, memory: &impl MemoryAccess, row: &[u64]) -> Option<Vec<u64>> {
+        let dimensions = row[self.dimensions];
+        let count = usize::try_from(dimensions).ok()?;
+        if dimensions <= INLINE_SIZES {
+            Some(row[self.dimensions + 1..][..count].to_vec())
+        } else if dimensions <= MOST_DIMENSIONS {
+            memory.words(row[self.dimensions + 1], count)
+        } else {
+            None
+        }
     }
 }
 
@@ -172,15 +203,7 @@ impl TensorLayout {
             return None;
         }
         let fields = memory.words(storage, STORAGE_WORDS)?;
-        let dimensions = row[places.dimensions];
-        let sizes = usize::try_from(dimensions).ok()?;
-        let shape = if dimensions <= INLINE_SIZES {
-            row[places.dimensions + 1..][..sizes].to_vec()
-        } else if dimensions <= MOST_DIMENSIONS {
-            memory.words(row[places.dimensions + 1], sizes)?
-        } else {
-            return None;
-        };
+        let shape = places.sizes(memory, &row)?;
         Some(CppTensor {
             address,
             data: fields[self.data],

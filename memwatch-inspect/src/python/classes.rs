@@ -14,9 +14,12 @@ const TYPE_ITEM_SIZE: u32 = 40;
 const TYPE_MEMBERS: u32 = 240;
 const TYPE_BASE: u32 = 256;
 const TYPE_MRO: u32 = 344;
-/// Size in bytes of a `PyMemberDef`, and position of its offset (Include/descrobject.h).
+/// Size in bytes of a `PyMemberDef`, and positions of its type and offset (Include/descrobject.h).
 const MEMBER_BYTES: u32 = 40;
+const MEMBER_TYPE: u32 = 8;
 const MEMBER_OFFSET: u32 = 16;
+/// `T_OBJECT_EX` (Include/descrobject.h): the member is a reference, as all Python slots are.
+const IS_REFERENCE: u32 = 16;
 /// Maximum number of members of a class, and of its bases.
 const MOST_MEMBERS: u32 = 512;
 const MOST_BASES: usize = 64;
@@ -256,11 +259,15 @@ pub(super) fn tuple_items(memory: &impl MemoryAccess, tuple: u64) -> Option<u64>
     tuple.checked_add(memory.u64(at(class, TYPE_BASIC_SIZE)?)?)
 }
 
-fn role_by_bases(memory: &impl MemoryAccess, address: u64) -> Option<Role> {
-    let order = memory.u64(at(address, TYPE_MRO)?)?;
+/// Returns a class and all that it inherits from, in the order of `__mro__`.
+pub fn resolution_order(memory: &impl MemoryAccess, class: u64) -> Option<Vec<u64>> {
+    let order = memory.u64(at(class, TYPE_MRO)?)?;
     let count = usize::try_from(memory.u64(at(order, SIZE)?)?).ok()?.min(MOST_BASES);
-    let classes = memory.words(tuple_items(memory, order)?, count)?;
-    classes.into_iter().find_map(|class| {
+    memory.words(tuple_items(memory, order)?, count)
+}
+
+fn role_by_bases(memory: &impl MemoryAccess, address: u64) -> Option<Role> {
+    resolution_order(memory, address)?.into_iter().find_map(|class| {
         let name = memory.terminated(memory.u64(at(class, TYPE_NAME)?)?)?;
         role_of_name(&String::from_utf8_lossy(&name))
     })
@@ -276,6 +283,23 @@ pub fn member_name(memory: &impl MemoryAccess, class: &PythonClass, offset: u32)
             let name = memory.u64(member).filter(|name| *name != 0)?;
             if memory.u64(at(member, MEMBER_OFFSET)?)? == u64::from(offset) {
                 return String::from_utf8(memory.terminated(name)?).ok();
+            }
+        }
+        None
+    })
+}
+
+/// Returns the offset in instances of a class of a Python slot, which holds a reference or 0.
+pub fn slot_offset(memory: &impl MemoryAccess, class: &PythonClass, name: &str) -> Option<u32> {
+    class.chain().take(MOST_BASES).find_map(|class| {
+        let table = memory.u64(at(class.address, TYPE_MEMBERS)?)?;
+        for index in 0..MOST_MEMBERS {
+            let member = at(table, index * MEMBER_BYTES)?;
+            let text = memory.u64(member).filter(|name| *name != 0)?;
+            let is_reference = memory.u32(at(member, MEMBER_TYPE)?)? == IS_REFERENCE;
+            if is_reference && memory.terminated(text)? == name.as_bytes() {
+                let offset = u32::try_from(memory.u64(at(member, MEMBER_OFFSET)?)?).ok()?;
+                return Some(offset).filter(|offset| *offset < class.basic_bytes);
             }
         }
         None

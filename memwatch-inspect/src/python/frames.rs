@@ -57,6 +57,17 @@ impl RunningFrames {
     }
 }
 
+/// Returns the first variable of each frame that threads run, which is `self` in a method; outermost
+/// frame first within each thread.
+pub fn first_variables(memory: &impl MemoryAccess, layout: &CpythonLayout) -> Vec<u64> {
+    let interpreters = memory
+        .u64(layout.walk.interpreters_head)
+        .map(|head| list(memory, head, layout.walk.interpreter_next, MOST_INTERPRETERS));
+    let frames = frames_of(memory, layout, &interpreters.unwrap_or_default());
+    let first = |(frame, _): (u64, u64)| memory.u64(at(frame, layout.walk.frame_local0)?);
+    frames.into_iter().filter_map(first).map(|object| object & layout.walk.pointer_mask).collect()
+}
+
 /// Returns whether a class is that of a loop's iterator.
 fn is_iterator(class: &str) -> bool {
     class.ends_with("iterator") || matches!(class, "enumerate" | "zip" | "map" | "filter" | "reversed")

@@ -3,11 +3,13 @@
 pub mod classes;
 mod collector;
 pub mod edges;
+pub mod fields;
 pub mod frames;
 pub mod heap;
 pub mod layout;
+pub mod modules;
 mod notebook;
-mod numbers;
+pub mod numbers;
 pub mod objects;
 mod path_text;
 pub mod paths;

@@ -4,7 +4,7 @@ use super::layout::{
     Attributes, CpythonLayout, HAS_MANAGED_DICT, KeysLayout, TYPE, TYPE_BASIC_SIZE, TYPE_DICT_OFFSET, TYPE_FLAGS,
     TYPE_NAME,
 };
-use super::text::text;
+use super::text::{is_text, text};
 use crate::memory::{MemoryAccess, at};
 
 /// Maximum number of dict entries. A large program has about 10,000 modules, and a model has fewer
@@ -16,8 +16,8 @@ const HAS_INLINE_VALUES: u64 = 1 << 2;
 const IS_DICT: u64 = 1 << 29;
 
 /// `ma_keys` and `ma_values` of a dict.
-const DICT_KEYS: u32 = 32;
-const DICT_VALUES: u32 = 40;
+pub(super) const DICT_KEYS: u32 = 32;
+pub(super) const DICT_VALUES: u32 = 40;
 
 /// A dict entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,15 @@ pub(super) struct DictTable {
     pub(super) entries: Vec<DictEntry>,
     /// All keys are strings. If not, they may be, too.
     pub(super) has_text_keys: bool,
+}
+
+/// Where an object stores its attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AttributeStore {
+    /// Address of a dict.
+    Dict(u64),
+    /// Address of the first value. The names are in the class.
+    Values(u64),
 }
 
 /// Access to the objects of a process.
@@ -94,27 +103,50 @@ impl<M: MemoryAccess> Objects<'_, M> {
     /// they cannot be read.
     pub fn attributes(&self, object: u64) -> Option<Vec<DictEntry>> {
         let class = self.type_of(object)?;
+        match self.store(object, class)?.0 {
+            AttributeStore::Dict(dict) => self.entries(dict),
+            AttributeStore::Values(start) => {
+                let mut entries = self.shared_keys(class)?;
+                self.put_values(&mut entries, start)?;
+                entries.retain(|entry| entry.key != 0 && entry.value != 0);
+                Some(entries)
+            }
+        }
+    }
+
+    /// Returns where an object of a class stores its attributes, and the word that determines it,
+    /// with its address.
+    pub(super) fn store(&self, object: u64, class: u64) -> Option<(AttributeStore, (u64, u64))> {
         let flags = self.flags(class)?;
         if self.layout.attributes == Attributes::Offset || flags & HAS_MANAGED_DICT == 0 {
             let offset = self.memory.u64(at(class, TYPE_DICT_OFFSET)?)?;
             // A negative offset counts from the end of a variable-size object, which a module is
             // not.
             let offset = u32::try_from(offset).ok().filter(|offset| (1..1 << 16).contains(offset))?;
-            return self.entries(self.memory.u64(at(object, offset)?)?);
+            let place = at(object, offset)?;
+            let dict = self.memory.u64(place)?;
+            return Some((AttributeStore::Dict(dict), (place, dict)));
         }
-        let dict = self.memory.u64(at(object, 0)?.checked_sub(24)?)?;
+        let place = at(object, 0)?.checked_sub(24)?;
+        let dict = self.memory.u64(place)?;
         let values = match self.layout.attributes {
-            Attributes::Tagged if dict & 1 == 1 => Some(dict.wrapping_add(1)),
-            _ if dict != 0 => None,
-            Attributes::Two => Some(self.memory.u64(at(object, 0)?.checked_sub(32)?)?),
-            Attributes::Inline if flags & HAS_INLINE_VALUES != 0 => Some(self.inline_values(object, class)?),
+            Attributes::Tagged if dict & 1 == 1 => dict.wrapping_add(1),
+            _ if dict != 0 => return Some((AttributeStore::Dict(dict), (place, dict))),
+            Attributes::Two => {
+                let place = at(object, 0)?.checked_sub(32)?;
+                let values = self.memory.u64(place)?;
+                return Some((AttributeStore::Values(self.values_start(values)?), (place, values)));
+            }
+            Attributes::Inline if flags & HAS_INLINE_VALUES != 0 => self.inline_values(object, class)?,
             _ => return None,
         };
-        let Some(values) = values else { return self.entries(dict) };
-        let mut entries = self.keys(self.memory.u64(at(class, self.layout.cached_keys)?)?)?.entries;
-        self.put_values(&mut entries, self.values_start(values)?)?;
-        entries.retain(|entry| entry.key != 0 && entry.value != 0);
-        Some(entries)
+        Some((AttributeStore::Values(self.values_start(values)?), (place, dict)))
+    }
+
+    /// Returns the names of the attributes that instances of a class may store in values, in the
+    /// order of the values.
+    pub(super) fn shared_keys(&self, class: u64) -> Option<Vec<DictEntry>> {
+        Some(self.keys(self.memory.u64(at(class, self.layout.cached_keys)?)?)?.entries)
     }
 
     /// Reads the string at an address.
@@ -122,8 +154,13 @@ impl<M: MemoryAccess> Objects<'_, M> {
         text(self.memory, self.layout.text, address)
     }
 
+    /// Returns whether the object at an address is this string.
+    pub fn is_text(&self, address: u64, expected: &str) -> bool {
+        is_text(self.memory, self.layout.text, address, expected)
+    }
+
     fn named(&self, entries: &[DictEntry], name: &str) -> Option<u64> {
-        entries.iter().find(|entry| self.text(entry.key).as_deref() == Some(name)).map(|entry| entry.value)
+        entries.iter().find(|entry| self.is_text(entry.key, name)).map(|entry| entry.value)
     }
 
     fn flags(&self, class: u64) -> Option<u64> {

@@ -34,6 +34,13 @@ pub fn text(memory: &impl MemoryAccess, layout: TextLayout, address: u64) -> Opt
     }
 }
 
+/// Returns whether the string at an address is this ASCII text. Of a longer or shorter string, only
+/// the length is read.
+pub fn is_text(memory: &impl MemoryAccess, layout: TextLayout, address: u64, expected: &str) -> bool {
+    let length = at(address, LENGTH).and_then(|at| memory.u64(at));
+    length == Some(expected.len() as u64) && text(memory, layout, address).as_deref() == Some(expected)
+}
+
 fn letter(unit: u32) -> char {
     char::from_u32(unit).unwrap_or(char::REPLACEMENT_CHARACTER)
 }

@@ -13,6 +13,7 @@ mod pools;
 pub(crate) mod probes;
 pub(crate) mod pytorch;
 mod rmm;
+pub(crate) mod serving;
 mod state_folder;
 mod symbols;
 mod tensorflow;

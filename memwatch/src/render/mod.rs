@@ -15,6 +15,7 @@ pub(crate) mod explained;
 pub(crate) mod failures;
 pub(crate) mod format;
 pub(crate) mod holdings;
+pub(crate) mod kv_cache;
 pub(crate) mod order;
 pub(crate) mod owners;
 pub(crate) mod sentences;

@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use memwatch_inspect::memory::MemoryAccess;
 
 pub(crate) use mapping::MemoryMapping;
+pub(crate) use timed::TimedSpace;
 
 use super::library::open_mapped_file;
 use crate::stranger_file;

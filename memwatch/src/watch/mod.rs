@@ -4,6 +4,7 @@ pub(crate) mod command;
 pub(crate) mod evidence;
 pub(crate) mod filter;
 pub(crate) mod journal;
+pub(crate) mod kv_caches;
 pub(crate) mod one_shot;
 pub(crate) mod priority;
 pub(crate) mod progress;

@@ -46,7 +46,7 @@ const HOUSES: &[(&str, &[&str])] = &[
             "recording",
         ],
     ),
-    ("memwatch-inspect/src", &["memory", "pass", "rtti", "pytorch", "python", "holdings"]),
+    ("memwatch-inspect/src", &["memory", "pass", "rtti", "pytorch", "python", "holdings", "engines"]),
     (
         "memwatch/src",
         &[

@@ -14,6 +14,7 @@ mod moment;
 pub mod paths;
 mod populations;
 mod report;
+mod serving;
 
 pub use self::report::report;
 use serde::Serialize;
@@ -21,6 +22,7 @@ use serde::Serialize;
 use crate::features::leak::view::{CachedView, LeakView};
 use crate::features::oom::view::OomView;
 use crate::input::holdings::{Holding, MemoryAdvice};
+use crate::input::kv_cache::{KvCache, KvCacheFill};
 use crate::words::Tgid;
 
 /// Maximum number of causes.
@@ -100,6 +102,8 @@ pub enum CauseKind {
     Workspaces,
     /// States of several optimizers for the same parameters.
     OldOptimizers,
+    /// Requests of an inference server wait for blocks of its KV cache.
+    KvCacheFull,
 }
 
 /// Confidence of a cause.
@@ -133,6 +137,9 @@ pub struct Cause {
     pub line: Option<String>,
     /// Requested or missing bytes, if an allocation failed.
     pub wanted_bytes: Option<u64>,
+    /// How full the pool is, if the cause is the KV cache of an inference server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_cache: Option<KvCacheFill>,
     /// Confidence of the cause.
     pub confidence: Confidence,
 }
@@ -149,6 +156,7 @@ impl Cause {
             subject: None,
             line: None,
             wanted_bytes: None,
+            kv_cache: None,
             confidence: Confidence::Shown,
         }
     }
@@ -169,13 +177,15 @@ pub struct CauseEvidence<'a> {
     pub advice: &'a [MemoryAdvice],
     /// A failed allocation.
     pub failure: Option<&'a OomView>,
+    /// Pool of KV cache blocks, if the process serves requests.
+    pub kv_cache: Option<&'a KvCache>,
 }
 
 /// A rule: returns the causes that the evidence shows.
 type CauseRule = fn(&CauseEvidence<'_>) -> Vec<Cause>;
 
 /// All rules.
-const RULES: [CauseRule; 18] = [
+const RULES: [CauseRule; 19] = [
     growing::places,
     growing::cache,
     held::graphs,
@@ -194,6 +204,7 @@ const RULES: [CauseRule; 18] = [
     elsewhere::opened,
     limit::own_limit,
     forward::without_backward,
+    serving::kv_cache_full,
 ];
 
 /// Returns the causes that the evidence shows, the one that explains most first; three at most.

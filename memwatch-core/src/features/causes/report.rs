@@ -35,5 +35,6 @@ fn causes_of(process: &Process, leaks: &[LeaksView], ooms: Option<&OomLog>) -> V
         rows: held.filter(|_| failure.is_some()).map_or(&[], |held| &held.rows),
         advice: held.filter(|_| failure.is_some()).map_or(&[], |held| &held.advice),
         failure,
+        kv_cache: None,
     })
 }

@@ -10,6 +10,7 @@ use crate::input::holdings::{AdviceKind, Holding, HoldingClass, MemoryAdvice, Ow
 use crate::words::Ordinal;
 
 mod failed;
+mod serving;
 
 const MIB: u64 = 1 << 20;
 

@@ -232,6 +232,7 @@ mod tests {
             subject: None,
             line: None,
             wanted_bytes: None,
+            kv_cache: None,
             confidence: Confidence::Shown,
         }
     }

@@ -3,20 +3,23 @@
 use std::io;
 
 use memwatch_core::features::balance::BalanceView;
+use memwatch_core::input::kv_cache::{KvCache, KvCacheDoubt};
 use memwatch_core::kernel_driver::trust::{LedgerTrust, Reason};
 use memwatch_core::snapshot::{
-    Explained, ExplainedHost, ExplainedUse, GpuView, LeftBehindView, ProcessView, RefusedView, Snapshot,
+    Explained, ExplainedHost, ExplainedUse, GpuView, LeftBehindView, ProcessView, RefusedView,
 };
 use memwatch_core::words::{GpuUuid, Tgid, json};
 use serde::Serialize;
 
-use super::balance::{Balances, ProcessBalance};
+use super::ExplainShown;
+use crate::render::causes::Worded;
 use crate::render::json::{ReportOrigin, write_report};
 
 #[derive(Serialize)]
 struct ExplainReport<'a> {
     gpus: Vec<ExplainGpu<'a>>,
     processes: Vec<ExplainProcess<'a>>,
+    causes: Vec<Worded>,
 }
 
 /// A GPU. `uncharged_bytes` are in use and charged to no process.
@@ -46,6 +49,9 @@ struct ExplainProcess<'a> {
     left_behind: Option<&'a LeftBehindView>,
     refused_requests: Option<u64>,
     last_refused: &'a [RefusedView],
+    /// `null` if the process serves no requests, or if the pool is not known.
+    kv_cache: Option<&'a KvCache>,
+    kv_cache_unknown: Option<KvCacheDoubt>,
 }
 
 /// `trust` is `trusted`, `settling`, `unknown` or `refused`, with `reason`. If `trusted`,
@@ -63,14 +69,11 @@ struct ExplainUse<'a> {
 ///
 /// # Errors
 /// The error of `out`.
-pub(super) fn write(
-    out: &mut impl io::Write,
-    (snapshot, balances): (&Snapshot, Option<&Balances>),
-    origin: ReportOrigin,
-) -> io::Result<()> {
-    let of = |view| balances.and_then(|all: &Balances| all.get(&key(view)));
-    let processes = snapshot.processes.iter().map(|view| process(view, of(view))).collect();
-    let report = ExplainReport { gpus: snapshot.gpus.iter().map(gpu).collect(), processes };
+pub(super) fn write(out: &mut impl io::Write, shown: ExplainShown<'_>, origin: ReportOrigin) -> io::Result<()> {
+    let ExplainShown { snapshot, kv_caches, .. } = shown;
+    let processes = snapshot.processes.iter().map(|view| process(view, shown)).collect();
+    let causes = kv_caches.causes().iter().map(Worded::of).collect();
+    let report = ExplainReport { gpus: snapshot.gpus.iter().map(gpu).collect(), processes, causes };
     write_report(out, "memwatch.explain/1", report, snapshot, origin)
 }
 
@@ -83,11 +86,8 @@ fn gpu(gpu: &GpuView) -> ExplainGpu<'_> {
     }
 }
 
-const fn key(process: &ProcessView) -> (Tgid, u64) {
-    (process.tgid, process.observed_since_ns)
-}
-
-fn process<'a>(process: &'a ProcessView, balance: Option<&'a ProcessBalance>) -> ExplainProcess<'a> {
+fn process<'a>(process: &'a ProcessView, shown: ExplainShown<'a>) -> ExplainProcess<'a> {
+    let (balance, kv_cache) = (shown.balance_of(process), shown.kv_caches.of(process.tgid));
     let explained: Option<&Explained> = process.explained.as_deref();
     ExplainProcess {
         tgid: process.tgid,
@@ -103,6 +103,8 @@ fn process<'a>(process: &'a ProcessView, balance: Option<&'a ProcessBalance>) ->
         left_behind: process.left_behind.as_deref(),
         refused_requests: explained.map(|explained| explained.refused_count),
         last_refused: explained.map_or(&[], |explained| &explained.refused),
+        kv_cache: kv_cache.and_then(|read| read.as_ref().ok()),
+        kv_cache_unknown: kv_cache.and_then(|read| read.as_ref().err().copied()),
     }
 }
 

@@ -23,10 +23,27 @@ use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::sources::procfs::ProcReader;
 use crate::watch::evidence::{Evidence, Rhythm};
+use crate::watch::kv_caches::KvCaches;
 use crate::watch::one_shot::{TIMEOUT, TakenAt};
 use crate::watch::subject::{Filter, filtered, found_any};
 use args::{Explain, ExplainRowKind};
-use balance::Balances;
+use balance::{Balances, ProcessBalance};
+
+/// What `memwatch explain` shows.
+#[derive(Clone, Copy)]
+struct ExplainShown<'a> {
+    snapshot: &'a Snapshot,
+    /// Balance sheets; `None` with `--by part`.
+    balances: Option<&'a Balances>,
+    kv_caches: &'a KvCaches,
+}
+
+impl<'a> ExplainShown<'a> {
+    /// Returns the balance sheets of a process.
+    fn balance_of(self, process: &ProcessView) -> Option<&'a ProcessBalance> {
+        self.balances?.get(&(process.tgid, process.observed_since_ns))
+    }
+}
 
 /// Interval for polling whether the data is complete.
 const LOOK: Duration = Duration::from_millis(200);
@@ -71,7 +88,9 @@ async fn of_all_used(args: &Explain, common: &CommonArgs) -> Result<Exit, ExitFa
     };
     let sheets = balances.iter().flat_map(BTreeMap::values).flat_map(|own| &own.sheets);
     contradictions::report(&sheets.filter_map(checks::of_balance).collect::<Vec<_>>());
-    write((&snapshot, balances.as_ref()), &evidence.taken_at(), common)?;
+    let kv_caches = if evidence.is_recorded() { KvCaches::default() } else { KvCaches::read(&snapshot) };
+    let shown = ExplainShown { snapshot: &snapshot, balances: balances.as_ref(), kv_caches: &kv_caches };
+    write(shown, &evidence.taken_at(), common)?;
     match &evidence.idle_targets()[..] {
         [idle, ..] => Err(ExitFailure::new(Exit::NoTarget, idle)),
         [] => found_any(&snapshot, &filter),
@@ -108,7 +127,7 @@ fn is_judged(snapshot: &Snapshot, by: ExplainRowKind) -> bool {
     snapshot.processes.iter().any(has_any) && snapshot.processes.iter().all(is_judged)
 }
 
-fn write(shown: (&Snapshot, Option<&Balances>), taken_at: &TakenAt, common: &CommonArgs) -> Result<(), ExitFailure> {
+fn write(shown: ExplainShown<'_>, taken_at: &TakenAt, common: &CommonArgs) -> Result<(), ExitFailure> {
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
         json::write(&mut out, shown, taken_at.origin())

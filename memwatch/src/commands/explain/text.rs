@@ -5,15 +5,19 @@ use std::io;
 use memwatch_core::kernel_driver::decode::Lies;
 use memwatch_core::snapshot::{Explained, ExplainedUse, GpuView, ProcessView, RefusedView, Snapshot};
 
-use super::balance::{self, Balances, ProcessBalance};
+use super::ExplainShown;
+use super::balance::{self, ProcessBalance};
 use super::words;
 use crate::render::Tone;
+use crate::render::causes;
 use crate::render::explained::{called, refused};
 use crate::render::format::{UNKNOWN, bytes, count, known, percent, plural, printable};
+use crate::render::kv_cache;
 use crate::render::sentences::{self, Sentence};
 use crate::render::text::grid::{Align, TextGrid};
 use crate::render::text::{TableOptions, TextPage};
 use crate::render::wall_clock::WallClock;
+use crate::watch::kv_caches::KvCaches;
 
 /// Maximum number of refused requests listed.
 const LISTED: usize = 5;
@@ -26,31 +30,35 @@ const COLUMNS: [(&str, Align); 6] = [
     ("SURE", Align::Left),
 ];
 
-/// Writes the purposes of each process's used memory: by part, or by role with `balances`.
+/// Writes the purposes of each process's used memory: by part, or by role with balance sheets.
 ///
 /// # Errors
 /// The error of `out`.
 pub(super) fn write(
     out: &mut impl io::Write,
-    (snapshot, balances): (&Snapshot, Option<&Balances>),
+    shown: ExplainShown<'_>,
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
     let mut page = TextPage { text: String::new(), options: *options };
     let plain = |text: &str| Sentence::new(Tone::Plain, text);
-    let balance_of =
-        |process: &ProcessView| balances.and_then(|all| all.get(&(process.tgid, process.observed_since_ns)));
+    let ExplainShown { snapshot, kv_caches, .. } = shown;
     let explained = snapshot.processes.iter().filter_map(|process| Some((process, process.explained.as_deref()?)));
     for (process, explained) in explained {
-        write_process(&mut page, (snapshot, clock), (process, balance_of(process)), explained);
+        write_process(&mut page, (snapshot, clock), (process, shown.balance_of(process)), explained);
+        write_kv_cache(&mut page, kv_caches, process);
     }
     for process in snapshot.processes.iter().filter(|process| process.explained.is_none()) {
         page.line(&Sentence::new(Tone::Heading, format!("PID {}  {}", process.tgid.0, printable(&process.command))));
-        match balance_of(process).filter(|own| !own.sheets.is_empty()) {
+        match shown.balance_of(process).filter(|own| !own.sheets.is_empty()) {
             Some(own) => balance::write(&mut page, own, snapshot, process),
             None => words::unseen(snapshot, process).iter().for_each(|sentence| page.line(&plain(sentence))),
         }
+        write_kv_cache(&mut page, kv_caches, process);
         write_left_behind(&mut page, snapshot, process);
+    }
+    for line in &causes::lines(&kv_caches.causes()) {
+        page.line(line);
     }
     if snapshot.processes.is_empty() {
         page.line(&plain("No process with GPU memory."));
@@ -97,6 +105,20 @@ fn write_process(
         page.line(&Sentence::new(Tone::Plain, text));
     }
     write_refused(page, (snapshot, clock), explained);
+}
+
+/// Describes the KV cache of a process. Its bytes are in the parts above already.
+fn write_kv_cache(page: &mut TextPage, kv_caches: &KvCaches, process: &ProcessView) {
+    match kv_caches.of(process.tgid) {
+        Some(Ok(pool)) => {
+            page.line(&Sentence::new(Tone::Plain, kv_cache::pool(pool, process.tgid)));
+            if let Some(requests) = kv_cache::requests(pool) {
+                page.line(&Sentence::new(Tone::Faint, requests));
+            }
+        }
+        Some(Err(why)) => page.line(&Sentence::new(Tone::Plain, kv_cache::unknown(*why))),
+        None => {}
+    }
 }
 
 /// Writes memory that a process left behind after its exit.

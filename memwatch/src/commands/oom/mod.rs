@@ -26,6 +26,7 @@ use crate::options::CommonArgs;
 use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::watch::evidence::past::{Needs, RecordedPeriod};
+use crate::watch::kv_caches::KvCaches;
 use crate::watch::one_shot::{TakenAt, open_named};
 use crate::watch::recorded;
 use crate::watch::session::{Session, SessionOptions};
@@ -49,6 +50,7 @@ struct Collected {
     changes: Vec<ForecastChangeView>,
     failed: Failed,
     taken_at: TakenAt,
+    is_recorded: bool,
 }
 
 /// Traces the processes or reads the recording; reports forecasts, and explains each failure.
@@ -67,12 +69,17 @@ pub(crate) async fn run(args: &Oom, common: &CommonArgs) -> Result<Exit, ExitFai
                     show(change, &snapshot, &taken_at, common)?;
                 }
             }
-            Collected { snapshot, forecasts: pipeline.forecasts(), changes, failed: Failed::of(pipeline), taken_at }
+            let forecasts = pipeline.forecasts();
+            Collected { snapshot, forecasts, changes, failed: Failed::of(pipeline), taken_at, is_recorded: true }
         }
         None => watch(args, common).await?,
     };
     reported.failed.keep(&reported.snapshot);
-    let Collected { snapshot, forecasts, changes, failed, taken_at } = &reported;
+    if !reported.is_recorded {
+        // Requests that wait for the KV cache are no failed allocation, and no event reports them.
+        reported.failed.causes.extend(KvCaches::read(&reported.snapshot).causes());
+    }
+    let Collected { snapshot, forecasts, changes, failed, taken_at, .. } = &reported;
     contradictions::report(&checks::of_failures(&failed.ooms, &failed.causes, snapshot));
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
@@ -127,7 +134,8 @@ async fn watch(args: &Oom, common: &CommonArgs) -> Result<Collected, ExitFailure
     if session.is_anybody_left() {
         forecasts = session.pipeline().forecasts();
     }
-    Ok(Collected { snapshot, forecasts, changes, failed: Failed::of(session.pipeline()), taken_at: TakenAt::here() })
+    let failed = Failed::of(session.pipeline());
+    Ok(Collected { snapshot, forecasts, changes, failed, taken_at: TakenAt::here(), is_recorded: false })
 }
 
 /// Opens a session for the named processes, or for the whole machine. The latter reads PyTorch's

@@ -88,7 +88,7 @@ impl HoldingsReader {
             Err(error) => Err(error.to_string()),
         };
         let options = InspectOptions {
-            libraries: libraries(&space),
+            libraries: class_libraries(&space),
             workspaces: workspaces(&space),
             ..InspectOptions::default()
         };
@@ -315,7 +315,8 @@ fn is_one(mapping: &MemoryMapping, name: &str) -> bool {
     is_library(mapping.path.strip_suffix(b" (deleted)").unwrap_or(&mapping.path), name)
 }
 
-fn libraries(space: &AddressSpace) -> Vec<Range<u64>> {
+/// Returns the address ranges of the libraries that define the classes of PyTorch's objects.
+pub(crate) fn class_libraries(space: &AddressSpace) -> Vec<Range<u64>> {
     let of_classes = space.mappings().iter().filter(|mapping| CLASSES.iter().any(|name| is_one(mapping, name)));
     of_classes.map(|mapping| mapping.start..mapping.end).collect()
 }

@@ -24,7 +24,7 @@ use crate::sources::kernel::site::KernelVersion;
 pub(crate) use allocator_state::{StateReadError, StateReader};
 #[cfg(test)]
 pub(crate) use calls::allocator_points;
-pub(crate) use holdings::{HoldingsReader, NAMES_TIME};
+pub(crate) use holdings::{HoldingsReader, NAMES_TIME, class_libraries};
 pub(crate) use numbers::{RecordPosition, RestingNumbers};
 pub(crate) use price::{events, rates};
 

@@ -30,7 +30,7 @@ struct HoldingsTruth {
 }
 
 /// Returns the installed Pythons with PyTorch.
-fn environments() -> Vec<PathBuf> {
+pub(super) fn environments() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/torch");
     let installed = std::fs::read_dir(&folder).into_iter().flatten().flatten();
     let found: Vec<_> =

@@ -1,10 +1,12 @@
 //! Real interpreters, stopped at places that they print themselves.
 
 mod doubt;
+mod engines;
 mod heap;
 mod holdings;
 mod interpreters;
 mod kernel;
+mod radix;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,162 @@
+//! The pool of KV cache blocks of an inference server, read from the memory of the process that
+//! schedules its requests.
+//!
+//! The pool's bytes are in a few tensors that the framework's allocator has in its totals already.
+//! A reading describes these bytes and adds none.
+
+use serde::Serialize;
+
+use crate::words::Tgid;
+
+/// An inference engine with a pool of KV cache blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ServingEngine {
+    /// vLLM, engine v1.
+    Vllm,
+    /// SGLang.
+    Sglang,
+}
+
+impl ServingEngine {
+    /// Display name.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Vllm => "vLLM",
+            Self::Sglang => "SGLang",
+        }
+    }
+}
+
+/// How full a pool is: a few integers, which are consistent by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct KvCacheFill {
+    /// Blocks that requests can use. vLLM's null block is not among them.
+    pub blocks: u64,
+    /// Blocks in use by requests.
+    pub used_blocks: u64,
+    /// Blocks of no request. They may hold a prefix that a later request can reuse.
+    pub free_blocks: u64,
+    /// Requests that run, and have blocks.
+    #[serde(rename = "running_requests")]
+    pub running: u64,
+    /// Requests that wait to run.
+    #[serde(rename = "waiting_requests")]
+    pub waiting: u64,
+}
+
+impl KvCacheFill {
+    /// Returns whether almost all blocks are in use while requests wait. vLLM 0.11 schedules a
+    /// waiting request as long as its blocks fit, so that some blocks stay free in a full pool.
+    pub const fn is_full(&self) -> bool {
+        /// Minimum part of the blocks in use, in percent.
+        const FULL: u64 = 95;
+        self.waiting > 0 && self.used_blocks.saturating_mul(100) >= self.blocks.saturating_mul(FULL)
+    }
+}
+
+/// Blocks by their content, counted one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct KvCacheContent {
+    /// Blocks in use by more than one request; `None` if the engine does not count users.
+    pub shared_blocks: Option<u64>,
+    /// Free blocks with a prefix that a later request can reuse.
+    pub reusable_blocks: u64,
+    /// Free blocks without one.
+    pub empty_blocks: u64,
+}
+
+/// A request and its blocks. Several requests may share a block.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KvCacheRequest {
+    /// The engine's identifier of the request.
+    pub id: String,
+    /// Number of blocks.
+    pub blocks: u64,
+}
+
+/// A pool of KV cache blocks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KvCache {
+    /// The engine.
+    pub engine: ServingEngine,
+    /// Process that schedules the requests. The pool's tensors may be in its children.
+    #[serde(rename = "scheduler_pid")]
+    pub scheduler: Tgid,
+    /// Bytes of the pool's tensors on this process's GPU; `None` if unknown.
+    pub bytes: Option<u64>,
+    /// Bytes of a block in all layers; `None` if unknown.
+    pub block_bytes: Option<u64>,
+    /// Tokens in a block; `None` if unknown, as in hybrid models, or if groups of layers differ.
+    pub block_tokens: Option<u64>,
+    /// Layers with a KV cache; `None` if unknown.
+    pub layers: Option<u64>,
+    /// Whether the engine sleeps: the pool's tensors keep their addresses, and no memory is behind
+    /// them. `None` if unknown.
+    pub asleep: Option<bool>,
+    /// How full the pool is.
+    #[serde(flatten)]
+    pub fill: KvCacheFill,
+    /// Blocks by content; `None` if they changed while they were read, or could not be read.
+    pub content: Option<KvCacheContent>,
+    /// Reason for a missing `content`.
+    pub content_unknown: Option<KvCacheDoubt>,
+    /// Requests with the most blocks, largest first.
+    pub largest_requests: Vec<KvCacheRequest>,
+}
+
+impl KvCache {
+    /// Returns the bytes of the blocks in use; `None` if the size of a block is unknown.
+    pub fn used_bytes(&self) -> Option<u64> {
+        self.block_bytes.map(|bytes| bytes.saturating_mul(self.fill.used_blocks))
+    }
+}
+
+/// Reason why a pool, or a part of it, is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KvCacheDoubt {
+    /// An attribute is missing, or is an object of an unexpected class: the engine has another
+    /// layout.
+    #[error("its objects have a layout that is not known here: {0}")]
+    Layout(&'static str),
+    /// Numbers contradict each other.
+    #[error("its numbers contradict each other: {0}")]
+    Contradiction(&'static str),
+    /// The engine changed the pool in every attempt.
+    #[error("it changed while it was read")]
+    Changed,
+    /// A limit of bytes or objects was reached.
+    #[error("it is larger than what is read of a process")]
+    TooLarge,
+    /// The time limit was reached.
+    #[error("reading it took too long")]
+    TooSlow,
+    /// No scheduler was found, although the engine is loaded.
+    #[error("the process has loaded the engine and no scheduler of it was found")]
+    NoScheduler,
+}
+
+impl Serialize for KvCacheDoubt {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kv_cache_is_full_if_requests_wait_for_the_last_blocks() {
+        let fill = |used_blocks: u64, waiting: u64| KvCacheFill {
+            blocks: 1915,
+            used_blocks,
+            free_blocks: 1915 - used_blocks,
+            running: 6,
+            waiting,
+        };
+        assert!(fill(1866, 24).is_full(), "97.4 %");
+        assert!(!fill(1866, 0).is_full(), "nothing waits");
+        assert!(!fill(1700, 24).is_full(), "the wait has another reason");
+    }
+}

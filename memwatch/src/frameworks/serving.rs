@@ -1,0 +1,97 @@
+//! Reads the KV cache of an inference server for a process with GPU memory. The scheduler with the
+//! pool's books is that process, or with tensor parallelism its parent. Reads only memory: no probe,
+//! and the processes keep running.
+
+use std::collections::BTreeSet;
+
+use memwatch_core::input::kv_cache::{KvCache, KvCacheDoubt};
+use memwatch_core::words::Tgid;
+use memwatch_inspect::engines::{EngineMemory, EngineReader, PoolBytes, SearchBreadth, pool_bytes};
+use memwatch_inspect::holdings::Blocks;
+use memwatch_inspect::python::layout::CpythonLayout;
+
+use super::pytorch::{NAMES_TIME, StateReader, class_libraries};
+use crate::sources::address_space::{AddressSpace, TimedSpace};
+use crate::sources::procfs::ProcReader;
+use crate::sources::python;
+
+/// Maximum number of children that are searched for a scheduler.
+const MOST_CHILDREN: usize = 64;
+/// Number of attempts to read the allocators' blocks while they are active.
+const TRIES: usize = 3;
+
+/// Returns the KV cache of which this process has the tensors, or which it schedules; `None` if
+/// neither it nor its parent or children run a known engine, or this user may not read them.
+///
+/// # Errors
+/// There is an engine, and its pool is not known.
+pub(crate) fn kv_cache(tgid: u32, processes: &mut ProcReader) -> Result<Option<KvCache>, KvCacheDoubt> {
+    let Some(own) = PythonMemory::open(tgid) else { return Ok(None) };
+    let mut schedulers = vec![(tgid, own.find(SearchBreadth::Frames))];
+    if !matches!(schedulers[0].1, Ok(Some(_))) {
+        let ancestors = processes.facts(tgid, false).map(|facts| facts.ancestors).unwrap_or_default();
+        let parent = ancestors.first().map(|parent| parent.tgid.0);
+        let children = processes.descendants(&BTreeSet::from([tgid]));
+        for relative in parent.into_iter().chain(children.into_iter().take(MOST_CHILDREN)) {
+            let found = PythonMemory::open(relative).map(|memory| memory.find(SearchBreadth::Frames));
+            schedulers.extend(found.map(|found| (relative, found)));
+        }
+    }
+    let in_frames = schedulers.iter().position(|(_, found)| matches!(found, Ok(Some(_))));
+    let (scheduler, found) = match in_frames {
+        Some(index) => schedulers.swap_remove(index),
+        None => (tgid, own.find(SearchBreadth::All)),
+    };
+    let Some(reader) = found? else { return Ok(None) };
+    let bytes = own.pool_bytes();
+    if scheduler == tgid {
+        return own.read(&reader, tgid, bytes).map(Some);
+    }
+    PythonMemory::open(scheduler).map(|memory| memory.read(&reader, scheduler, bytes)).transpose()
+}
+
+/// The memory of a process that runs Python.
+struct PythonMemory {
+    tgid: u32,
+    space: AddressSpace,
+    layout: CpythonLayout,
+}
+
+impl PythonMemory {
+    /// Opens the memory of a process; `None` if it runs no readable Python.
+    fn open(tgid: u32) -> Option<Self> {
+        let space = AddressSpace::open(tgid).ok()?;
+        let layout = python::layout_of(tgid, &space).ok()??;
+        Some(Self { tgid, space, layout })
+    }
+
+    fn find(&self, breadth: SearchBreadth) -> Result<Option<EngineReader>, KvCacheDoubt> {
+        self.with(|process| EngineReader::find(process, breadth))
+    }
+
+    fn read(&self, reader: &EngineReader, tgid: u32, bytes: Option<PoolBytes>) -> Result<KvCache, KvCacheDoubt> {
+        self.with(|process| reader.read(process, Tgid(tgid), bytes))
+    }
+
+    /// Returns the bytes of the pool's tensors that this process has on its GPUs.
+    fn pool_bytes(&self) -> Option<PoolBytes> {
+        let blocks = self.blocks()?;
+        self.with(|process| pool_bytes(process, &blocks))
+    }
+
+    /// Reads the blocks of PyTorch's allocators.
+    fn blocks(&self) -> Option<Blocks> {
+        let mut reader = StateReader::open(self.tgid).ok()??;
+        for _ in 0..TRIES {
+            if let Ok(state) = reader.read() {
+                return Some(Blocks::of_allocator_state(&state));
+            }
+        }
+        reader.read_standing().ok().map(|state| Blocks::of_moving(&state))
+    }
+
+    fn with<T>(&self, read: impl FnOnce(EngineMemory<'_, TimedSpace<'_>>) -> T) -> T {
+        let libraries = class_libraries(&self.space);
+        read(EngineMemory { memory: &self.space.within(NAMES_TIME), layout: &self.layout, libraries: &libraries })
+    }
+}
