@@ -48,6 +48,10 @@ pub enum Role {
     Part,
     /// Older than the attach.
     PreExisting,
+    /// Allocated by driver calls of anything but the framework's allocator.
+    DriverCalls,
+    /// What the driver takes beyond all calls: contexts, code, rounding.
+    ContextAndCode,
     /// Everything outside of the framework's allocator, together.
     ContextAndLibraries,
     /// Everything, because no part is known.
@@ -75,6 +79,8 @@ impl Role {
             Self::Cached => "cached, free",
             Self::Part => "part",
             Self::PreExisting => "pre-existing",
+            Self::DriverCalls => "other driver calls",
+            Self::ContextAndCode => "context, code",
             Self::ContextAndLibraries => "context, code, libraries",
             Self::NotAttributed => "not attributed",
             Self::Changed => "changed between readings",
@@ -85,8 +91,8 @@ impl Role {
     const fn place(self) -> u8 {
         match self {
             Self::Cached => 1,
-            Self::Part => 2,
-            Self::PreExisting | Self::ContextAndLibraries | Self::NotAttributed => 3,
+            Self::Part | Self::DriverCalls => 2,
+            Self::PreExisting | Self::ContextAndCode | Self::ContextAndLibraries | Self::NotAttributed => 3,
             Self::Changed => 4,
             _ => 0,
         }
@@ -147,6 +153,9 @@ pub struct BalanceInput<'a> {
     /// Counters of the framework's allocators, read at the same moment; `None` if it has none that
     /// can be read.
     pub allocator: Option<AllocatorSum>,
+    /// Live bytes of all driver calls, the allocator's included, if every call since the start was
+    /// seen and the counters are as new.
+    pub called_bytes: Option<u64>,
     /// Blocks in use, as last read; empty if they were not read.
     pub blocks: &'a [&'a Holding],
     /// The kernel driver's ledger, if it is trusted.
@@ -160,7 +169,7 @@ pub fn balance(input: &BalanceInput<'_>) -> BalanceView {
     let reserved = input.allocator.map(|sum| i128::from(sum.reserved_bytes));
     match (input.explained, used_bytes) {
         (Some(explained), Some(used)) => rows.extend(ledger_rows(explained, reserved, used)),
-        (_, Some(used)) => rows.extend(remainder(i128::from(used), reserved)),
+        (_, Some(used)) => rows.extend(remainder(i128::from(used), reserved, input.called_bytes)),
         (_, None) => {}
     }
     let changed: i128 = rows.iter().filter(|row| row.role == Role::Changed).map(|row| i128::from(row.bytes)).sum();
@@ -209,15 +218,20 @@ fn ledger_rows(explained: &ExplainedUse, reserved: Option<i128>, used: u64) -> V
     rows
 }
 
-/// Returns what the driver charges beyond the framework's allocator.
-fn remainder(used: i128, reserved: Option<i128>) -> Option<RoleView> {
+/// Returns what the driver charges beyond the framework's allocator: the other calls and the rest if
+/// the calls are known, otherwise one row.
+fn remainder(used: i128, reserved: Option<i128>, called_bytes: Option<u64>) -> Vec<RoleView> {
     let rest = used - reserved.unwrap_or(0);
+    let others = called_bytes.map(|called| i128::from(called) - reserved.unwrap_or(0));
+    if let Some(others) = others.filter(|others| (0..=rest).contains(others)) {
+        return vec![RoleView::of(Role::DriverCalls, others), RoleView::of(Role::ContextAndCode, rest - others)];
+    }
     let role = match reserved {
         None => Role::NotAttributed,
         Some(_) if rest < 0 => Role::Changed,
         Some(_) => Role::ContextAndLibraries,
     };
-    Some(RoleView::of(role, rest))
+    vec![RoleView::of(role, rest)]
 }
 
 impl RoleView {

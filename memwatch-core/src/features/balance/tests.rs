@@ -19,7 +19,15 @@ fn sheet(blocks: &[Holding], allocator: Option<[u64; 2]>, used_mib: Option<u64>)
     };
     let used_bytes = used_mib.map(|mib| mib * MIB);
     let allocator = allocator.map(sum);
-    let input = BalanceInput { tgid: Tgid(7), uuid: None, used_bytes, allocator, blocks: &blocks, explained: None };
+    let input = BalanceInput {
+        tgid: Tgid(7),
+        uuid: None,
+        used_bytes,
+        allocator,
+        called_bytes: None,
+        blocks: &blocks,
+        explained: None,
+    };
     let view = balance(&input);
     let all: i128 = view.roles.iter().map(|row| i128::from(row.bytes)).sum();
     if let Some(used) = view.used_bytes {
@@ -106,6 +114,7 @@ fn trusted_ledger_takes_the_place_of_the_remainder() {
         uuid: None,
         used_bytes: None,
         allocator,
+        called_bytes: None,
         blocks: &blocks,
         explained: Some(&explained),
     };
@@ -127,4 +136,24 @@ fn trusted_ledger_takes_the_place_of_the_remainder() {
     let weights = view.roles.iter().find(|row| row.role == Role::Weights).expect("it has weights");
     assert_eq!((weights.count, weights.largest.as_deref()), (Some(2), Some("layers.*.weight")));
     assert_eq!(weights.dtype.as_deref(), Some("bfloat16"));
+}
+
+#[test]
+fn calls_seen_from_the_start_divide_the_remainder() {
+    let sheet = |called_mib: u64| {
+        let allocator = Some(AllocatorSum { allocated_bytes: 90 * MIB, reserved_bytes: 100 * MIB });
+        let view = balance(&BalanceInput {
+            tgid: Tgid(7),
+            uuid: None,
+            used_bytes: Some(160 * MIB),
+            allocator,
+            called_bytes: Some(called_mib * MIB),
+            blocks: &[],
+            explained: None,
+        });
+        view.roles.iter().map(|row| (row.role, row.bytes >> 20)).skip(2).collect::<Vec<_>>()
+    };
+    assert_eq!(sheet(115), [(Role::DriverCalls, 15), (Role::ContextAndCode, 45)]);
+    assert_eq!(sheet(99), [(Role::ContextAndLibraries, 60)], "the counters are of another moment");
+    assert_eq!(sheet(161), [(Role::ContextAndLibraries, 60)]);
 }

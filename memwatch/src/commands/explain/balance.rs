@@ -111,12 +111,19 @@ fn sheets(process: &ProcessView, counted: &ProcessView, rows: &[&Holding]) -> Ve
             })
         });
         let blocks: Vec<&Holding> = rows.iter().copied().filter(|row| has(&ordinals, row.ordinal)).collect();
+        let gpu = process.gpus.iter().find(|gpu| gpu.uuid.as_ref() == uuid);
+        // Counters that were read apart are of another moment than the calls.
+        let is_one_moment =
+            std::ptr::eq(process, counted) && own().all(|allocator| allocator.is_as_new_as(process.driver_changed_ns));
+        let is_from_start = process.from_start && process.exact && is_one_moment;
+        let called = gpu.filter(|gpu| is_from_start && gpu.preexisting_bytes == Some(0)).map(|gpu| gpu.live_bytes);
         let charge = counted.gpus.iter().find(|gpu| gpu.uuid.as_ref() == uuid).and_then(|gpu| gpu.used_bytes);
         balance(&BalanceInput {
             tgid: process.tgid,
             uuid,
             used_bytes: charge,
             allocator: sum,
+            called_bytes: called,
             blocks: &blocks,
             explained: process.explained_on(uuid),
         })
@@ -132,10 +139,11 @@ fn has(ordinals: &BTreeSet<i32>, ordinal: Ordinal) -> bool {
 pub(super) fn write(page: &mut TextPage, own: &ProcessBalance, snapshot: &Snapshot, process: &ProcessView) {
     for sheet in &own.sheets {
         let number = sentences::gpu_number(snapshot, sheet.uuid.as_ref());
-        let used = sheet.used_bytes.map_or_else(
-            || "NVML does not say what it uses".to_owned(),
-            |used| format!("used {} by NVML, the sum of these rows", bytes(used)),
-        );
+        let used = match (sheet.used_bytes, process.ended_ns) {
+            (Some(used), _) => format!("used {} by NVML, the sum of these rows", bytes(used)),
+            (None, Some(_)) => "what its allocator had last".to_owned(),
+            (None, None) => "NVML does not say what it uses".to_owned(),
+        };
         page.line(&Sentence::new(Tone::Plain, format!("GPU {number}  {used}")));
         let mut grid = TextGrid::new(&COLUMNS);
         let whole = sheet.used_bytes.unwrap_or_else(|| sheet.roles.iter().filter_map(positive).sum());

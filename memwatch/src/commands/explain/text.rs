@@ -49,7 +49,7 @@ pub(super) fn write(
         write_kv_cache(&mut page, kv_caches, process);
     }
     for process in snapshot.processes.iter().filter(|process| process.explained.is_none()) {
-        page.line(&Sentence::new(Tone::Heading, format!("PID {}  {}", process.tgid.0, printable(&process.command))));
+        page.line(&heading(process, snapshot, clock));
         match shown.balance_of(process).filter(|own| !own.sheets.is_empty()) {
             Some(own) => balance::write(&mut page, own, snapshot, process),
             None => words::unseen(snapshot, process).iter().for_each(|sentence| page.line(&plain(sentence))),
@@ -71,16 +71,20 @@ pub(super) fn write(
     out.flush()
 }
 
+fn heading(process: &ProcessView, snapshot: &Snapshot, clock: &WallClock) -> Sentence {
+    let ended =
+        process.ended_ns.map(|ended| format!("  ended at {}: what it had last", clock.moment(ended, snapshot.time_ns)));
+    let text = format!("PID {}  {}{}", process.tgid.0, printable(&process.command), ended.unwrap_or_default());
+    Sentence::new(Tone::Heading, text)
+}
+
 fn write_process(
     page: &mut TextPage,
     (snapshot, clock): (&Snapshot, &WallClock),
     (process, own): (&ProcessView, Option<&ProcessBalance>),
     explained: &Explained,
 ) {
-    let ended =
-        process.ended_ns.map(|ended| format!("  ended at {}: what it had last", clock.moment(ended, snapshot.time_ns)));
-    let heading = format!("PID {}  {}{}", process.tgid.0, printable(&process.command), ended.unwrap_or_default());
-    page.line(&Sentence::new(Tone::Heading, heading));
+    page.line(&heading(process, snapshot, clock));
     write_left_behind(page, snapshot, process);
     if let Some(own) = own {
         balance::write(page, own, snapshot, process);
