@@ -83,7 +83,8 @@ pub struct KvCache {
     /// Process that schedules the requests. The pool's tensors may be in its children.
     #[serde(rename = "scheduler_pid")]
     pub scheduler: Tgid,
-    /// Bytes of the pool's tensors on this process's GPU; `None` if unknown.
+    /// Bytes of the pool's tensors that this process has on GPUs; `None` if unknown, or if it has
+    /// none.
     pub bytes: Option<u64>,
     /// Bytes of a block in all layers; `None` if unknown.
     pub block_bytes: Option<u64>,

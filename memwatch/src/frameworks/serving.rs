@@ -43,11 +43,16 @@ pub(crate) fn kv_cache(tgid: u32, processes: &mut ProcReader) -> Result<Option<K
         None => (tgid, own.find(SearchBreadth::All)),
     };
     let Some(reader) = found? else { return Ok(None) };
-    let bytes = own.pool_bytes();
-    if scheduler == tgid {
-        return own.read(&reader, tgid, bytes).map(Some);
-    }
-    PythonMemory::open(scheduler).map(|memory| memory.read(&reader, scheduler, bytes)).transpose()
+    let blocks = own.blocks();
+    let has_tensors = blocks.iter().any(|blocks| blocks.iter().next().is_some());
+    let bytes = blocks.and_then(|blocks| own.with(|process| pool_bytes(process, &blocks)));
+    let pool = if scheduler == tgid {
+        own.read(&reader, tgid, bytes).map(Some)
+    } else {
+        PythonMemory::open(scheduler).map(|memory| memory.read(&reader, scheduler, bytes)).transpose()
+    };
+    // The configuration has the bytes of each process with tensors, which this one may not be.
+    pool.map(|pool| pool.map(|pool| if has_tensors { pool } else { KvCache { bytes: None, ..pool } }))
 }
 
 /// The memory of a process that runs Python.
@@ -73,12 +78,6 @@ impl PythonMemory {
         self.with(|process| reader.read(process, Tgid(tgid), bytes))
     }
 
-    /// Returns the bytes of the pool's tensors that this process has on its GPUs.
-    fn pool_bytes(&self) -> Option<PoolBytes> {
-        let blocks = self.blocks()?;
-        self.with(|process| pool_bytes(process, &blocks))
-    }
-
     /// Reads the blocks of PyTorch's allocators.
     fn blocks(&self) -> Option<Blocks> {
         let mut reader = StateReader::open(self.tgid).ok()??;
@@ -93,5 +92,54 @@ impl PythonMemory {
     fn with<T>(&self, read: impl FnOnce(EngineMemory<'_, TimedSpace<'_>>) -> T) -> T {
         let libraries = class_libraries(&self.space);
         read(EngineMemory { memory: &self.space.within(NAMES_TIME), layout: &self.layout, libraries: &libraries })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::path::Path;
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// A process that is killed with the test.
+    struct KilledChild(Child);
+
+    impl Drop for KilledChild {
+        fn drop(&mut self) {
+            drop(self.0.kill());
+            drop(self.0.wait());
+        }
+    }
+
+    #[test]
+    fn kv_cache_of_a_rank_is_read_from_the_parent_that_schedules() {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/sources/python/tests/ranks.py");
+        let mut command = Command::new("/usr/bin/python3");
+        command.arg(script).env("PYTHONDONTWRITEBYTECODE", "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let Ok(child) = command.spawn() else {
+            eprintln!("SKIPPED: no Python on this machine");
+            return;
+        };
+        let mut server = KilledChild(child);
+        let output = server.0.stdout.take().expect("a pipe");
+        let line = BufReader::new(output).lines().next().expect("a line").expect("text");
+        let (scheduler, rank) = (server.0.id(), line.parse::<u32>().expect("a PID"));
+        let mut processes = ProcReader::new("/proc");
+        let begin = Instant::now();
+        for tgid in [scheduler, rank] {
+            // A starting interpreter runs no code yet.
+            let mut found = kv_cache(tgid, &mut processes);
+            while !matches!(found, Ok(Some(_))) && begin.elapsed() < Duration::from_secs(30) {
+                std::thread::sleep(Duration::from_millis(10));
+                found = kv_cache(tgid, &mut processes);
+            }
+            let pool = found.expect("it is known").expect("it serves");
+            assert_eq!((pool.scheduler, pool.fill.blocks, pool.fill.used_blocks), (Tgid(scheduler), 399, 100));
+            assert_eq!((pool.bytes, pool.block_bytes), (None, Some(4 << 20)), "neither has tensors");
+        }
+        assert_eq!(kv_cache(std::process::id(), &mut processes), Ok(None), "it runs no Python");
     }
 }

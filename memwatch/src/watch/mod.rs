@@ -15,3 +15,4 @@ pub(crate) mod selection;
 pub(crate) mod session;
 pub(crate) mod signals;
 pub(crate) mod subject;
+pub(crate) mod taken_at;

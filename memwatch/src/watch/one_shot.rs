@@ -14,49 +14,22 @@ use tokio::time::Instant;
 use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::watch::TensorRequest;
 use crate::options::{CommonArgs, DEFAULT_SOCKET, Selected, TargetArgs};
-use crate::render::json::ReportOrigin;
-use crate::render::output::host_name;
-use crate::render::wall_clock::WallClock;
-use crate::sources::clock;
 use crate::sources::procfs::ProcReader;
 use crate::watch::evidence::Evidence;
 use crate::watch::evidence::past::RecordedPeriod;
 use crate::watch::progress::Progress;
 use crate::watch::recorded;
-use crate::watch::replay::ReplayedRecording;
 use crate::watch::selection::Selection;
 use crate::watch::session::Session;
 use crate::watch::session::holdings::LONGEST_READING;
 use crate::watch::signals::TerminationSignals;
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
+use crate::watch::taken_at::TakenAt;
 
 /// Time limit for finding the libraries of a process and for reading its allocators' own numbers.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval for checking whether the report has all its data or no process is left.
 const LOOK: Duration = Duration::from_millis(50);
-
-/// Source and clock of a snapshot.
-pub(crate) struct TakenAt {
-    host: String,
-    pub(crate) clock: WallClock,
-}
-
-impl TakenAt {
-    /// Returns the source and clock of a recording.
-    pub(crate) fn of(replay: &ReplayedRecording) -> Self {
-        Self { clock: WallClock::local(replay.boottime_to_unix_ns), host: replay.front.host.clone() }
-    }
-
-    /// Returns this machine and its current clock.
-    pub(crate) fn here() -> Self {
-        Self { host: host_name(), clock: WallClock::local(clock::boottime_to_unix_ns()) }
-    }
-
-    /// Returns the header of JSON reports.
-    pub(crate) fn origin(&self) -> ReportOrigin<'_> {
-        ReportOrigin { host: &self.host, clock: &self.clock }
-    }
-}
 
 /// Returns the state at the end of a recording.
 pub(crate) fn recorded_snapshot(

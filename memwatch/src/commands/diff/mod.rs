@@ -17,9 +17,10 @@ use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::{CommonArgs, RecordingTime, TimeWindow};
 use crate::render::output::{style, unless_closed};
 use crate::watch::evidence::past::RecordedPeriod;
-use crate::watch::one_shot::{TakenAt, open};
+use crate::watch::one_shot::open;
 use crate::watch::recorded;
 use crate::watch::signals::TerminationSignals;
+use crate::watch::taken_at::TakenAt;
 use args::{Diff, Growth};
 
 /// The same level as a recording, so that both sides can be compared.

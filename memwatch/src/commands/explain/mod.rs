@@ -24,8 +24,9 @@ use crate::render::output::{style, unless_closed};
 use crate::sources::procfs::ProcReader;
 use crate::watch::evidence::{Evidence, Rhythm};
 use crate::watch::kv_caches::KvCaches;
-use crate::watch::one_shot::{TIMEOUT, TakenAt};
+use crate::watch::one_shot::TIMEOUT;
 use crate::watch::subject::{Filter, filtered, found_any};
+use crate::watch::taken_at::TakenAt;
 use args::{Explain, ExplainRowKind};
 use balance::{Balances, ProcessBalance};
 

@@ -21,7 +21,8 @@ use crate::render::places::all_ended;
 use crate::render::wall_clock::WallClock;
 use crate::watch::evidence::past::Needs;
 use crate::watch::evidence::period::{Observation, PeriodQuestion};
-use crate::watch::one_shot::{TakenAt, finish};
+use crate::watch::one_shot::finish;
+use crate::watch::taken_at::TakenAt;
 use args::{ExportArgs, ExportKind, ExportSource, Flamegraph};
 
 /// Maximum number of pairs of process and GPU with series of their own in a metrics file.

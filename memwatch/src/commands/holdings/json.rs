@@ -10,7 +10,7 @@ use super::HoldingsReading;
 use crate::printable::write_json;
 use crate::render::causes::Worded;
 use crate::sources::clock::boottime_ns;
-use crate::watch::one_shot::TakenAt;
+use crate::watch::taken_at::TakenAt;
 
 #[derive(Serialize)]
 struct HoldingsDocument<'a> {

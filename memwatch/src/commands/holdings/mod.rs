@@ -22,7 +22,8 @@ use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::sources::procfs::ProcReader;
 use crate::watch::evidence::past::{Needs, RecordedPeriod};
-use crate::watch::one_shot::{TakenAt, tgids_to_read};
+use crate::watch::one_shot::tgids_to_read;
+use crate::watch::taken_at::TakenAt;
 use args::HoldingsArgs;
 
 /// Live objects of one process, with its command line.

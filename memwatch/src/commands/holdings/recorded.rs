@@ -7,9 +7,9 @@ use super::HoldingsReading;
 use super::args::HoldingsArgs;
 use crate::exit::{Exit, ExitFailure};
 use crate::watch::evidence::past::RecordedPeriod;
-use crate::watch::one_shot::TakenAt;
 use crate::watch::recorded;
 use crate::watch::replay::ReplayedRecording;
+use crate::watch::taken_at::TakenAt;
 
 /// Returns the live objects of the selected processes.
 ///

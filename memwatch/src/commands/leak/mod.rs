@@ -20,7 +20,7 @@ use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::watch::evidence::past::Needs;
 use crate::watch::evidence::period::{Observation, PeriodQuestion};
-use crate::watch::one_shot::TakenAt;
+use crate::watch::taken_at::TakenAt;
 use args::Leak;
 
 /// Traces the processes or reads the recording, and reports what grows.

@@ -20,8 +20,9 @@ use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME, StateReadError};
 use crate::options::CommonArgs;
 use crate::sources::clock::{boottime_ns, thread_ns};
 use crate::sources::procfs::ProcReader;
-use crate::watch::one_shot::{TakenAt, tgids_to_read};
+use crate::watch::one_shot::tgids_to_read;
 use crate::watch::signals::{TerminationSignals, at};
+use crate::watch::taken_at::TakenAt;
 
 /// Number of readings that fit into the duration: a verdict takes ten, and more raise its
 /// confidence.

@@ -13,8 +13,8 @@ use super::{forecast_json, forecast_text, json, text};
 use crate::exit::ExitFailure;
 use crate::options::CommonArgs;
 use crate::render::output::{style, unless_closed};
-use crate::watch::one_shot::TakenAt;
 use crate::watch::session::Session;
+use crate::watch::taken_at::TakenAt;
 
 /// Receivers of failures and forecast changes.
 pub(super) struct Receivers<'a> {

@@ -23,7 +23,7 @@ use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::CommonArgs;
 use crate::render::output::{style, unless_closed};
 use crate::watch::evidence::period::{Observation, PeriodQuestion};
-use crate::watch::one_shot::TakenAt;
+use crate::watch::taken_at::TakenAt;
 use args::ReportArgs;
 use sections::{Finding, selected};
 

@@ -22,7 +22,7 @@ use crate::output_file;
 use crate::render::output::{style, unless_closed};
 use crate::render::wall_clock::WallClock;
 use crate::watch::evidence::period::{Observation, PeriodQuestion};
-use crate::watch::one_shot::TakenAt;
+use crate::watch::taken_at::TakenAt;
 use args::{Timeline, TimelineFormat};
 
 /// Allocations and frees with their owners, so that an event has a call site, a phase and a module.

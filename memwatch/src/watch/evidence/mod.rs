@@ -17,11 +17,11 @@ use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::watch::TensorRequest;
 use crate::options::{CommonArgs, Past, Selected, TargetArgs};
 use crate::sources::clock;
-use crate::watch::one_shot::TakenAt;
 use crate::watch::recorded;
 use crate::watch::replay::ReplayedRecording;
 use crate::watch::session::{Session, SessionOptions, has_reading};
 use crate::watch::subject::session_options;
+use crate::watch::taken_at::TakenAt;
 use agent::{AgentWatch, agent_to_ask};
 use past::{Needs, RecordedPeriod};
 

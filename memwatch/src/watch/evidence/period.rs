@@ -12,12 +12,13 @@ use crate::frameworks::watch::TensorRequest;
 use crate::options::{CommonArgs, Looks, Past, ReportSubject, Selected, TargetArgs};
 use crate::watch::evidence::past::{Needs, RecordedPeriod};
 use crate::watch::filter::GpuFilter;
-use crate::watch::one_shot::{TakenAt, open_named, watch_until};
+use crate::watch::one_shot::{open_named, watch_until};
 use crate::watch::recorded;
 use crate::watch::replay::ReplayedRecording;
 use crate::watch::session::Session;
 use crate::watch::signals::TerminationSignals;
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
+use crate::watch::taken_at::TakenAt;
 
 /// A question about a period.
 pub(crate) struct PeriodQuestion<'a> {

@@ -318,7 +318,8 @@ def moving():
     thread.join()
 
 
-right()
-in_heap()
-wrong()
-moving()
+if __name__ == "__main__":
+    right()
+    in_heap()
+    wrong()
+    moving()
