@@ -9,9 +9,10 @@ use crate::interrupt;
 use crate::repo::{BuildProfile, Repo};
 use crate::setup;
 use crate::setup::Package;
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail};
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -38,7 +39,7 @@ pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
         (binary::build(repo, BuildProfile::Demo), training.join())
     });
     let memwatch = memwatch?;
-    let training = training.map_err(|_| anyhow!("the set-up of PyTorch panicked"))?;
+    let training = training.unwrap_or_else(|panic| resume_unwind(panic));
     interrupt::watch()?;
     let mut job = Job::start(repo, &driver, training)?;
     if !job.wait_for_driver()? {
