@@ -1,6 +1,7 @@
 //! `memwatch explain --by role`: the balance sheet of each process and GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use memwatch_core::features::balance::{AllocatorSum, BalanceInput, BalanceView, Role, RoleView, balance};
 use memwatch_core::features::holdings::known_holdings;
@@ -29,6 +30,9 @@ const COLUMNS: [(&str, Align); 5] = [
     ("LARGEST", Align::Left),
 ];
 
+/// Time in which the names of all processes are read, begun readings excepted.
+const LONGEST_READING: Duration = Duration::from_secs(10);
+
 /// Balance sheets of one process.
 pub(super) struct ProcessBalance {
     pub(super) sheets: Vec<BalanceView>,
@@ -51,8 +55,16 @@ pub(super) type Balances = BTreeMap<(Tgid, u64), ProcessBalance>;
 /// allocators' counters and the charge last, at one moment.
 pub(super) async fn of_running(snapshot: &Snapshot, common: &CommonArgs) -> Balances {
     let mut balances = Balances::new();
+    let deadline = Instant::now() + LONGEST_READING;
     for process in snapshot.processes.iter().filter(|process| process.ended_ns.is_none()) {
-        let read = if process.gpus.is_empty() { ReadBlocks::default() } else { read(process.tgid, common).await };
+        let read = if process.gpus.is_empty() {
+            ReadBlocks::default()
+        } else if Instant::now() < deadline {
+            read(process.tgid, common).await
+        } else {
+            let why = "the time for reading all processes was over: name this one";
+            ReadBlocks { without_names: Some(why.to_owned()), ..ReadBlocks::default() }
+        };
         let rows: Vec<&Holding> = read.rows.iter().collect();
         let counted = read.process.as_ref().unwrap_or(process);
         let sheets = sheets(process, counted, &rows);
