@@ -117,7 +117,7 @@ impl<'a, M: MemoryAccess> EngineObjects<'a, M> {
     /// There is no such attribute, or it is no integer from 0 on.
     pub(super) fn number(&self, object: u64, name: &'static str) -> Result<u64, KvCacheDoubt> {
         let value = self.integer(self.field(object, name)?).ok_or_else(|| self.doubt(name))?;
-        u64::try_from(value).map_err(|_| KvCacheDoubt::Contradiction(name))
+        u64::try_from(value).ok().ok_or(KvCacheDoubt::Contradiction(name))
     }
 
     /// Returns the number of elements of a list, tuple, dict, set or deque; `None` for any other

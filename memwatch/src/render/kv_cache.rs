@@ -31,15 +31,12 @@ fn content(pool: &KvCache) -> String {
     let requests = plural(pool.fill.running, "request", "requests");
     let waiting = count(pool.fill.waiting);
     let used = format!("{} used by {requests} ({waiting} waiting)", part(pool.fill.used_blocks));
-    match &pool.content {
-        Some(content) => {
-            let (reusable, empty) = (part(content.reusable_blocks), part(content.empty_blocks));
-            format!("{used} · {reusable} reusable prefix · {empty} empty")
-        }
-        None => {
-            let why = pool.content_unknown.map(|why| format!(": {why}")).unwrap_or_default();
-            format!("{used} · {} reusable prefix or empty{why}", part(pool.fill.free_blocks))
-        }
+    if let Some(content) = &pool.content {
+        let (reusable, empty) = (part(content.reusable_blocks), part(content.empty_blocks));
+        format!("{used} · {reusable} reusable prefix · {empty} empty")
+    } else {
+        let why = pool.content_unknown.map(|why| format!(": {why}")).unwrap_or_default();
+        format!("{used} · {} reusable prefix or empty{why}", part(pool.fill.free_blocks))
     }
 }
 
