@@ -202,7 +202,7 @@ pub(crate) fn nothing_known(reported: &FragmentReport) -> Option<String> {
         return None;
     }
     Some(format!(
-        "The layout of {} reserved before attach is not known: start the program with memwatch run -- CMD to trace it from its first segment.",
+        "The layout of {} reserved before attach is not known: the allocator is read between two of its operations, and there was no such moment. Try again, or trace the program from its first segment: memwatch run -- CMD.",
         bytes(unseen)
     ))
 }

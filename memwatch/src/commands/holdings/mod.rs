@@ -96,6 +96,10 @@ async fn read(args: &HoldingsArgs, common: &CommonArgs) -> Result<Vec<HoldingsRe
         eprintln!("memwatch: process {tgid} is left out: {error}");
     }
     note_copies(&mut found, &processes);
+    // Helpers of a program load PyTorch and hold nothing.
+    if found.iter().any(|read| !read.blocks.is_empty()) {
+        found.retain(|read| !read.blocks.is_empty());
+    }
     Ok(found)
 }
 

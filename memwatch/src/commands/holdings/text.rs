@@ -154,7 +154,7 @@ fn doubts(view: &HoldingsView) -> Vec<String> {
     if view.is_partial {
         let why = match view.cut_by {
             Some(Cut::Time) => "the time for a reading was over",
-            Some(Cut::Size) => "the program has more objects than are read",
+            Some(Cut::Size) => "a reading stops at 10 million objects or 1 GiB",
             None => "the program changed its objects while they were read",
         };
         let objects = plural(view.objects, "object", "objects");

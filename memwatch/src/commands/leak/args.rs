@@ -24,7 +24,7 @@ pub(crate) struct Leak {
     /// keeps it (PyTorch only)
     #[arg(long, conflicts_with_all = PAST, conflicts_with = "budget")]
     pub(crate) read_only: bool,
-    /// Time from one reading to the next (default: so that reading takes a tenth of a processor at most)
+    /// Time from one reading to the next (default: so that reading takes a tenth of a processor, or as often as ten readings need)
     #[arg(short, long, value_name = "TIME", requires = "read_only")]
     #[arg(value_parser = values::interval, allow_negative_numbers = true)]
     pub(crate) interval: Option<Duration>,

@@ -70,8 +70,18 @@ pub(super) async fn run(args: &Leak, common: &CommonArgs) -> Result<Exit, ExitFa
         let since_ns = since_ns.map_or(begin_ns, |process| process.observed_since_ns);
         read.leaks.view(&read.facts, since_ns, args.threshold as f64)
     };
-    let leaks: Vec<LeaksView> = read.iter().map(view).collect();
+    let mut leaks: Vec<LeaksView> = read.iter().map(view).collect();
+    // Helpers of a program load PyTorch and hold nothing.
+    if leaks.iter().any(holds_anything) {
+        leaks.retain(holds_anything);
+    }
     print((&leaks, &snapshot), &TakenAt::here(), (args, common))
+}
+
+/// Whether a process held memory at its first or last reading, or none was compared.
+fn holds_anything(leaks: &LeaksView) -> bool {
+    let readings = leaks.readings.as_ref();
+    readings.is_none_or(|readings| readings.first_bytes != Some(0) || readings.last_bytes != Some(0))
 }
 
 /// Reads the processes and their children for the first time.
