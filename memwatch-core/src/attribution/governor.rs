@@ -16,10 +16,10 @@ const CALM_NS: u64 = 3_000_000_000;
 const LONGEST_CALM_NS: u64 = 300_000_000_000;
 
 /// Time for which a verdict is valid, in nanoseconds. Doubles with each further equal verdict, up
-/// to [`LONGEST_AGAIN_NS`]. A program that was slowed is measured again after [`SOON_NS`] if the
-/// predicted overhead is below [`CHANGED_PERCENT`] percent of the overhead at the verdict. That time
-/// doubles with each such measurement in vain: the event rate of a server rises and falls all the
-/// time.
+/// to [`LONGEST_AGAIN_NS`]. A program that was slowed is measured again earlier if the predicted
+/// overhead is below [`CHANGED_PERCENT`] percent of the overhead at the verdict: after [`SOON_NS`],
+/// and only as often as measurements fit the budget on average. [`SOON_NS`] doubles with each such
+/// measurement in vain: the event rate of a server rises and falls all the time.
 const AGAIN_NS: u64 = 30_000_000_000;
 const LONGEST_AGAIN_NS: u64 = 600_000_000_000;
 const SOON_NS: u64 = 2_000_000_000;
@@ -105,13 +105,13 @@ impl Judged {
             let by_rate = (self.in_vain == 0 || since_ns >= self.soon_ns()).then_some(Outdated::ByRate);
             return if is_old { Some(Outdated::ByTime) } else { by_rate };
         }
-        let has_changed = price_ns.saturating_mul(100) < self.price_ns.saturating_mul(CHANGED_PERCENT);
-        if has_changed && since_ns >= self.soon_ns() {
-            return Some(Outdated::ByRate);
-        }
         // A measurement takes some seconds in which everything is traced. On average that must be
         // within the budget, too.
         let dear = price_ns.checked_div(budget.ns_per_second().unwrap_or(0)).unwrap_or(0).saturating_mul(3_000_000_000);
+        let has_changed = price_ns.saturating_mul(100) < self.price_ns.saturating_mul(CHANGED_PERCENT);
+        if has_changed && since_ns >= self.soon_ns().max(dear) {
+            return Some(Outdated::ByRate);
+        }
         (since_ns >= self.again_ns().max(dear).min(LONGEST_AGAIN_NS)).then_some(Outdated::ByTime)
     }
 
@@ -347,6 +347,9 @@ mod tests {
         assert!(raised <= 14, "{raised}: {levels:?}");
         let late = levels.iter().filter(|(second, level)| *second > 120 && *level == Modules).count();
         assert!(late <= 6, "{levels:?}");
+        let raises = levels.windows(2).filter(|pair| pair[1].1 == Modules);
+        let shortest = raises.map(|pair| pair[1].0 - pair[0].0).min();
+        assert!(shortest >= Some(8), "at 6 % of a processor a second of tracing takes the budget of three: {levels:?}");
     }
 
     #[test]
