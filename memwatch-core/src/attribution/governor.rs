@@ -347,8 +347,8 @@ mod tests {
         assert!(raised <= 14, "{raised}: {levels:?}");
         let late = levels.iter().filter(|(second, level)| *second > 120 && *level == Modules).count();
         assert!(late <= 6, "{levels:?}");
-        let raises = levels.windows(2).filter(|pair| pair[1].1 == Modules);
-        let shortest = raises.map(|pair| pair[1].0 - pair[0].0).min();
+        let pairs = levels.windows(2).filter(|pair| pair[1].1 == Modules);
+        let shortest = pairs.map(|pair| pair[1].0 - pair[0].0).min();
         assert!(shortest >= Some(8), "at 6 % of a processor a second of tracing takes the budget of three: {levels:?}");
     }
 
