@@ -61,22 +61,42 @@ impl CodeAttribution {
                 self.device(ordinal).change(unseen, SumChange::Forget(unlisted_bytes));
             }
         }
-        if self.device(ordinal).total.live_bytes > allocated_bytes {
-            let mut own: Vec<LiveBlock> = self.live.all().filter(|block| block.ordinal == ordinal).copied().collect();
-            // Blocks whose allocation was not seen are the least certain to exist, so they go
-            // first.
-            own.sort_unstable_by_key(|block| (block.whose.site == SiteKey::UNTRACED, block.granted_ns, block.address));
-            while self.device(ordinal).total.live_bytes > allocated_bytes
-                && let Some(youngest) = own.pop()
-            {
-                self.live.remove(ordinal, youngest.address);
-                self.device(ordinal).lose(&youngest, SumChange::Free(youngest.bytes, None));
-            }
+        let excess_bytes = self.device(ordinal).total.live_bytes.saturating_sub(allocated_bytes);
+        for block in self.likely_gone(ordinal, excess_bytes) {
+            self.live.remove(ordinal, block.address);
+            self.device(ordinal).lose(&block, SumChange::Free(block.bytes, None));
         }
         let missing_bytes = allocated_bytes.saturating_sub(self.device(ordinal).total.live_bytes);
         if missing_bytes > 0 {
             let unseen = self.unseen(ordinal);
             self.device(ordinal).change(&unseen, SumChange::Adopt(missing_bytes));
+        }
+    }
+
+    /// Returns the blocks that most likely were freed if so many bytes are gone: the youngest ones, and
+    /// none that is larger than what is left of these bytes unless nothing else explains them. A few
+    /// bytes that the counters lag behind must not cost the largest block its row.
+    fn likely_gone(&self, ordinal: Ordinal, all_bytes: u64) -> Vec<LiveBlock> {
+        let mut excess_bytes = all_bytes;
+        if excess_bytes == 0 {
+            return Vec::new();
+        }
+        let mut own: Vec<LiveBlock> = self.live.all().filter(|block| block.ordinal == ordinal).copied().collect();
+        // Blocks whose allocation was not seen are the least certain to exist, so they go first.
+        own.sort_unstable_by_key(|block| (block.whose.site == SiteKey::UNTRACED, block.granted_ns, block.address));
+        let (mut gone, mut smallest) = (Vec::new(), None::<LiveBlock>);
+        for block in own.into_iter().rev() {
+            if excess_bytes > 0 && block.bytes <= excess_bytes {
+                excess_bytes -= block.bytes;
+                gone.push(block);
+            } else if smallest.is_none_or(|smallest| block.bytes < smallest.bytes) {
+                smallest = Some(block);
+            }
+        }
+        match smallest.filter(|_| excess_bytes > 0) {
+            // One block explains all.
+            Some(smallest) if smallest.bytes >= all_bytes => vec![smallest],
+            smallest => gone.into_iter().chain(smallest).collect(),
         }
     }
 

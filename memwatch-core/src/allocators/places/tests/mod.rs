@@ -203,3 +203,18 @@ fn the_call_paths_beyond_the_bound_share_a_row_for_each_phase() {
     let [(call_path, sum)] = shared[..] else { panic!("one stage, one row: {shared:?}") };
     assert_eq!((call_path.stack, call_path.row.phase, sum.live_bytes), (None, Phase::ALL[0], 100));
 }
+
+#[test]
+fn a_counter_that_lags_by_some_bytes_costs_no_large_block_its_row() {
+    const LARGE: u64 = 1 << 30;
+    let (mut all, ordinal) = (CodeAttribution::default(), Ordinal(0));
+    let blocks = BTreeMap::from([(0x1000, 4 << 10), (0x10_0000, 64 << 10), (0x1000_0000, LARGE)]);
+    let whole: u64 = blocks.values().sum();
+    all.observe(ordinal, whole, whole);
+    all.adopt_older(ordinal, &blocks);
+    let has = |all: &CodeAttribution| blocks.keys().map(|at| all.live(ordinal, *at).is_some()).collect::<Vec<_>>();
+    all.count_allocated(ordinal, whole - 1024);
+    assert_eq!(has(&all), [false, true, true], "the smallest explains it");
+    all.count_allocated(ordinal, whole - LARGE);
+    assert_eq!(has(&all), [false, true, false], "only the large one explains it");
+}
