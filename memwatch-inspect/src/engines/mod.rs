@@ -51,15 +51,6 @@ impl<M> Clone for EngineMemory<'_, M> {
 
 impl<M> Copy for EngineMemory<'_, M> {}
 
-/// Bytes of a pool's tensors in one process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PoolBytes {
-    /// Bytes of all tensors.
-    pub bytes: u64,
-    /// Number of different storages.
-    pub storages: u64,
-}
-
 /// What the configuration of a pool says about its blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct PoolShape {
@@ -126,11 +117,6 @@ impl EngineReader {
         why.map_or(Ok(None), Err)
     }
 
-    /// Returns the engine.
-    pub fn engine(&self) -> ServingEngine {
-        self.engine
-    }
-
     /// Reads only how full the pool is: a few kilobytes, and less than a millisecond, from the second
     /// reading on.
     ///
@@ -156,7 +142,7 @@ impl EngineReader {
         &self,
         process: EngineMemory<'_, M>,
         tgid: Tgid,
-        bytes: Option<PoolBytes>,
+        bytes: Option<u64>,
     ) -> Result<KvCache, KvCacheDoubt> {
         let (mut fill, mut counted) = self.read_once(process)?;
         for _ in 1..TRIES {
@@ -172,7 +158,7 @@ impl EngineReader {
             ServingEngine::Vllm => self.owner.and_then(|core| vllm::is_asleep(&objects, core)),
             ServingEngine::Sglang => None,
         };
-        let bytes = bytes.map(|bytes| bytes.bytes).or(shape.bytes);
+        let bytes = bytes.or(shape.bytes);
         let whole = |bytes: u64| {
             let blocks = Some(shape.tensor_blocks).filter(|blocks| *blocks > 0)?;
             bytes.is_multiple_of(blocks).then(|| bytes / blocks)
@@ -258,7 +244,7 @@ impl EngineReader {
 
 /// Reads the bytes of the pool's tensors in a process that holds them: the storages in `blocks` of
 /// all tensors that the engine's runner lists. `None` if the process has none that can be read.
-pub fn pool_bytes<M: MemoryAccess>(process: EngineMemory<'_, M>, blocks: &Blocks) -> Option<PoolBytes> {
+pub fn pool_bytes<M: MemoryAccess>(process: EngineMemory<'_, M>, blocks: &Blocks) -> Option<u64> {
     let engines: [&[EngineHolder]; 2] = [&vllm::TENSOR_OWNERS, &sglang::SCHEDULERS];
     let mut bytes = None;
     for (holders, engine) in engines.into_iter().zip([ServingEngine::Vllm, ServingEngine::Sglang]) {
@@ -271,10 +257,8 @@ pub fn pool_bytes<M: MemoryAccess>(process: EngineMemory<'_, M>, blocks: &Blocks
                 ServingEngine::Sglang => sglang::tensors(&objects, owner),
             };
             let tensors = tensors.unwrap_or_default();
-            bytes = shapes::storages(&pass, process.libraries, blocks, &tensors).map(|storages| PoolBytes {
-                bytes: storages.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add),
-                storages: storages.len() as u64,
-            });
+            bytes = shapes::storages(&pass, process.libraries, blocks, &tensors)
+                .map(|storages| storages.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add));
             bytes.is_some()
         });
         if bytes.is_some() {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use memwatch_core::input::kv_cache::{KvCache, KvCacheDoubt};
 use memwatch_core::words::Tgid;
-use memwatch_inspect::engines::{EngineMemory, EngineReader, PoolBytes, SearchBreadth, pool_bytes};
+use memwatch_inspect::engines::{EngineMemory, EngineReader, SearchBreadth, pool_bytes};
 use memwatch_inspect::holdings::Blocks;
 use memwatch_inspect::python::layout::CpythonLayout;
 
@@ -74,7 +74,7 @@ impl PythonMemory {
         self.with(|process| EngineReader::find(process, breadth))
     }
 
-    fn read(&self, reader: &EngineReader, tgid: u32, bytes: Option<PoolBytes>) -> Result<KvCache, KvCacheDoubt> {
+    fn read(&self, reader: &EngineReader, tgid: u32, bytes: Option<u64>) -> Result<KvCache, KvCacheDoubt> {
         self.with(|process| reader.read(process, Tgid(tgid), bytes))
     }
 

@@ -35,9 +35,8 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(crate) fn recorded_snapshot(
     recording: &RecordedPeriod,
     selected: &Selected,
-    prepare: impl FnOnce(&mut Pipeline),
 ) -> Result<(Snapshot, TakenAt), ExitFailure> {
-    let replay = recorded::play(recording, prepare)?;
+    let replay = recorded::play(recording, |_| {})?;
     let snapshot = recorded::chosen(&replay, &recording.path, selected)?;
     Ok((snapshot, TakenAt::of(&replay)))
 }

@@ -9,7 +9,7 @@ use memwatch_core::features::holdings::view::HoldingGrouping;
 use memwatch_core::input::holdings::Holding;
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 use memwatch_core::state::State;
-use memwatch_core::words::{GpuUuid, Ordinal, Tgid};
+use memwatch_core::words::{GpuUuid, Tgid};
 
 use super::words;
 use crate::commands::stats::read_only;
@@ -122,7 +122,7 @@ fn sheets(process: &ProcessView, counted: &ProcessView, rows: &[&Holding]) -> Ve
                 reserved_bytes: sum.reserved_bytes.saturating_add(reserved),
             })
         });
-        let blocks: Vec<&Holding> = rows.iter().copied().filter(|row| has(&ordinals, row.ordinal)).collect();
+        let blocks: Vec<&Holding> = rows.iter().copied().filter(|row| ordinals.contains(&row.ordinal.0)).collect();
         let gpu = process.gpus.iter().find(|gpu| gpu.uuid.as_ref() == uuid);
         // Counters that were read apart are of another moment than the calls.
         let is_one_moment =
@@ -141,10 +141,6 @@ fn sheets(process: &ProcessView, counted: &ProcessView, rows: &[&Holding]) -> Ve
         })
     };
     uuids.into_iter().map(sheet).filter(|sheet| !sheet.roles.is_empty()).collect()
-}
-
-fn has(ordinals: &BTreeSet<i32>, ordinal: Ordinal) -> bool {
-    ordinals.contains(&ordinal.0)
 }
 
 /// Writes the balance sheets of a process.

@@ -1,4 +1,5 @@
-//! `memwatch explain`: explains all used memory of a process by its requests to the kernel driver.
+//! `memwatch explain`: explains all used memory of a process, by role or by its requests to the
+//! kernel driver.
 
 pub(crate) mod args;
 mod balance;
@@ -40,9 +41,10 @@ struct ExplainShown<'a> {
 }
 
 impl<'a> ExplainShown<'a> {
-    /// Returns the balance sheets of a process.
+    /// Returns the balance sheets of a process; `None` if it has none.
     fn balance_of(self, process: &ProcessView) -> Option<&'a ProcessBalance> {
-        self.balances?.get(&(process.tgid, process.observed_since_ns))
+        let own = self.balances?.get(&(process.tgid, process.observed_since_ns))?;
+        (!own.sheets.is_empty()).then_some(own)
     }
 }
 

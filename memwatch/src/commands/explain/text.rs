@@ -50,7 +50,7 @@ pub(super) fn write(
     }
     for process in snapshot.processes.iter().filter(|process| process.explained.is_none()) {
         page.line(&heading(process, snapshot, clock));
-        match shown.balance_of(process).filter(|own| !own.sheets.is_empty()) {
+        match shown.balance_of(process) {
             Some(own) => balance::write(&mut page, own, snapshot, process),
             None => words::unseen(snapshot, process).iter().for_each(|sentence| page.line(&plain(sentence))),
         }

@@ -32,7 +32,7 @@ use tokio::time::Instant;
 pub(crate) async fn stats(args: &Stats, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let selected = &args.subject.selected;
     if let Some(recording) = RecordedPeriod::named(&args.subject.past, Needs::Calls, common).await? {
-        let (snapshot, taken_at) = recorded_snapshot(&recording, selected, |_| {})?;
+        let (snapshot, taken_at) = recorded_snapshot(&recording, selected)?;
         return finish(write_stats(&snapshot, &taken_at, common), &snapshot, selected);
     }
     if args.reset_peaks && args.interval.is_none() {

@@ -98,7 +98,8 @@ pub(crate) fn raised(choice: &LevelChoice, before: TensorLevel) -> Option<String
 }
 
 /// `at 120,000 tensor events/s tracing PID 1136 takes about 65 % of a processor from it: less where it
-/// waits for its GPU, more on a busy machine`; `None` unless the requested level is active and exceeds the default budget.
+/// waits for its GPU, more on a busy machine`; `None` unless the requested level is active and exceeds
+/// the default budget.
 pub(crate) fn obeyed(choice: &LevelChoice) -> Option<String> {
     let usual_ns = Budget::default().ns_per_second();
     let is_felt = choice.chosen == choice.asked && Some(choice.asked_ns_per_second) > usual_ns;

@@ -63,7 +63,7 @@ impl Evidence {
     ///
     /// # Errors
     /// The recording cannot be read, or has none of the processes.
-    pub(crate) fn recorded(recording: &RecordedPeriod, selected: &Selected) -> Result<Self, ExitFailure> {
+    fn recorded(recording: &RecordedPeriod, selected: &Selected) -> Result<Self, ExitFailure> {
         let replay = recorded::play(recording, |_| {})?;
         let snapshot = recorded::chosen(&replay, &recording.path, selected)?;
         let seen = TimedSnapshot { snapshot, boottime_to_unix_ns: replay.boottime_to_unix_ns, contradictions: 0 };

@@ -2,7 +2,7 @@
 
 use memwatch_core::input::kv_cache::{KvCache, KvCacheContent, KvCacheDoubt, KvCacheFill};
 use memwatch_core::words::{Ordinal, Tgid};
-use memwatch_inspect::engines::{EngineMemory, EngineReader, PoolBytes, SearchBreadth, pool_bytes};
+use memwatch_inspect::engines::{EngineMemory, EngineReader, SearchBreadth, pool_bytes};
 use memwatch_inspect::holdings::{AllocatedBlock, Blocks};
 use serde::Deserialize;
 
@@ -42,7 +42,7 @@ impl TokenTruth {
     }
 }
 
-fn read(python: &PythonProcess, bytes: Option<PoolBytes>) -> Result<Option<KvCache>, KvCacheDoubt> {
+fn read(python: &PythonProcess, bytes: Option<u64>) -> Result<Option<KvCache>, KvCacheDoubt> {
     let (memory, layout) = (python.resolver.memory(), python.resolver.layout());
     let process = EngineMemory { memory, layout, libraries: &[] };
     let reader = EngineReader::find(process, SearchBreadth::Frames)?;
