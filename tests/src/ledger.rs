@@ -1,7 +1,7 @@
 //! Reads the simulated GPU's ledger: what every simulated process really holds, to compare
 //! memwatch's reports with.
 //!
-//! The layout is that of `tests/gpusim/driver/ledger.h`, version 2. Every number is at a fixed
+//! The layout is that of `tests/gpusim/driver/ledger.h`, version 4. Every number is at a fixed
 //! offset in the machine's byte order. Only living processes are returned: the driver empties a
 //! slot when its process exits, and this reader skips slots whose process was killed or replaced by
 //! exec.
@@ -14,15 +14,15 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"GPUSIM01");
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const DEVICES: usize = 8;
 const SLOTS: usize = 256;
 const TOTAL_BYTES_OFFSET: usize = 24;
 const UUID_OFFSET: usize = 88;
 const MIG_OFFSET: usize = 284;
 const HEADER_BYTES: usize = 512;
-const PROCESS_BYTES: usize = 2208;
-const DEVICE_OFFSET: usize = 96;
+const PROCESS_BYTES: usize = 2216;
+const DEVICE_OFFSET: usize = 104;
 const DEVICE_BYTES: usize = 264;
 const BALANCE_OFFSET: usize = 40;
 const BALANCE_BYTES: usize = 32;

@@ -286,6 +286,17 @@ mod tests {
         assert_eq!(look(14, 1_000), Some(Modules));
     }
 
+    #[test]
+    fn program_whose_gpu_waits_for_it_is_not_measured() {
+        let at = |gpu_percent| {
+            let asked = TracingRequest { load_percent: NonZeroU64::new(300), gpu_percent, ..default() };
+            Governor::new(Modules).look(asked, (Tgid(7), SECOND), 40_000).map(|choice| (choice.chosen, choice.measured))
+        };
+        let measured = Some((Modules, MeasuredSlowdown::Now));
+        assert_eq!([at(None), at(Some(97)), at(Some(50))], [measured; 3]);
+        assert_eq!([at(Some(49)), at(Some(0))], [Some((Read, MeasuredSlowdown::Not)); 2]);
+    }
+
     /// Simulates a program whose thread waits for its GPU in the seconds for which `waits` is true.
     /// Tracing and the extra load slow the program only in the other seconds. Returns the chosen
     /// levels, each with its second.

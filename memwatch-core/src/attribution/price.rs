@@ -125,7 +125,15 @@ pub struct TracingRequest {
     /// Extra load that can be added per event for a measurement, in percent of a counting probe;
     /// `None` if none can be added.
     pub load_percent: Option<NonZeroU64>,
+    /// Part of the time in which the busiest GPU of the process runs kernels, percent; `None` if
+    /// unknown.
+    pub gpu_percent: Option<u32>,
 }
+
+/// Part of the time in which a GPU runs kernels, percent, below which a program that exceeds the
+/// budget counts as slowed without a measurement: the GPU waits for the program, not the program
+/// for the GPU, and a measurement traces everything for seconds.
+const WAITING_GPU_PERCENT: u32 = 50;
 
 /// Predicted overhead up to which a measurement is tried, in nanoseconds per second of one
 /// processor: a thread that waits for its GPU has fewer events.
@@ -205,6 +213,7 @@ impl TracingRequest {
             && has_budget
             && self.level >= TensorLevel::Lines
             && self.load_percent.is_some()
+            && self.gpu_percent.is_none_or(|percent| percent >= WAITING_GPU_PERCENT)
             && !self.budget.allows(price_ns)
             && price_ns <= MOST_TRIED_NS
     }
@@ -265,6 +274,7 @@ pub(super) mod tests {
             prices,
             has_windows: true,
             load_percent: None,
+            gpu_percent: None,
         }
     }
 

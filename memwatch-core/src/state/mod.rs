@@ -207,6 +207,13 @@ impl State {
         self.reading.devices.iter().map(|device| (&device.uuid, device.used_bytes))
     }
 
+    /// Returns the part of the time in which the busiest GPU of a process runs kernels, percent, by
+    /// NVML; `None` if that is unknown for one of its GPUs.
+    pub fn gpu_percent(&self, tgid: Tgid) -> Option<u32> {
+        let own = self.reading.devices.iter().filter(|device| device.lists(tgid));
+        own.map(|device| device.sensors.utilization_percent).collect::<Option<Vec<_>>>()?.into_iter().max()
+    }
+
     /// Returns the control groups of tracked processes.
     pub fn cgroups(&self) -> BTreeSet<&str> {
         self.processes.values().filter_map(|process| process.owner.cgroup.as_deref()).collect()

@@ -66,7 +66,7 @@ unsafe impl Pod for CodeOfProcess {}
 unsafe impl Pod for DeviceOfProcess {}
 
 /// Attached probes of a framework's allocator in one process: program name and link of each.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct TensorProbes(Vec<(&'static str, UProbeLinkId)>);
 
 /// Name of the BPF program that records operator names.

@@ -15,7 +15,7 @@ use memwatch_common::tensor::{FrameworkLibrary, Purpose, TENSOR_PROBES, TensorPr
 use memwatch_core::input::Input;
 use memwatch_core::words::{Framework, Tgid};
 
-use self::count::EventCount;
+use self::count::{EventCount, EventRate};
 use self::library::{ProbedLibrary, attach, take_out};
 use self::look::{FoundLibrary, LookResult, Looker};
 use self::request::BlockProbing;
@@ -133,8 +133,7 @@ impl FrameworkWatch {
                 }
             }
         }
-        for (tgid, counting) in self.counted() {
-            let (waiting, rate) = counting.end(kernel, tgid);
+        for (tgid, waiting, EventRate(rate)) in self.counted(kernel) {
             let points = || waiting.iter().flat_map(|found| found.points.iter().flatten());
             let several_probes =
                 BlockProbing::of(points()) == BlockProbing::Functions && self.request.needs_several(points());
@@ -246,11 +245,14 @@ impl FrameworkWatch {
         tensor_probes::detach_beside(kernel, probes).inspect_err(failed).ok()
     }
 
-    /// Takes the counts that have run long enough.
-    fn counted(&mut self) -> Vec<(u32, EventCount)> {
+    /// Ends the counts that have run long enough. Returns their processes, the libraries that waited
+    /// for them and the event rates.
+    fn counted(&mut self, kernel: &mut KernelHalf) -> Vec<(u32, Vec<FoundLibrary>, EventRate)> {
         let now = Instant::now();
         let over = |(tgid, watched): (&u32, &mut TracedProcess)| {
-            Some((*tgid, watched.counting.take_if(|one| one.over() <= now)?))
+            let counting = watched.counting.as_mut().filter(|counting| counting.over() <= now)?;
+            let rate = counting.advance(kernel, *tgid)?;
+            Some((*tgid, watched.counting.take()?.waiting, rate))
         };
         self.processes.iter_mut().filter_map(over).collect()
     }
@@ -462,7 +464,7 @@ impl TracedProcess {
             library.follow_rare(kernel, tgid, &[]);
         }
         if let Some(counting) = self.counting {
-            counting.end(kernel, tgid);
+            counting.abandon(kernel, tgid);
         }
     }
 }

@@ -65,6 +65,15 @@ bool accounting_occupy(int device, uint64_t bytes)
     return fits;
 }
 
+void accounting_kernel(uint64_t end_ns, uint64_t takes_ns)
+{
+    struct ledger_process *slot = own;
+    if (!slot)
+        return;
+    __atomic_fetch_add(&slot->kernel_ns, takes_ns, __ATOMIC_RELAXED);
+    store(&slot->kernel_end_ns, end_ns);
+}
+
 void accounting_vacate(int device, uint64_t bytes)
 {
     __atomic_fetch_sub(&own->devices[device].used_bytes, bytes, __ATOMIC_RELAXED);

@@ -1,4 +1,4 @@
-/* This process's entry in the ledger. Every function but accounting_outcome needs the driver lock. */
+/* This process's entry in the ledger. Every function but accounting_outcome and accounting_kernel needs the driver lock. */
 #ifndef GPUSIM_ACCOUNTING_H
 #define GPUSIM_ACCOUNTING_H
 
@@ -53,6 +53,9 @@ void accounting_remove(int device, enum ledger_kind kind, uint64_t bytes);
 /* The same for one allocation or one explicit free, which are also counted. */
 void accounting_allocated(int device, enum ledger_kind kind, uint64_t bytes);
 void accounting_freed(int device, enum ledger_kind kind, uint64_t bytes);
+
+/* Records a kernel that takes time, and its end (CLOCK_MONOTONIC, nanoseconds). Needs no lock. */
+void accounting_kernel(uint64_t end_ns, uint64_t takes_ns);
 
 void accounting_host_allocated(enum ledger_host_kind kind, uint64_t bytes);
 void accounting_host_freed(enum ledger_host_kind kind, uint64_t bytes);

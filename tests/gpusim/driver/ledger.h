@@ -16,7 +16,7 @@
 #include "liveness.h"
 
 #define LEDGER_MAGIC 0x31304d4953555047ull /* "GPUSIM01" */
-#define LEDGER_VERSION 3u
+#define LEDGER_VERSION 4u
 #define LEDGER_DEVICES 8
 #define LEDGER_SLOTS 256
 #define LEDGER_HEIRS 256
@@ -64,7 +64,8 @@ struct ledger_process {
     uint64_t allocations, frees; /* over all kinds, host memory included */
     uint64_t failures;           /* allocation calls that returned an error */
     uint64_t suspended;          /* 1: checkpointed, its memory is off the devices */
-    uint64_t reserved;
+    uint64_t kernel_end_ns;      /* when its last kernel ends or ended: CLOCK_MONOTONIC; 0 while kernels take no time */
+    uint64_t kernel_ns;          /* duration of all its kernels, the ones in the queue included */
     struct ledger_device devices[LEDGER_DEVICES];
 };
 
@@ -111,8 +112,8 @@ struct ledger {
 _Static_assert(sizeof(struct process_identity) == 32, "ledger layout");
 _Static_assert(sizeof(struct ledger_balance) == 32, "ledger layout");
 _Static_assert(sizeof(struct ledger_device) == 264, "ledger layout");
-_Static_assert(sizeof(struct ledger_process) == 2208, "ledger layout");
-_Static_assert(offsetof(struct ledger_process, devices) == 96, "ledger layout");
+_Static_assert(sizeof(struct ledger_process) == 2216, "ledger layout");
+_Static_assert(offsetof(struct ledger_process, devices) == 104, "ledger layout");
 _Static_assert(offsetof(struct ledger, total_bytes) == 24, "ledger layout");
 _Static_assert(offsetof(struct ledger, uuid) == 88, "ledger layout");
 _Static_assert(offsetof(struct ledger, processes) == 512, "ledger layout");

@@ -238,8 +238,14 @@ NVML_API nvmlDeviceGetNumGpuCores(nvmlDevice device, unsigned *cores)
 
 NVML_API nvmlDeviceGetUtilizationRates(nvmlDevice device, unsigned rates[2])
 {
-    rates[0] = rates[1] = 0;
-    return nvml_check(device);
+    nvmlReturn result = nvml_check(device);
+    if (result != NVML_SUCCESS)
+        return result;
+    if (nvml_is_instance(device))
+        return NVML_ERROR_NOT_SUPPORTED;
+    rates[0] = nvml_busy_percent(device);
+    rates[1] = 0;
+    return NVML_SUCCESS;
 }
 
 NVML_API nvmlDeviceGetTemperature(nvmlDevice device, int sensor, unsigned *degrees)

@@ -75,6 +75,9 @@ struct ledger *nvml_ledger(void);
 /* NVML_SUCCESS for a device of an initialised library; otherwise the error that its calls return. */
 nvmlReturn nvml_check(nvmlDevice device);
 
+/* Part of the time since the last sample in which kernels ran on a device, percent; 0 at the first question. */
+unsigned nvml_busy_percent(nvmlDevice device);
+
 /* The handle of a device of the ledger, or of NVML_PARENT. */
 nvmlDevice nvml_device(int index);
 

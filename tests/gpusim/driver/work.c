@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <time.h>
 
+#include "accounting.h"
 #include "settings.h"
 
 /* Maximum number of kernels in a device's queue; the next launch waits for the first of them. */
@@ -61,4 +62,5 @@ void work_launch(uint64_t blocks)
         now = now_ns();
         begun = end > now ? end : now;
     } while (!atomic_compare_exchange_weak(&last_end, &end, begun + takes));
+    accounting_kernel(begun + takes, takes);
 }

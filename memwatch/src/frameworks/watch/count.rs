@@ -17,13 +17,21 @@ use crate::sources::kernel::load::KernelHalf;
 
 /// Duration of a count.
 const COUNTED: Duration = Duration::from_millis(200);
+/// Interval for reading counters again that changed while they were read.
+const BETWEEN_TRIES: Duration = Duration::from_millis(20);
+/// Time from which a probe counts the events of allocators whose counters never stand still.
+const LONGEST: Duration = Duration::from_millis(600);
 
 /// A running count of a process's tensor events, and the libraries that wait for the result.
 pub(super) struct EventCount {
     begun: Instant,
+    over: Instant,
     way: Way,
     pub(super) waiting: Vec<FoundLibrary>,
 }
+
+/// Events per second; `None` if the process has exited or its events cannot be counted.
+pub(super) struct EventRate(pub(super) Option<u64>);
 
 /// Source of the count.
 enum Way {
@@ -37,23 +45,44 @@ impl EventCount {
     /// Begins a count with the library that reports tensors; `None` if they cannot be counted.
     pub(super) fn begin(kernel: &mut KernelHalf, found: &FoundLibrary) -> Option<Self> {
         let way = by_allocators(found).or_else(|| by_probe(kernel, found))?;
-        Some(Self { begun: Instant::now(), way, waiting: Vec::new() })
+        let begun = Instant::now();
+        Some(Self { begun, over: begun + COUNTED, way, waiting: Vec::new() })
     }
 
-    /// Returns when the count has run long enough.
+    /// Returns when the count has run long enough or is tried again.
     pub(super) fn over(&self) -> Instant {
-        self.begun + COUNTED
+        self.over
     }
 
-    /// Ends the count and detaches the probe, if any. Returns the waiting libraries and the events
-    /// per second; `None` if the process has exited.
-    pub(super) fn end(self, kernel: &mut KernelHalf, tgid: u32) -> (Vec<FoundLibrary>, Option<u64>) {
-        let elapsed_ns = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let count = match self.way {
-            Way::Allocators(mut counter) => counter.events(),
-            Way::Probe(probes) => counted(kernel, tgid, probes),
+    /// Returns the events per second of a count that has run long enough; `None` if it goes on,
+    /// because the allocators changed their counters during each reading so far.
+    pub(super) fn advance(&mut self, kernel: &mut KernelHalf, tgid: u32) -> Option<EventRate> {
+        let is_probed = matches!(self.way, Way::Probe(_));
+        let count = match &mut self.way {
+            Way::Allocators(counter) => counter.events(),
+            Way::Probe(probes) => counted(kernel, tgid, std::mem::take(probes)),
         };
-        (self.waiting, count.map(|count| per_second(count, elapsed_ns)))
+        let (now, elapsed) = (Instant::now(), self.begun.elapsed());
+        let rate = count.map(|count| per_second(count, u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)));
+        if is_probed || rate.is_some() {
+            return Some(EventRate(rate));
+        }
+        if elapsed < LONGEST {
+            self.over = now + BETWEEN_TRIES;
+            return None;
+        }
+        let Some(way) = self.waiting.iter().find_map(|found| by_probe(kernel, found)) else {
+            return Some(EventRate(None));
+        };
+        *self = Self { begun: now, over: now + COUNTED, way, waiting: std::mem::take(&mut self.waiting) };
+        None
+    }
+
+    /// Ends the count early and detaches the probe, if any.
+    pub(super) fn abandon(self, kernel: &mut KernelHalf, tgid: u32) {
+        if let Way::Probe(probes) = self.way {
+            counted(kernel, tgid, probes);
+        }
     }
 }
 

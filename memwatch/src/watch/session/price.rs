@@ -42,6 +42,8 @@ pub(super) struct Probing {
     pub(super) several: bool,
     /// Extra work that a measurement can add per event, in hundredths of a counting probe.
     pub(super) load_percent: Option<NonZeroU64>,
+    /// Part of the time in which its busiest GPU runs kernels, percent; `None` if unknown.
+    pub(super) gpu_percent: Option<u32>,
 }
 
 /// Step of an overhead measurement.
@@ -133,6 +135,7 @@ impl OverheadGuard {
             prices: ProbeCost::default(),
             has_windows: false,
             load_percent: None,
+            gpu_percent: None,
         };
         let (warned, measured, choices) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
         Self { asked, is_measured: false, speaks: !options.is_screen, warned, measured, choices }
@@ -164,13 +167,14 @@ impl OverheadGuard {
 
     /// Returns the user's request, as it applies to a process with these probes.
     const fn asked(&self, probes: Probing) -> TracingRequest {
-        TracingRequest { several_probes: probes.several, load_percent: probes.load_percent, ..self.asked }
+        let Probing { several, load_percent, gpu_percent } = probes;
+        TracingRequest { several_probes: several, load_percent, gpu_percent, ..self.asked }
     }
 
     /// Chooses the level of a process with this event rate, given whether several probes fire per
     /// event.
     pub(super) fn decide(&mut self, tgid: u32, (events_per_second, several): (u64, bool)) -> TensorLevel {
-        let asked = self.asked(Probing { several, load_percent: None });
+        let asked = self.asked(Probing { several, ..Probing::default() });
         // The number may have belonged to another program.
         self.warned.remove(&tgid);
         self.measured.remove(&tgid);

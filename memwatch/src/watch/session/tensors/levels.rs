@@ -1,6 +1,7 @@
 //! Tracing level of each process: lowers, raises and measures it while the process is watched.
 
 use memwatch_core::input::TensorLevel;
+use memwatch_core::words::Tgid;
 
 use super::super::input_sink::InputSink;
 use super::super::price::{Probing, Tried};
@@ -13,7 +14,7 @@ impl TensorTracing {
     pub(super) fn look_at_prices(&mut self, kernel: &mut KernelHalf, sink: &mut InputSink) {
         let Self { prices, processes, torch, .. } = self;
         let changed = |(tgid, process): (&u32, &mut TensorProcess)| {
-            let whose = (*tgid, probing(torch, *tgid));
+            let whose = (*tgid, probing(torch, sink, *tgid));
             Some((*tgid, prices.look_again(whose, &mut process.governor, &mut process.rate)?))
         };
         let changed: Vec<(u32, (TensorLevel, TensorLevel))> = processes.iter_mut().filter_map(changed).collect();
@@ -35,7 +36,7 @@ impl TensorTracing {
         let trying = processes.iter_mut().filter(|(_, process)| process.governor.is_trying());
         let tried: Vec<(u32, Tried)> = trying
             .map(|(tgid, process)| {
-                let (whose, counted) = ((*tgid, probing(torch, *tgid)), process.numbers.counted());
+                let (whose, counted) = ((*tgid, probing(torch, sink, *tgid)), process.numbers.counted());
                 (*tgid, prices.try_out(whose, &mut process.governor, &process.rate, counted))
             })
             .collect();
@@ -64,6 +65,10 @@ impl TensorTracing {
     }
 }
 
-fn probing(torch: &FrameworkWatch, tgid: u32) -> Probing {
-    Probing { several: torch.needs_several_probes(tgid), load_percent: torch.load_percent(tgid) }
+fn probing(torch: &FrameworkWatch, sink: &InputSink, tgid: u32) -> Probing {
+    Probing {
+        several: torch.needs_several_probes(tgid),
+        load_percent: torch.load_percent(tgid),
+        gpu_percent: sink.state().gpu_percent(Tgid(tgid)),
+    }
 }
