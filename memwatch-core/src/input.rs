@@ -193,6 +193,8 @@ pub enum Input {
     /// Processes listed by NVML without an observed call, and possibly with driver libraries that are not probed. Their
     /// live bytes are unknown until the next input of this kind.
     Unproven(BTreeSet<Tgid>),
+    /// The KV cache of an inference server.
+    KvCache(Box<kv_cache::KvCacheReading>),
 }
 
 /// An address in the kernel half's allocation map.
@@ -293,6 +295,7 @@ impl Input {
             Self::TensorLevel(choice) => Some(choice.time_ns),
             Self::Rm(call) => Some(call.returned_ns),
             Self::Numbers(numbers) => Some(numbers.time_ns),
+            Self::KvCache(reading) => Some(reading.time_ns),
             Self::Attached { time_ns }
             | Self::Statistics { time_ns, .. }
             | Self::ObservedFrom { time_ns, .. }

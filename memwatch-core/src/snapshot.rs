@@ -32,6 +32,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::input::kv_cache::KvCacheReading;
 use crate::input::{LevelChoice, MigFacts, NvmlState, ProbeCoverage, Sensors};
 use crate::owner::{Ancestor, CgroupMemory, Owner, Promise};
 use crate::words::{Framework, GpuUuid, Name, Tgid, json};
@@ -226,6 +227,11 @@ pub struct ProcessView {
     #[serde(default)]
     #[serde(serialize_with = "json::tensor_level")]
     pub level: Option<LevelChoice>,
+    /// KV cache of an inference server, at its last reading; `None` if the process serves no
+    /// requests.
+    #[serde(default)]
+    #[serde(serialize_with = "json::apart")]
+    pub kv_cache: Option<Box<KvCacheReading>>,
     /// PyTorch memory, if traced.
     #[serde(serialize_with = "json::apart")]
     pub tensors: Option<Box<TensorsView>>,
@@ -443,6 +449,9 @@ pub struct WorkloadGpuView {
     /// Sums over PyTorch's caching allocators in its live processes; `None` if unknown for all of them.
     #[serde(default)]
     pub framework: Option<FrameworkSums>,
+    /// KV caches of inference servers in its live processes; `None` without any that is known.
+    #[serde(default)]
+    pub kv_cache: Option<KvCacheSums>,
     /// Growth of its live bytes; `None` if they do not grow, were observed for too short a time, or growth is not
     /// tracked (`Pipeline::watch_growth`). Only for users of the pipeline: not sent over a socket.
     #[serde(skip)]
@@ -465,6 +474,22 @@ pub struct FrameworkSums {
     pub retries: Option<u64>,
     /// Out-of-memory errors returned to programs.
     pub ooms: Option<u64>,
+}
+
+/// Sums over the KV caches of several processes. Each sum of bytes covers the processes for which it is known; `None` if
+/// there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvCacheSums {
+    /// Bytes of the blocks that requests can use.
+    pub size_bytes: Option<u64>,
+    /// Bytes of the blocks in use by requests.
+    pub used_bytes: Option<u64>,
+    /// Bytes of the free blocks with a prefix that a later request can reuse.
+    pub reusable_bytes: Option<u64>,
+    /// Requests that run.
+    pub running_requests: u64,
+    /// Requests that wait to run.
+    pub waiting_requests: u64,
 }
 
 /// Part name of used memory that is older than the attach.

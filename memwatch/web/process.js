@@ -109,11 +109,25 @@ function facts(process, envelope) {
     ["frees/s", rate(process.frees_per_second)],
     ["pinned host memory", bytes(process.host.pinned_live_bytes)],
   ];
+  if (process.kv_cache) list.push(["KV cache", kvCache(process.kv_cache)]);
   if (owner) list.push(["workload", owner]);
   if (!process.from_start) list.push(["watched for", since(process.observed_since, envelope.time)]);
   if (!process.exact) list.push(["numbers", "records were lost: at least"]);
   if (process.mps_client) list.push(["MPS", "client"]);
   return list;
+}
+
+/** The pool of an inference server at its last reading. */
+function kvCache({ pool, unknown }) {
+  if (pool === null) return `not known: ${plain(unknown)}`;
+  const { blocks, used_blocks: used, free_blocks: free, running_requests: running, waiting_requests: waiting } = pool.fill;
+  const part = (some) => (blocks ? `${((100 * some) / blocks).toFixed(1)} %` : UNKNOWN);
+  const rest = pool.content
+    ? `${part(pool.content.reusable_blocks)} reusable prefix, ${part(pool.content.empty_blocks)} empty`
+    : `${part(free)} reusable prefix or empty`;
+  const size = pool.block_bytes === null ? "" : ` of ${bytes(blocks * pool.block_bytes)}`;
+  const state = pool.asleep ? "asleep; " : "";
+  return `${state}${part(used)}${size} used by ${count(running)} requests (${count(waiting)} waiting), ${rest}`;
 }
 
 function table(heads, rows) {

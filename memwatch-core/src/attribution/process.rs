@@ -9,6 +9,7 @@ use super::overhead::OverheadCounts;
 use crate::allocators::{TensorLedger, is_pytorch_probed};
 use crate::decode::{Call, TensorEvent};
 use crate::input::arenas::ArenaReadings;
+use crate::input::kv_cache::KvCacheReading;
 use crate::input::{HeldAddresses, LevelChoice, ProcessFacts, TensorLevel};
 use crate::kernel_driver::TracingStatus;
 use crate::kernel_driver::view::Explained;
@@ -78,6 +79,8 @@ pub struct Process {
     pub overhead: OverheadCounts,
     /// Tracing level of its PyTorch, if one was chosen by overhead.
     pub level: Option<LevelChoice>,
+    /// Last reading of the KV cache of an inference server, kept after the exit.
+    pub kv_cache: Option<Box<KvCacheReading>>,
     /// Whether no call was seen and its libraries are not known to be probed.
     pub unproven: bool,
     /// Whether its ledger has changed since the last tick.
@@ -119,6 +122,7 @@ impl Process {
             last_gpus: BTreeMap::new(),
             overhead: OverheadCounts::default(),
             level: None,
+            kv_cache: None,
             unproven: false,
             changed: false,
             last_explained: None,
@@ -394,6 +398,7 @@ impl Process {
         self.tensors = None;
         (self.tensors_watched_ns, self.scratch_watched_ns) = (0, 0);
         self.level = None;
+        self.kv_cache = None;
         self.last_gpus.clear();
         self.kernel_driver_losses.clear();
         self.from_start = true;

@@ -4,12 +4,12 @@
 //! The pool's bytes are in a few tensors that the framework's allocator has in its totals already.
 //! A reading describes these bytes and adds none.
 
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::words::Tgid;
 
 /// An inference engine with a pool of KV cache blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ServingEngine {
     /// vLLM, engine v1.
@@ -29,7 +29,7 @@ impl ServingEngine {
 }
 
 /// How full a pool is: a few integers, which are consistent by themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvCacheFill {
     /// Blocks that requests can use. vLLM's null block is not among them.
     pub blocks: u64,
@@ -56,7 +56,7 @@ impl KvCacheFill {
 }
 
 /// Blocks by their content, counted one by one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvCacheContent {
     /// Blocks in use by more than one request; `None` if the engine does not count users.
     pub shared_blocks: Option<u64>,
@@ -67,7 +67,7 @@ pub struct KvCacheContent {
 }
 
 /// A request and its blocks. Several requests may share a block.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvCacheRequest {
     /// The engine's identifier of the request.
     pub id: String,
@@ -76,7 +76,7 @@ pub struct KvCacheRequest {
 }
 
 /// A pool of KV cache blocks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvCache {
     /// The engine.
     pub engine: ServingEngine,
@@ -96,7 +96,6 @@ pub struct KvCache {
     /// them. `None` if unknown.
     pub asleep: Option<bool>,
     /// How full the pool is.
-    #[serde(flatten)]
     pub fill: KvCacheFill,
     /// Blocks by content; `None` if they changed while they were read, or could not be read.
     pub content: Option<KvCacheContent>,
@@ -107,14 +106,30 @@ pub struct KvCache {
 }
 
 impl KvCache {
+    /// Returns the bytes of the blocks that requests can use; `None` if the size of a block is
+    /// unknown.
+    pub fn size_bytes(&self) -> Option<u64> {
+        self.bytes_of(self.fill.blocks)
+    }
+
     /// Returns the bytes of the blocks in use; `None` if the size of a block is unknown.
     pub fn used_bytes(&self) -> Option<u64> {
-        self.block_bytes.map(|bytes| bytes.saturating_mul(self.fill.used_blocks))
+        self.bytes_of(self.fill.used_blocks)
+    }
+
+    /// Returns the bytes of the free blocks with a prefix that a later request can reuse; `None` if
+    /// they are unknown.
+    pub fn reusable_bytes(&self) -> Option<u64> {
+        self.content.and_then(|content| self.bytes_of(content.reusable_blocks))
+    }
+
+    fn bytes_of(&self, blocks: u64) -> Option<u64> {
+        self.block_bytes.map(|bytes| bytes.saturating_mul(blocks))
     }
 }
 
 /// Reason why a pool, or a part of it, is not known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KvCacheDoubt {
     /// An attribute is missing, or is an object of an unexpected class: the engine has another
     /// layout.
@@ -135,12 +150,32 @@ pub enum KvCacheDoubt {
     /// No scheduler was found, although the engine is loaded.
     #[error("the process has loaded the engine and no scheduler of it was found")]
     NoScheduler,
+    /// Any of these, as a recording or an agent has written it.
+    #[error("{0}")]
+    Recorded(String),
 }
 
 impl Serialize for KvCacheDoubt {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
+}
+
+impl<'de> Deserialize<'de> for KvCacheDoubt {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(Self::Recorded)
+    }
+}
+
+/// One reading of the pool of a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvCacheReading {
+    /// Process that has the pool's tensors, or that schedules its requests.
+    pub tgid: Tgid,
+    /// End of the reading: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    /// The pool, or the reason why it is not known.
+    pub pool: Result<KvCache, KvCacheDoubt>,
 }
 
 #[cfg(test)]

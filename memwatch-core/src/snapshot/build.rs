@@ -124,6 +124,7 @@ impl Surroundings<'_> {
             frees_per_second: rate.map(|rate| rate.frees_per_second),
             overhead: overhead(process),
             level: process.level,
+            kv_cache: process.kv_cache.clone(),
             tensors: process.tensors.as_ref().map(|ledger| {
                 let uuid = |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
                 Box::new(places::tensors(ledger, uuid))

@@ -172,6 +172,7 @@ impl State {
             Input::Unproven(tgids) => {
                 self.processes.values_mut().for_each(|process| process.unproven = tgids.contains(&process.tgid));
             }
+            Input::KvCache(reading) => self.learn_kv_cache(reading),
             Input::KernelDriver { version } => self.kernel_driver.learn_version(version),
         }
     }
@@ -488,6 +489,7 @@ const fn time_of(input: &Input) -> Option<u64> {
         Input::Arenas(arenas) => Some(arenas.time_ns),
         Input::Devices(reading) => Some(reading.end_ns),
         Input::Holdings(holdings) => Some(holdings.time_ns),
+        Input::KvCache(reading) => Some(reading.time_ns),
         Input::MovingAllocatorState(allocator_state) => Some(allocator_state.time_ns),
         Input::Numbers(numbers) => Some(numbers.time_ns),
         Input::Rm(call) => Some(call.returned_ns),

@@ -11,6 +11,7 @@ use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::decode::{TensorChange, TensorEvent, TraceAction, decode_tensor};
 use crate::input::LevelChoice;
+use crate::input::kv_cache::KvCacheReading;
 use crate::input::allocator_state::{
     AllocatorNumbers, AllocatorState, MovingAllocatorState, StateBlock, StateBlockUse,
 };
@@ -256,6 +257,13 @@ impl State {
     pub(crate) fn learn_holdings(&mut self, holdings: Box<Holdings>) {
         if let Some(tensors) = self.watched_tensors(holdings.tgid) {
             tensors.learn_holdings(holdings);
+        }
+    }
+
+    pub(crate) fn learn_kv_cache(&mut self, reading: Box<KvCacheReading>) {
+        // The process may have ended.
+        if let Some(process) = self.processes.get_mut(&reading.tgid) {
+            process.kv_cache = Some(reading);
         }
     }
 

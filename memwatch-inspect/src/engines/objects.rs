@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use foldhash::fast::FixedState;
 use memwatch_core::input::kv_cache::KvCacheDoubt;
@@ -69,7 +69,7 @@ impl<'a, M: MemoryAccess> EngineObjects<'a, M> {
     }
 
     /// Returns the class of an object.
-    pub(super) fn class(&self, object: u64) -> Option<Rc<PythonClass>> {
+    pub(super) fn class(&self, object: u64) -> Option<Arc<PythonClass>> {
         self.learned.classes.at(self.pass, self.objects.type_of(object)?)
     }
 

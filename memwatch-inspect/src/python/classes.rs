@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use foldhash::fast::FixedState;
 
@@ -95,7 +95,7 @@ pub struct PythonClass {
     pub kind: ObjectKind,
     /// Role in PyTorch.
     pub role: Role,
-    base: Option<Rc<PythonClass>>,
+    base: Option<Arc<PythonClass>>,
 }
 
 impl PythonClass {
@@ -125,7 +125,7 @@ impl PythonClass {
 #[derive(Debug, Default)]
 pub struct PythonClasses {
     numbers: RefCell<HashMap<u64, Option<u32>, FixedState>>,
-    all: RefCell<Vec<Rc<PythonClass>>>,
+    all: RefCell<Vec<Arc<PythonClass>>>,
 }
 
 impl PythonClasses {
@@ -148,12 +148,12 @@ impl PythonClasses {
     }
 
     /// Returns the class of a number from [`Self::number`].
-    pub fn get(&self, number: u32) -> Option<Rc<PythonClass>> {
-        self.all.borrow().get(number as usize).map(Rc::clone)
+    pub fn get(&self, number: u32) -> Option<Arc<PythonClass>> {
+        self.all.borrow().get(number as usize).map(Arc::clone)
     }
 
     /// Returns the class at an address.
-    pub fn at(&self, memory: &impl MemoryAccess, address: u64) -> Option<Rc<PythonClass>> {
+    pub fn at(&self, memory: &impl MemoryAccess, address: u64) -> Option<Arc<PythonClass>> {
         self.get(self.number(memory, address)?)
     }
 
@@ -174,8 +174,8 @@ impl PythonClasses {
         }
         let mut number = None;
         for address in chain.into_iter().rev() {
-            let class = Rc::new(read_one(memory, address, base.take())?);
-            base = Some(Rc::clone(&class));
+            let class = Arc::new(read_one(memory, address, base.take())?);
+            base = Some(Arc::clone(&class));
             let mut all = self.all.borrow_mut();
             number = u32::try_from(all.len()).ok();
             all.push(class);
@@ -185,7 +185,7 @@ impl PythonClasses {
     }
 }
 
-fn read_one(memory: &impl MemoryAccess, address: u64, base: Option<Rc<PythonClass>>) -> Option<PythonClass> {
+fn read_one(memory: &impl MemoryAccess, address: u64, base: Option<Arc<PythonClass>>) -> Option<PythonClass> {
     let field = |offset: u32| memory.u64(at(address, offset)?);
     // A name that exceeds the limit does not matter here and is dropped.
     let name = field(TYPE_NAME).and_then(|name| memory.terminated(name)).unwrap_or_default();

@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use foldhash::fast::FixedState;
 
@@ -237,7 +237,7 @@ impl<'a, M: MemoryAccess> Heap<'a, M> {
     }
 
     /// Returns the class of the object at an index.
-    pub fn class(&self, place: u32) -> Option<Rc<PythonClass>> {
+    pub fn class(&self, place: u32) -> Option<Arc<PythonClass>> {
         let place = place as usize;
         let number = match place.checked_sub(self.addresses.len()) {
             None => self.numbers.get(place).copied(),
@@ -253,7 +253,7 @@ impl<'a, M: MemoryAccess> Heap<'a, M> {
     }
 
     /// Returns all objects in the lists with their classes, youngest generation first.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, Rc<PythonClass>)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u64, Arc<PythonClass>)> {
         self.addresses
             .iter()
             .zip(&self.numbers)
@@ -261,7 +261,7 @@ impl<'a, M: MemoryAccess> Heap<'a, M> {
     }
 
     /// Returns the class of any object, even if the collector does not track it.
-    pub fn class_of(&self, object: u64) -> Option<Rc<PythonClass>> {
+    pub fn class_of(&self, object: u64) -> Option<Arc<PythonClass>> {
         self.classes.at(self.objects.memory, self.objects.type_of(object)?)
     }
 

@@ -26,33 +26,59 @@ const TRIES: usize = 3;
 /// # Errors
 /// There is an engine, and its pool is not known.
 pub(crate) fn kv_cache(tgid: u32, processes: &mut ProcReader) -> Result<Option<KvCache>, KvCacheDoubt> {
-    let Some(own) = PythonMemory::open(tgid) else { return Ok(None) };
-    let mut schedulers = vec![(tgid, own.find(SearchBreadth::Frames))];
-    if !matches!(schedulers[0].1, Ok(Some(_))) {
-        let ancestors = processes.facts(tgid, false).map(|facts| facts.ancestors).unwrap_or_default();
-        let parent = ancestors.first().map(|parent| parent.tgid.0);
-        let children = processes.descendants(&BTreeSet::from([tgid]));
-        for relative in parent.into_iter().chain(children.into_iter().take(MOST_CHILDREN)) {
-            let found = PythonMemory::open(relative).map(|memory| memory.find(SearchBreadth::Frames));
-            schedulers.extend(found.map(|found| (relative, found)));
+    KvCacheReader::find(tgid, processes)?.map(|reader| reader.read()).transpose()
+}
+
+/// Reads the KV cache of a process repeatedly.
+pub(crate) struct KvCacheReader {
+    scheduler: PythonMemory,
+    reader: EngineReader,
+    /// Bytes of the pool's tensors in the process, if they were found.
+    bytes: Option<u64>,
+    /// Whether the process has tensors at all.
+    has_tensors: bool,
+}
+
+impl KvCacheReader {
+    /// Finds the scheduler of a process, as [`kv_cache`] does.
+    ///
+    /// # Errors
+    /// As [`kv_cache`].
+    pub(crate) fn find(tgid: u32, processes: &mut ProcReader) -> Result<Option<Self>, KvCacheDoubt> {
+        let Some(own) = PythonMemory::open(tgid) else { return Ok(None) };
+        let mut schedulers = vec![(tgid, own.find(SearchBreadth::Frames))];
+        if !matches!(schedulers[0].1, Ok(Some(_))) {
+            let ancestors = processes.facts(tgid, false).map(|facts| facts.ancestors).unwrap_or_default();
+            let parent = ancestors.first().map(|parent| parent.tgid.0);
+            let children = processes.descendants(&BTreeSet::from([tgid]));
+            for relative in parent.into_iter().chain(children.into_iter().take(MOST_CHILDREN)) {
+                let found = PythonMemory::open(relative).map(|memory| memory.find(SearchBreadth::Frames));
+                schedulers.extend(found.map(|found| (relative, found)));
+            }
         }
+        let in_frames = schedulers.iter().position(|(_, found)| matches!(found, Ok(Some(_))));
+        let (scheduler, found) = match in_frames {
+            Some(index) => schedulers.swap_remove(index),
+            None => (tgid, own.find(SearchBreadth::All)),
+        };
+        let Some(reader) = found? else { return Ok(None) };
+        let blocks = own.blocks();
+        let has_tensors = blocks.iter().any(|blocks| blocks.iter().next().is_some());
+        let bytes = blocks.and_then(|blocks| own.with(|process| pool_bytes(process, &blocks)));
+        let scheduler = if scheduler == tgid { Some(own) } else { PythonMemory::open(scheduler) };
+        Ok(scheduler.map(|scheduler| Self { scheduler, reader, bytes, has_tensors }))
     }
-    let in_frames = schedulers.iter().position(|(_, found)| matches!(found, Ok(Some(_))));
-    let (scheduler, found) = match in_frames {
-        Some(index) => schedulers.swap_remove(index),
-        None => (tgid, own.find(SearchBreadth::All)),
-    };
-    let Some(reader) = found? else { return Ok(None) };
-    let blocks = own.blocks();
-    let has_tensors = blocks.iter().any(|blocks| blocks.iter().next().is_some());
-    let bytes = blocks.and_then(|blocks| own.with(|process| pool_bytes(process, &blocks)));
-    let pool = if scheduler == tgid {
-        own.read(&reader, tgid, bytes).map(Some)
-    } else {
-        PythonMemory::open(scheduler).map(|memory| memory.read(&reader, scheduler, bytes)).transpose()
-    };
-    // The configuration has the bytes of each process with tensors, which this one may not be.
-    pool.map(|pool| pool.map(|pool| if has_tensors { pool } else { KvCache { bytes: None, ..pool } }))
+
+    /// Reads the pool.
+    ///
+    /// # Errors
+    /// The scheduler is gone, or its numbers contradict each other.
+    pub(crate) fn read(&self) -> Result<KvCache, KvCacheDoubt> {
+        let tgid = Tgid(self.scheduler.tgid);
+        let pool = self.scheduler.with(|process| self.reader.read(process, tgid, self.bytes))?;
+        // The configuration has the bytes of each process with tensors, which this one may not be.
+        Ok(if self.has_tensors { pool } else { KvCache { bytes: None, ..pool } })
+    }
 }
 
 /// The memory of a process that runs Python.
@@ -72,10 +98,6 @@ impl PythonMemory {
 
     fn find(&self, breadth: SearchBreadth) -> Result<Option<EngineReader>, KvCacheDoubt> {
         self.with(|process| EngineReader::find(process, breadth))
-    }
-
-    fn read(&self, reader: &EngineReader, tgid: u32, bytes: Option<u64>) -> Result<KvCache, KvCacheDoubt> {
-        self.with(|process| reader.read(process, Tgid(tgid), bytes))
     }
 
     /// Reads the blocks of PyTorch's allocators.

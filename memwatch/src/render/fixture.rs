@@ -236,6 +236,7 @@ fn process(tgid: u32, command: &str, user: &str) -> ProcessView {
         tensors: None,
         explained: None,
         left_behind: None,
+        kv_cache: None,
     }
 }
 

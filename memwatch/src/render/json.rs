@@ -17,6 +17,7 @@ use std::io;
 
 use memwatch_common::loss::Loss;
 use memwatch_core::features::causes::Cause;
+use memwatch_core::input::kv_cache::{KvCache, KvCacheDoubt, KvCacheReading};
 use memwatch_core::input::{NvmlState, ProbeCoverage, Sensors};
 use memwatch_core::owner::{CgroupMemory, Owner, Promise};
 use memwatch_core::snapshot::groups::OwnerGrouping;
@@ -188,6 +189,16 @@ struct ProcessJson<'a> {
     overhead: Option<OverheadJson<'a>>,
     tensor: Option<TensorJson<'a>>,
     left_behind: Option<&'a LeftBehindView>,
+    kv_cache: Option<KvCacheJson<'a>>,
+}
+
+/// The KV cache of an inference server, at its last reading.
+#[derive(Serialize)]
+struct KvCacheJson<'a> {
+    #[serde(serialize_with = "json::date")]
+    time_ns: u64,
+    pool: Option<&'a KvCache>,
+    unknown: Option<&'a KvCacheDoubt>,
 }
 
 #[derive(Serialize)]
@@ -288,7 +299,12 @@ fn process(view: &ProcessView) -> ProcessJson<'_> {
         overhead: overhead::of(view),
         tensor: view.tensors.as_deref().map(stats::tensor),
         left_behind: view.left_behind.as_deref(),
+        kv_cache: view.kv_cache.as_deref().map(kv_cache),
     }
+}
+
+fn kv_cache(read: &KvCacheReading) -> KvCacheJson<'_> {
+    KvCacheJson { time_ns: read.time_ns, pool: read.pool.as_ref().ok(), unknown: read.pool.as_ref().err() }
 }
 
 fn failure(view: &FailureView) -> FailureJson<'_> {

@@ -35,7 +35,7 @@ fn content(pool: &KvCache) -> String {
         let (reusable, empty) = (part(content.reusable_blocks), part(content.empty_blocks));
         format!("{used} · {reusable} reusable prefix · {empty} empty")
     } else {
-        let why = pool.content_unknown.map(|why| format!(": {why}")).unwrap_or_default();
+        let why = pool.content_unknown.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
         format!("{used} · {} reusable prefix or empty{why}", part(pool.fill.free_blocks))
     }
 }
@@ -57,8 +57,16 @@ pub(crate) fn requests(pool: &KvCache) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(" · "))
 }
 
+/// Formats a reading: [`pool`], or why there is none.
+pub(crate) fn line(read: &Result<KvCache, KvCacheDoubt>, tgid: Tgid) -> String {
+    match read {
+        Ok(known) => pool(known, tgid),
+        Err(why) => unknown(why),
+    }
+}
+
 /// Says why a pool is not known.
-pub(crate) fn unknown(why: KvCacheDoubt) -> String {
+pub(crate) fn unknown(why: &KvCacheDoubt) -> String {
     format!("KV cache  not known: {why}")
 }
 
@@ -108,7 +116,7 @@ mod tests {
         let asleep = KvCache { asleep: Some(true), ..example() };
         let text = pool(&asleep, Tgid(7));
         assert!(text.starts_with("KV cache  asleep, no memory is behind it: 56.92 GiB  32 layers"), "{text}");
-        let why = unknown(KvCacheDoubt::Contradiction("more blocks are free than there are"));
+        let why = unknown(&KvCacheDoubt::Contradiction("more blocks are free than there are"));
         assert_eq!(why, "KV cache  not known: its numbers contradict each other: more blocks are free than there are");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use memwatch_core::features::causes::{self, Cause, CauseEvidence};
 use memwatch_core::input::kv_cache::{KvCache, KvCacheDoubt};
-use memwatch_core::snapshot::Snapshot;
+use memwatch_core::snapshot::{ProcessView, Snapshot};
 use memwatch_core::words::Tgid;
 
 use crate::frameworks::serving::kv_cache;
@@ -17,19 +17,29 @@ pub(crate) struct KvCaches(BTreeMap<Tgid, Result<KvCache, KvCacheDoubt>>);
 
 impl KvCaches {
     /// Reads the KV caches of the running processes in a snapshot.
+    ///
+    /// A process that this user may not read has the last reading of the agent that watches it.
     pub(crate) fn read(snapshot: &Snapshot) -> Self {
         let mut processes = ProcReader::new("/proc");
         let running = snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
         let read = running.filter_map(|process| {
-            let found = kv_cache(process.tgid.0, &mut processes).transpose()?;
+            let now = kv_cache(process.tgid.0, &mut processes).transpose();
+            let found = now.or_else(|| process.kv_cache.as_ref().map(|last| last.pool.clone()))?;
             Some((process.tgid, found))
         });
         Self(read.collect())
     }
 
+    /// Takes the readings that a snapshot has, such as one of a recording.
+    pub(crate) fn of(snapshot: &Snapshot) -> Self {
+        let with_reading =
+            |process: &ProcessView| Some((process.tgid, process.kv_cache.as_ref()?.pool.clone()));
+        Self(snapshot.processes.iter().filter_map(with_reading).collect())
+    }
+
     /// Returns the KV cache of a process, or the reason why it is not known; `None` if the process
     /// serves no requests.
-    pub(crate) fn of(&self, tgid: Tgid) -> Option<&Result<KvCache, KvCacheDoubt>> {
+    pub(crate) fn get(&self, tgid: Tgid) -> Option<&Result<KvCache, KvCacheDoubt>> {
         self.0.get(&tgid)
     }
 

@@ -11,6 +11,7 @@ mod native;
 mod programs;
 mod remembered;
 mod samples;
+mod serving;
 mod tensors;
 mod versions;
 mod windows;

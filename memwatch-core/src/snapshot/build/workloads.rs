@@ -1,13 +1,13 @@
 //! Builds the views of workloads from their running processes and from the totals of exited ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::attribution::workload::{EndedTotals, Workload, WorkloadKey, Workloads};
 use crate::kernel_driver::trust::LedgerTrust;
 use crate::owner::{Container, Owner};
 use crate::snapshot::build::kind_name;
 use crate::snapshot::{
-    AllocatorView, ExplainedUse, FrameworkSums, PREEXISTING, ProcessGpuView, ProcessView, WorkloadGpuView,
+    AllocatorView, ExplainedUse, FrameworkSums, KvCacheSums, PREEXISTING, ProcessGpuView, ProcessView, WorkloadGpuView,
     WorkloadKindView, WorkloadView,
 };
 use crate::words::{GpuUuid, Name, Tgid, sum_of_known};
@@ -38,6 +38,7 @@ fn view(key: &WorkloadKey, workload: &Workload, living: &BTreeMap<Tgid, &Process
         let row = row(&mut gpus, allocator.uuid.as_ref());
         row.framework = Some(row.framework.unwrap_or_default().and(sums_of(allocator)));
     }
+    add_kv_caches(&mut gpus, own());
     for row in gpus.values_mut() {
         // A peak from the time when a process's GPU was unknown has no row; the process's own peak
         // counts on its current GPU.
@@ -85,6 +86,7 @@ fn row<'a>(
         kinds: BTreeMap::new(),
         parts: BTreeMap::new(),
         framework: None,
+        kv_cache: None,
         growth_bytes_per_second: None,
     })
 }
@@ -151,6 +153,45 @@ fn sums_of(allocator: &AllocatorView) -> FrameworkSums {
         inactive_split_bytes: allocator.inactive_split_bytes,
         retries: number("num_alloc_retries"),
         ooms: number("num_ooms"),
+    }
+}
+
+/// Adds the KV caches of processes with memory on one GPU. Tensors on several are not divided
+/// among them. Requests are those of a scheduler, which may be that of several processes.
+fn add_kv_caches<'a>(
+    gpus: &mut BTreeMap<Option<GpuUuid>, WorkloadGpuView>,
+    processes: impl Iterator<Item = &'a &'a ProcessView>,
+) {
+    let mut schedulers = BTreeSet::new();
+    for process in processes {
+        let ([gpu], Some(Ok(pool))) = (&process.gpus[..], process.kv_cache.as_ref().map(|read| &read.pool)) else {
+            continue;
+        };
+        let is_first = schedulers.insert((&gpu.uuid, pool.scheduler));
+        let requests = |count: u64| if is_first { count } else { 0 };
+        let own = KvCacheSums {
+            size_bytes: pool.size_bytes(),
+            used_bytes: pool.used_bytes(),
+            reusable_bytes: pool.reusable_bytes(),
+            running_requests: requests(pool.fill.running),
+            waiting_requests: requests(pool.fill.waiting),
+        };
+        let row = row(gpus, gpu.uuid.as_ref());
+        row.kv_cache = Some(row.kv_cache.unwrap_or_default().and(own));
+    }
+}
+
+impl KvCacheSums {
+    /// Returns the sum of both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            size_bytes: sum_of_known(self.size_bytes, other.size_bytes),
+            used_bytes: sum_of_known(self.used_bytes, other.used_bytes),
+            reusable_bytes: sum_of_known(self.reusable_bytes, other.reusable_bytes),
+            running_requests: self.running_requests.saturating_add(other.running_requests),
+            waiting_requests: self.waiting_requests.saturating_add(other.waiting_requests),
+        }
     }
 }
 

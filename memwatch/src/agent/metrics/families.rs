@@ -274,6 +274,42 @@ pub(crate) const FRAMEWORK_OOMS: MetricFamily = gauge(
     WORKLOAD,
     "Out-of-memory errors of PyTorch in the workload's living processes; it falls when one of them ends.",
 );
+/// Size of KV caches.
+pub(crate) const KV_CACHE_SIZE: MetricFamily = gauge(
+    "memwatch_workload_kv_cache_size_bytes",
+    "bytes",
+    WORKLOAD,
+    "Bytes of the KV cache blocks that requests can use, in the workload's living inference servers (vLLM, SGLang), read from their memory; within what \
+     the driver has allocated, and absent where they have none or it is not known.",
+);
+/// Used part of KV caches.
+pub(crate) const KV_CACHE_USED: MetricFamily = gauge(
+    "memwatch_workload_kv_cache_used_bytes",
+    "bytes",
+    WORKLOAD,
+    "Bytes of the KV cache blocks in use by requests, read like kv_cache_size_bytes.",
+);
+/// Reusable part of KV caches.
+pub(crate) const KV_CACHE_REUSABLE: MetricFamily = gauge(
+    "memwatch_workload_kv_cache_reusable_bytes",
+    "bytes",
+    WORKLOAD,
+    "Bytes of the KV cache blocks of no request that have a prefix which a later request can reuse, read like kv_cache_size_bytes.",
+);
+/// Running requests of inference servers.
+pub(crate) const KV_CACHE_RUNNING: MetricFamily = gauge(
+    "memwatch_workload_kv_cache_running_requests",
+    "",
+    WORKLOAD,
+    "Requests that run and have KV cache blocks, read like kv_cache_size_bytes.",
+);
+/// Waiting requests of inference servers.
+pub(crate) const KV_CACHE_WAITING: MetricFamily = gauge(
+    "memwatch_workload_kv_cache_waiting_requests",
+    "",
+    WORKLOAD,
+    "Requests that wait to run, read like kv_cache_size_bytes.",
+);
 /// Used memory of a process, from NVML.
 pub(crate) const PROCESS_DRIVER: MetricFamily = gauge(
     "memwatch_process_memory_used_bytes",
@@ -395,7 +431,7 @@ pub(crate) const OWN_FILES_LIMIT: MetricFamily =
 
 /// All families in the order of the exposition.
 #[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
-pub(crate) const ALL: [&MetricFamily; 51] = [
+pub(crate) const ALL: [&MetricFamily; 56] = [
     &BUILD,
     &GPU_FACTS,
     &GPU_UP,
@@ -426,6 +462,11 @@ pub(crate) const ALL: [&MetricFamily; 51] = [
     &FRAMEWORK_INACTIVE_SPLIT,
     &FRAMEWORK_RETRIES,
     &FRAMEWORK_OOMS,
+    &KV_CACHE_SIZE,
+    &KV_CACHE_USED,
+    &KV_CACHE_REUSABLE,
+    &KV_CACHE_RUNNING,
+    &KV_CACHE_WAITING,
     &PROCESS_DRIVER,
     &PROCESS_LIVE,
     &AGENT_DROPPED,

@@ -186,6 +186,11 @@ impl Metrics {
         gauge(out, &families::FRAMEWORK_INACTIVE_SPLIT, |row| row.framework?.inactive_split_bytes);
         gauge(out, &families::FRAMEWORK_RETRIES, |row| row.framework?.retries);
         gauge(out, &families::FRAMEWORK_OOMS, |row| row.framework?.ooms);
+        gauge(out, &families::KV_CACHE_SIZE, |row| row.kv_cache?.size_bytes);
+        gauge(out, &families::KV_CACHE_USED, |row| row.kv_cache?.used_bytes);
+        gauge(out, &families::KV_CACHE_REUSABLE, |row| row.kv_cache?.reusable_bytes);
+        gauge(out, &families::KV_CACHE_RUNNING, |row| Some(row.kv_cache?.running_requests));
+        gauge(out, &families::KV_CACHE_WAITING, |row| Some(row.kv_cache?.waiting_requests));
     }
 
     fn processes(&self, out: &mut impl MetricSink, snapshot: &Snapshot) {

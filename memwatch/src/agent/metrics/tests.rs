@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use memwatch_core::features::checks::ContradictionKind;
 use memwatch_core::input::{LibraryCoverage, NvmlState};
 use memwatch_core::snapshot::{
-    FrameworkSums, LeftBehindView, LeftOnGpu, Snapshot, WorkloadGpuView, WorkloadKindView, WorkloadView,
+    FrameworkSums, KvCacheSums, LeftBehindView, LeftOnGpu, Snapshot, WorkloadGpuView, WorkloadKindView, WorkloadView,
 };
 use memwatch_core::words::{GpuUuid, Tgid};
 
@@ -51,6 +51,7 @@ pub(super) fn on(uuid: &str, live_bytes: u64) -> WorkloadGpuView {
         kinds: BTreeMap::from([("device".into(), kind)]),
         parts: BTreeMap::new(),
         framework: None,
+        kv_cache: None,
         growth_bytes_per_second: None,
     }
 }
@@ -75,6 +76,13 @@ pub(super) fn node() -> Snapshot {
         inactive_split_bytes: bytes,
         retries: Some(1),
         ooms: Some(2),
+    });
+    gpu.kv_cache = Some(KvCacheSums {
+        size_bytes: Some(30 * GIB),
+        used_bytes: Some(7 * GIB),
+        reusable_bytes: Some(20 * GIB),
+        running_requests: 24,
+        waiting_requests: 3,
     });
     gpu.parts = BTreeMap::from([("context".into(), 518 << 20), ("requested".into(), 40 * GIB)]);
     gpu.kinds.insert("pool".into(), WorkloadKindView { live_bytes: 7, allocations: 1, ..WorkloadKindView::default() });

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_core::input::NvmlState;
 use memwatch_core::kernel_driver::labels::MemoryPurpose;
-use memwatch_core::snapshot::{FrameworkSums, PREEXISTING, Snapshot, WorkloadGpuView, WorkloadView};
+use memwatch_core::snapshot::{FrameworkSums, KvCacheSums, PREEXISTING, Snapshot, WorkloadGpuView, WorkloadView};
 use memwatch_core::words::{GpuUuid, OUT_OF_MEMORY, sum_of_known};
 
 use super::gpus::Gpus;
@@ -99,6 +99,7 @@ pub(super) struct WorkloadRow {
     pub(super) growth_bytes_per_second: Option<f64>,
     pub(super) processes: Option<u64>,
     pub(super) framework: Option<FrameworkSums>,
+    pub(super) kv_cache: Option<KvCacheSums>,
     /// Time of the last out-of-memory failure: `CLOCK_BOOTTIME`, nanoseconds.
     pub(super) last_oom_ns: Option<u64>,
     pub(super) counts: WorkloadCounters,
@@ -231,6 +232,7 @@ impl WorkloadRow {
             growth_bytes_per_second: gpu.growth_bytes_per_second,
             processes: Some(workload.processes),
             framework: gpu.framework,
+            kv_cache: gpu.kv_cache,
             last_oom_ns: gpu.last_oom_ns,
             size_bytes: gpu.live_bytes.max(gpu.used_bytes.unwrap_or_default()),
             user: only_user(workload),
@@ -275,6 +277,7 @@ impl WorkloadRow {
         self.growth_bytes_per_second = growth.reduce(|one, other| one + other);
         self.processes = sum_of_known(self.processes, other.processes);
         self.framework = self.framework.into_iter().chain(other.framework).reduce(FrameworkSums::and);
+        self.kv_cache = self.kv_cache.into_iter().chain(other.kv_cache).reduce(KvCacheSums::and);
         self.last_oom_ns = self.last_oom_ns.max(other.last_oom_ns);
         add_up(&mut self.live_bytes, other.live_bytes);
         add_up(&mut self.part_bytes, other.part_bytes);

@@ -51,7 +51,7 @@ struct ExplainProcess<'a> {
     last_refused: &'a [RefusedView],
     /// `null` if the process serves no requests, or if the pool is not known.
     kv_cache: Option<&'a KvCache>,
-    kv_cache_unknown: Option<KvCacheDoubt>,
+    kv_cache_unknown: Option<&'a KvCacheDoubt>,
 }
 
 /// `trust` is `trusted`, `settling`, `unknown` or `refused`, with `reason`. If `trusted`,
@@ -87,7 +87,7 @@ fn gpu(gpu: &GpuView) -> ExplainGpu<'_> {
 }
 
 fn process<'a>(process: &'a ProcessView, shown: ExplainShown<'a>) -> ExplainProcess<'a> {
-    let (balance, kv_cache) = (shown.balance_of(process), shown.kv_caches.of(process.tgid));
+    let (balance, kv_cache) = (shown.balance_of(process), shown.kv_caches.get(process.tgid));
     let explained: Option<&Explained> = process.explained.as_deref();
     ExplainProcess {
         tgid: process.tgid,
@@ -104,7 +104,7 @@ fn process<'a>(process: &'a ProcessView, shown: ExplainShown<'a>) -> ExplainProc
         refused_requests: explained.map(|explained| explained.refused_count),
         last_refused: explained.map_or(&[], |explained| &explained.refused),
         kv_cache: kv_cache.and_then(|read| read.as_ref().ok()),
-        kv_cache_unknown: kv_cache.and_then(|read| read.as_ref().err().copied()),
+        kv_cache_unknown: kv_cache.and_then(|read| read.as_ref().err()),
     }
 }
 

@@ -91,7 +91,7 @@ async fn of_all_used(args: &Explain, common: &CommonArgs) -> Result<Exit, ExitFa
     };
     let sheets = balances.iter().flat_map(BTreeMap::values).flat_map(|own| &own.sheets);
     contradictions::report(&sheets.filter_map(checks::of_balance).collect::<Vec<_>>());
-    let kv_caches = if evidence.is_recorded() { KvCaches::default() } else { KvCaches::read(&snapshot) };
+    let kv_caches = if evidence.is_recorded() { KvCaches::of(&snapshot) } else { KvCaches::read(&snapshot) };
     let shown = ExplainShown { snapshot: &snapshot, balances: balances.as_ref(), kv_caches: &kv_caches };
     write(shown, &evidence.taken_at(), common)?;
     match &evidence.idle_targets()[..] {

@@ -113,14 +113,14 @@ fn write_process(
 
 /// Describes the KV cache of a process. Its bytes are in the parts above already.
 fn write_kv_cache(page: &mut TextPage, kv_caches: &KvCaches, process: &ProcessView) {
-    match kv_caches.of(process.tgid) {
+    match kv_caches.get(process.tgid) {
         Some(Ok(pool)) => {
             page.line(&Sentence::new(Tone::Plain, kv_cache::pool(pool, process.tgid)));
             if let Some(requests) = kv_cache::requests(pool) {
                 page.line(&Sentence::new(Tone::Faint, requests));
             }
         }
-        Some(Err(why)) => page.line(&Sentence::new(Tone::Plain, kv_cache::unknown(*why))),
+        Some(Err(why)) => page.line(&Sentence::new(Tone::Plain, kv_cache::unknown(why))),
         None => {}
     }
 }

@@ -10,8 +10,10 @@ mod driver_version;
 mod early;
 mod ended;
 mod frameworks;
+mod kv_caches;
 mod libraries;
 mod losses;
+mod owner_rounds;
 mod probes_on_demand;
 mod tensors;
 
@@ -31,6 +33,7 @@ use self::early::EarlyProcesses;
 pub(super) use self::early::learn_earlier;
 use self::ended::EndedProcesses;
 use self::frameworks::FrameworkLookup;
+use self::kv_caches::KvCachePoller;
 use self::libraries::LibraryDiscovery;
 pub(super) use self::libraries::{attach_examined, update_coverage};
 use self::losses::KernelLosses;
@@ -38,6 +41,7 @@ use self::probes_on_demand::OnDemandProbes;
 use self::tensors::TensorPoller;
 use super::SessionOptions;
 use super::parts::SessionParts;
+use crate::frameworks::watch::TensorLevel;
 use crate::sources::driver_version::DriverVersion;
 
 /// A source of facts about processes, devices or the machine.
@@ -110,6 +114,10 @@ impl Collectors {
         ];
         if let Some(every) = options.counters_every {
             all.push(Box::new(CounterPoller::new(every)));
+        }
+        // A session that reads nothing of PyTorch reads no server either.
+        if options.counters_every.is_some() || options.tensors.level != TensorLevel::Off {
+            all.push(Box::new(KvCachePoller::new()));
         }
         Ok(Self(all))
     }

@@ -173,7 +173,7 @@ fn kv_cache_with_contradictory_objects_is_not_known_and_says_why() {
         each_case(version, |case, python| {
             let found = read(python, SearchBreadth::All);
             let content = |found: &Result<Option<KvCache>, KvCacheDoubt>| match found {
-                Ok(Some(pool)) => pool.content_unknown,
+                Ok(Some(pool)) => pool.content_unknown.clone(),
                 _ => panic!("{version}, {}: {found:?}", case.case),
             };
             match case.case.as_str() {

@@ -86,7 +86,7 @@ fn compare(pool: &KvCache, truth: &TokenTruth, case: &str) {
     assert_eq!(pool.fill, fill, "{case}");
     let content =
         KvCacheContent { shared_blocks: None, reusable_blocks: truth.evictable, empty_blocks: truth.available };
-    assert_eq!((pool.content, pool.content_unknown), (Some(content), None), "{case}");
+    assert_eq!((pool.content, pool.content_unknown.clone()), (Some(content), None), "{case}");
     let bytes: u64 = truth.buffers.iter().map(|(_, bytes)| *bytes).sum();
     assert_eq!((pool.bytes, pool.block_bytes), (Some(bytes), Some(4 * 2 * 2 * 8 * 2)), "{case}");
     assert_eq!((pool.layers, pool.block_tokens), (Some(4), Some(1)), "{case}");

@@ -7,8 +7,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use memwatch_core::input::allocator_state::{AllocatorNumbers, DeviceNumbers};
@@ -16,12 +14,10 @@ use memwatch_core::input::{Input, LevelChoice, MeasuredSlowdown};
 use memwatch_core::words::{Framework, Tgid};
 
 use super::Collector;
+use super::owner_rounds::{OwnerRounds, RoundReader};
 use crate::frameworks::pytorch::{StateReadError, StateReader};
 use crate::frameworks::watch::TensorLevel;
 use crate::sources::clock;
-use crate::sources::library::limits::FileOwner;
-use crate::sources::library_sweep::{Among, ProcessListing};
-use crate::sources::owner_queues::{Accepted, OwnerQueues, QueueFull};
 use crate::watch::session::input_sink::InputSink;
 use crate::watch::session::parts::SessionParts;
 
@@ -32,15 +28,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Counter readings of a machine-wide session.
 #[derive(Debug)]
 pub(super) struct CounterPoller {
-    every: Duration,
-    queues: OwnerQueues,
-    /// Readers of each owner. An entry is absent while a thread uses it.
-    readers: Arc<Mutex<BTreeMap<FileOwner, Readers>>>,
-    report: Sender<CounterRound>,
-    read: Receiver<CounterRound>,
-    /// Time at which the last rounds were started.
-    ordered: Option<Instant>,
-    reading: BTreeSet<FileOwner>,
+    rounds: OwnerRounds<Readers>,
     /// Whether a permission error was reported.
     is_refusal_reported: bool,
 }
@@ -48,7 +36,6 @@ pub(super) struct CounterPoller {
 /// Result of one round over the processes of one owner.
 #[derive(Debug)]
 struct CounterRound {
-    owner: FileOwner,
     /// Processes whose counters differ from the previous round.
     numbers: Vec<AllocatorNumbers>,
     /// A process that memwatch is not permitted to read.
@@ -58,56 +45,10 @@ struct CounterRound {
 impl CounterPoller {
     /// Creates the state with this interval.
     pub(super) fn new(every: Duration) -> Self {
-        let (report, read) = channel();
-        Self {
-            every,
-            queues: OwnerQueues::new("counters"),
-            readers: Arc::default(),
-            report,
-            read,
-            ordered: None,
-            reading: BTreeSet::new(),
-            is_refusal_reported: false,
-        }
-    }
-
-    /// Processes finished rounds and, when due, starts the next ones over the wanted processes.
-    fn advance(&mut self, sink: &mut InputSink, wanted: impl FnOnce() -> BTreeSet<u32>) {
-        while let Ok(round) = self.read.try_recv() {
-            self.take(round, sink);
-        }
-        if self.ordered.is_some_and(|ordered| ordered.elapsed() < self.every) {
-            return;
-        }
-        self.ordered = Some(Instant::now());
-        let of_owners = ProcessListing::now(Among::Processes(wanted().into_iter().collect())).of_owners;
-        self.readers().retain(|owner, _| of_owners.contains_key(owner));
-        for (owner, tgids) in of_owners {
-            // An owner gets no new round until its previous one has answered.
-            if !self.reading.contains(&owner) && self.order(owner, tgids.into_iter().collect()).is_ok() {
-                self.reading.insert(owner);
-            }
-        }
-    }
-
-    fn order(&self, owner: FileOwner, tgids: BTreeSet<u32>) -> Result<Accepted, QueueFull> {
-        let (readers, report, every) = (Arc::clone(&self.readers), self.report.clone(), self.every);
-        self.queues.order(owner, move || {
-            let own = lock(&readers).remove(&owner);
-            let mut own = own.unwrap_or_else(|| Readers { every, known: BTreeMap::new() });
-            let (numbers, refused) = own.round(&tgids);
-            lock(&readers).insert(owner, own);
-            // The receiver is gone if the session has ended.
-            let _ = report.send(CounterRound { owner, numbers, refused });
-        })
-    }
-
-    fn readers(&self) -> MutexGuard<'_, BTreeMap<FileOwner, Readers>> {
-        lock(&self.readers)
+        Self { rounds: OwnerRounds::new("counters", every), is_refusal_reported: false }
     }
 
     fn take(&mut self, round: CounterRound, sink: &mut InputSink) {
-        self.reading.remove(&round.owner);
         for numbers in round.numbers {
             if sink.state().level_of(numbers.tgid).is_none() {
                 sink.step(Input::TensorLevel(read_only(numbers.tgid)));
@@ -126,8 +67,10 @@ impl CounterPoller {
 
 impl Collector for CounterPoller {
     fn collect_for_report(&mut self, parts: &mut SessionParts, _now_ns: u64) {
-        let frameworks = &parts.frameworks;
-        self.advance(&mut parts.sink, || frameworks.having(Framework::PyTorch));
+        let SessionParts { frameworks, sink, .. } = parts;
+        for round in self.rounds.advance(|| frameworks.having(Framework::PyTorch)) {
+            self.take(round, sink);
+        }
     }
 }
 
@@ -148,11 +91,6 @@ pub(crate) fn read_only(tgid: Tgid) -> LevelChoice {
     }
 }
 
-/// Locks the readers. The lock is held only to move readers in and out, never while memory is read.
-fn lock(readers: &Mutex<BTreeMap<FileOwner, Readers>>) -> MutexGuard<'_, BTreeMap<FileOwner, Readers>> {
-    readers.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Readers of one owner's processes.
 #[derive(Debug)]
 struct Readers {
@@ -170,24 +108,30 @@ enum ProcessCounterReader {
     Closed { looked: Instant, pause: Duration },
 }
 
-impl Readers {
-    /// Reads these processes. Returns the changed counters, and one process that memwatch is not
-    /// permitted to read.
-    fn round(&mut self, tgids: &BTreeSet<u32>) -> (Vec<AllocatorNumbers>, Option<u32>) {
+impl RoundReader for Readers {
+    type Round = CounterRound;
+
+    fn new(every: Duration) -> Self {
+        Self { every, known: BTreeMap::new() }
+    }
+
+    fn round(&mut self, tgids: &BTreeSet<u32>) -> CounterRound {
         self.known.retain(|tgid, _| tgids.contains(tgid));
-        let (mut all, mut refused) = (Vec::new(), None);
+        let (mut numbers, mut refused) = (Vec::new(), None);
         for &tgid in tgids {
             match self.read(tgid) {
-                Ok(Some(numbers)) => all.push(numbers),
+                Ok(Some(own)) => numbers.push(own),
                 Ok(None) => {}
                 Err(StateReadError::Unreadable(io::ErrorKind::PermissionDenied)) => refused = Some(tgid),
                 // The process may have no allocators yet, may be changing them, or may have exited.
                 Err(error) => log::debug!("process {tgid}: its allocators were not read: {error}"),
             }
         }
-        (all, refused)
+        CounterRound { numbers, refused }
     }
+}
 
+impl Readers {
     /// Returns the counters if they differ from the last reading.
     fn read(&mut self, tgid: u32) -> Result<Option<AllocatorNumbers>, StateReadError> {
         if let Some(ProcessCounterReader::Closed { looked, pause }) = self.known.get(&tgid)
@@ -242,31 +186,14 @@ mod tests {
             Some(ProcessCounterReader::Closed { pause, .. }) => Some(*pause),
             _ => None,
         };
-        assert_eq!(readers.round(&own_only).0, []);
+        assert_eq!(readers.round(&own_only).numbers, []);
         assert_eq!(pause(&readers), Some(Duration::ZERO));
         readers.every = Duration::from_secs(5);
         for seconds in [5, 10, 20, 40, 60, 60] {
             readers.close(own);
             assert_eq!(pause(&readers), Some(Duration::from_secs(seconds)));
-            assert!(readers.round(&own_only).1.is_none(), "it is not looked at");
+            assert!(readers.round(&own_only).refused.is_none(), "it is not looked at");
         }
-        assert_eq!((readers.round(&BTreeSet::new()).0.len(), readers.known.len()), (0, 0));
-    }
-
-    #[test]
-    fn a_round_of_each_owner_is_ordered_once_and_its_answer_is_awaited() {
-        let own = std::process::id();
-        let mut counters = CounterPoller::new(Duration::ZERO);
-        let mut sink = InputSink::new(memwatch_core::Pipeline::new(false), None);
-        counters.advance(&mut sink, || BTreeSet::from([own]));
-        assert_eq!(counters.reading.len(), 1);
-        counters.order(FileOwner::User(u32::MAX), BTreeSet::new()).expect("there is room");
-        let rounds = [(); 2].map(|()| counters.read.recv().expect("threads report"));
-        let known: Vec<usize> = counters.readers().values().map(|readers| readers.known.len()).collect();
-        assert_eq!(known.iter().sum::<usize>(), 1, "one owner has this process");
-        for round in rounds {
-            counters.take(round, &mut sink);
-        }
-        assert!(counters.reading.is_empty() && !counters.is_refusal_reported);
+        assert_eq!((readers.round(&BTreeSet::new()).numbers.len(), readers.known.len()), (0, 0));
     }
 }
