@@ -8,6 +8,7 @@ mod history;
 mod places;
 mod process;
 mod rows;
+mod sums;
 mod viewer;
 
 pub use crate::allocators::bfc::ArenaView;
@@ -26,6 +27,7 @@ pub use places::{
 };
 pub(crate) use rows::add;
 pub use rows::{TruncatableRow, largest, largest_at_peak};
+pub use sums::{FrameworkSums, KvCacheSums};
 pub use viewer::{HiddenGpuView, HiddenView, Viewer};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -456,40 +458,6 @@ pub struct WorkloadGpuView {
     /// tracked (`Pipeline::watch_growth`). Only for users of the pipeline: not sent over a socket.
     #[serde(skip)]
     pub growth_bytes_per_second: Option<f64>,
-}
-
-/// Sums over the caching allocators of several processes. Each sum covers the processes for which the value is known;
-/// `None` if there is none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FrameworkSums {
-    /// Bytes of tensors, rounded by the allocators.
-    pub allocated_bytes: Option<u64>,
-    /// Bytes that the allocators have reserved from the driver.
-    pub reserved_bytes: Option<u64>,
-    /// Bytes of blocks in use or waiting for another stream.
-    pub active_bytes: Option<u64>,
-    /// Bytes of free blocks that cannot be released, because other blocks of their segment are in use.
-    pub inactive_split_bytes: Option<u64>,
-    /// Number of times that the cache was emptied to retry an allocation.
-    pub retries: Option<u64>,
-    /// Out-of-memory errors returned to programs.
-    pub ooms: Option<u64>,
-}
-
-/// Sums over the KV caches of several processes. Each sum of bytes covers the processes for which it is known; `None` if
-/// there is none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KvCacheSums {
-    /// Bytes of the blocks that requests can use.
-    pub size_bytes: Option<u64>,
-    /// Bytes of the blocks in use by requests.
-    pub used_bytes: Option<u64>,
-    /// Bytes of the free blocks with a prefix that a later request can reuse.
-    pub reusable_bytes: Option<u64>,
-    /// Requests that run.
-    pub running_requests: u64,
-    /// Requests that wait to run.
-    pub waiting_requests: u64,
 }
 
 /// Part name of used memory that is older than the attach.

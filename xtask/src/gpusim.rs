@@ -39,8 +39,7 @@ const SHARED_SOURCES: [&str; 5] = ["ledger.c", "liveness.c", "log.c", "model.c",
 /// looks for one next to a program's libraries.
 const DEVICE: &str = "device/libgpusim-device.so";
 /// C files of NVML only; every other file of `driver/` belongs to the driver.
-const NVML_SOURCES: [&str; 5] =
-    ["nvml.c", "nvml_memory.c", "nvml_mig.c", "nvml_processes.c", "nvml_utilization.c"];
+const NVML_SOURCES: [&str; 5] = ["nvml.c", "nvml_memory.c", "nvml_mig.c", "nvml_processes.c", "nvml_utilization.c"];
 
 /// The only driver file that calls `ioctl`: it is compiled once per variant.
 const CALLER: &str = "rm_call.c";

@@ -11,12 +11,12 @@ use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::decode::{TensorChange, TensorEvent, TraceAction, decode_tensor};
 use crate::input::LevelChoice;
-use crate::input::kv_cache::KvCacheReading;
 use crate::input::allocator_state::{
     AllocatorNumbers, AllocatorState, MovingAllocatorState, StateBlock, StateBlockUse,
 };
 use crate::input::arenas::ArenaReadings;
 use crate::input::holdings::Holdings;
+use crate::input::kv_cache::KvCacheReading;
 use crate::ledger::refusals::FrameworkReading;
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::build::history::history;

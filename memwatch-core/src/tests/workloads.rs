@@ -1,8 +1,9 @@
 //! Workloads over the life of their processes, and their names.
 
 use super::*;
+use crate::input::kv_cache::{KvCache, KvCacheContent, KvCacheDoubt, KvCacheFill, KvCacheReading, ServingEngine};
 use crate::owner::{Container, ContainerNames};
-use crate::snapshot::{WorkloadGpuView, WorkloadView};
+use crate::snapshot::{KvCacheSums, WorkloadGpuView, WorkloadView};
 
 const TRAIN: &str = "17db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1a";
 const SERVE: &str = "27db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1b";
@@ -120,4 +121,48 @@ fn a_lost_record_makes_its_workload_inexact_for_good() {
     assert!(!watch.workload("17db96a24ae1").expect("it is listed").exact);
     watch.event(7, ProcessEvent::Exit).tick();
     assert!(!watch.workload("17db96a24ae1").expect("it is listed").exact);
+}
+
+/// A reading of a pool of 400 blocks of 1 MiB in this process.
+fn kv_cache(tgid: u32, scheduler: u32, block_bytes: Option<u64>) -> Input {
+    let pool = KvCache {
+        engine: ServingEngine::Vllm,
+        scheduler: Tgid(scheduler),
+        bytes: block_bytes.map(|bytes| bytes * 401),
+        block_bytes,
+        block_tokens: Some(16),
+        layers: Some(4),
+        asleep: None,
+        fill: KvCacheFill { blocks: 400, used_blocks: 100, free_blocks: 300, running: 5, waiting: 2 },
+        content: Some(KvCacheContent { shared_blocks: None, reusable_blocks: 250, empty_blocks: 50 }),
+        content_unknown: None,
+        largest_requests: Vec::new(),
+    };
+    Input::KvCache(Box::new(KvCacheReading { tgid: Tgid(tgid), time_ns: ATTACHED_NS, pool: Ok(pool) }))
+}
+
+#[test]
+fn workload_kv_caches_add_up_and_requests_are_those_of_each_scheduler() {
+    let mut watch = TestPipeline::begin();
+    watch.reading(vec![device(GPU_A, 0, [])]);
+    watch.starts_in(SERVE, 7).starts_in(SERVE, 8).starts_in(SERVE, 9);
+    watch.calls([7, 8, 9].map(|tgid| mem_alloc(0xd1, 100).process(tgid))).tick();
+    assert_eq!(watch.workload_on_a("27db96a24ae1").kv_cache, None);
+    // Two ranks of one scheduler, and another server whose bytes are not known.
+    for (tgid, scheduler, block_bytes) in [(7, 6, Some(1 << 20)), (8, 6, Some(1 << 20)), (9, 9, None)] {
+        watch.pipeline.step(kv_cache(tgid, scheduler, block_bytes));
+    }
+    let expected = KvCacheSums {
+        size_bytes: Some(800 << 20),
+        used_bytes: Some(200 << 20),
+        reusable_bytes: Some(500 << 20),
+        running_requests: 10,
+        waiting_requests: 4,
+    };
+    assert_eq!(watch.tick().workload_on_a("27db96a24ae1").kv_cache, Some(expected));
+    watch.event(7, ProcessEvent::Exec);
+    let unknown = KvCacheReading { tgid: Tgid(8), time_ns: ATTACHED_NS, pool: Err(KvCacheDoubt::NoScheduler) };
+    watch.pipeline.step(Input::KvCache(Box::new(unknown)));
+    let left = KvCacheSums { running_requests: 5, waiting_requests: 2, ..KvCacheSums::default() };
+    assert_eq!(watch.tick().workload_on_a("27db96a24ae1").kv_cache, Some(left), "an exec ends its server");
 }

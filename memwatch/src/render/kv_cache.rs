@@ -1,6 +1,7 @@
 //! Sentences on the KV cache of an inference server.
 
 use memwatch_core::input::kv_cache::{KvCache, KvCacheDoubt, KvCacheRequest, ServingEngine};
+use memwatch_core::snapshot::ProcessView;
 use memwatch_core::words::Tgid;
 
 use super::format::{bytes, count, percent, plural, printable};
@@ -57,12 +58,11 @@ pub(crate) fn requests(pool: &KvCache) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(" · "))
 }
 
-/// Formats a reading: [`pool`], or why there is none.
-pub(crate) fn line(read: &Result<KvCache, KvCacheDoubt>, tgid: Tgid) -> String {
-    match read {
-        Ok(known) => pool(known, tgid),
-        Err(why) => unknown(why),
-    }
+/// Formats the last reading of a watch: [`pool`], or why there is none. `None` if the process serves
+/// no requests.
+pub(crate) fn last(process: &ProcessView) -> Option<String> {
+    let read = process.kv_cache.as_ref()?;
+    Some(read.pool.as_ref().map_or_else(unknown, |known| pool(known, process.tgid)))
 }
 
 /// Says why a pool is not known.

@@ -17,7 +17,6 @@ use memwatch_core::snapshot::{
 use memwatch_core::words::{Framework, GpuUuid, Name};
 
 use super::Tone;
-use super::kv_cache;
 use super::format::{bytes, count, known, percent, plural, printable, signed_bytes};
 use super::wall_clock::WallClock;
 use crate::backends::error_words;
@@ -401,8 +400,7 @@ pub(crate) fn remarks(snapshot: &Snapshot, process: &ProcessView, clock: &WallCl
 
 /// Returns memory that a process keeps or imports in addition to its live bytes.
 pub(crate) fn holdings(process: &ProcessView) -> Vec<Sentence> {
-    let mut texts = Vec::new();
-    texts.extend(process.kv_cache.as_ref().map(|read| kv_cache::line(&read.pool, process.tgid)));
+    let mut texts = Vec::from_iter(super::kv_cache::last(process));
     for gpu in &process.gpus {
         if let Some(held) = gpu.checkpointed_bytes {
             texts.push(format!("checkpointed: {} moved from the GPU to host memory", bytes(held)));

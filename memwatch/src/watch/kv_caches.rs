@@ -32,8 +32,7 @@ impl KvCaches {
 
     /// Takes the readings that a snapshot has, such as one of a recording.
     pub(crate) fn of(snapshot: &Snapshot) -> Self {
-        let with_reading =
-            |process: &ProcessView| Some((process.tgid, process.kv_cache.as_ref()?.pool.clone()));
+        let with_reading = |process: &ProcessView| Some((process.tgid, process.kv_cache.as_ref()?.pool.clone()));
         Self(snapshot.processes.iter().filter_map(with_reading).collect())
     }
 

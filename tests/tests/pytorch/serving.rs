@@ -44,13 +44,13 @@ fn kv_cache_of_a_server_is_followed_and_recorded() {
     let path = gpu.directory().join("server.mwr").display().to_string();
     let words = ["record", "--json", "--pid", &tgid, "-o", &path];
     let mut recorder = RunningProgram::start(gpu.memwatch(&words));
-    let recorded = || {
+    let report = || {
         let outcome = gpu.run_memwatch(&["report", "--json", &path]);
         (outcome.code == 0).then(|| ReportLine::parse(&outcome.stdout))
     };
     let as_said = |job: &TorchJob, checkpoint: &Value| {
         until("the recording has the pool", || {
-            recorded().map(|report| pool(&report, job)).filter(|pool| equals(pool, checkpoint))
+            report().map(|report| pool(&report, job)).filter(|pool| equals(pool, checkpoint))
         })
     };
     let first = as_said(&job, &serving);

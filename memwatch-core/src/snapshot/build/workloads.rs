@@ -129,21 +129,6 @@ fn add_parts(row: &mut WorkloadGpuView, own: &ExplainedUse) {
     }
 }
 
-impl FrameworkSums {
-    /// Returns the sum of both.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        Self {
-            allocated_bytes: sum_of_known(self.allocated_bytes, other.allocated_bytes),
-            reserved_bytes: sum_of_known(self.reserved_bytes, other.reserved_bytes),
-            active_bytes: sum_of_known(self.active_bytes, other.active_bytes),
-            inactive_split_bytes: sum_of_known(self.inactive_split_bytes, other.inactive_split_bytes),
-            retries: sum_of_known(self.retries, other.retries),
-            ooms: sum_of_known(self.ooms, other.ooms),
-        }
-    }
-}
-
 fn sums_of(allocator: &AllocatorView) -> FrameworkSums {
     let number = |key| u64::try_from(allocator.statistic(key)?).ok();
     FrameworkSums {
@@ -178,20 +163,6 @@ fn add_kv_caches<'a>(
         };
         let row = row(gpus, gpu.uuid.as_ref());
         row.kv_cache = Some(row.kv_cache.unwrap_or_default().and(own));
-    }
-}
-
-impl KvCacheSums {
-    /// Returns the sum of both.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        Self {
-            size_bytes: sum_of_known(self.size_bytes, other.size_bytes),
-            used_bytes: sum_of_known(self.used_bytes, other.used_bytes),
-            reusable_bytes: sum_of_known(self.reusable_bytes, other.reusable_bytes),
-            running_requests: self.running_requests.saturating_add(other.running_requests),
-            waiting_requests: self.waiting_requests.saturating_add(other.waiting_requests),
-        }
     }
 }
 

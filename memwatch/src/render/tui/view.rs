@@ -123,6 +123,7 @@ fn draw_top(
     lines.extend(process.and_then(|process| process::owner(shown, process, width)));
     lines.extend(gpus::lines(shown, process, width, (most / 2).max(1)));
     lines.extend(process.and_then(|process| process::held(shown, process, width)));
+    lines.extend(process.and_then(|process| process::kv_cache(shown.look, process, width)));
     lines.extend(process.and_then(|process| process::warning(state, shown, process, width)));
     lines.truncate(most);
     let graph = match process {

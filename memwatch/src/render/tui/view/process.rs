@@ -15,7 +15,7 @@ use crate::render::tui::size::{giga, seconds, signed_giga, size, time};
 use crate::render::tui::state::ProcessKey;
 use crate::render::tui::tables::at_most;
 use crate::render::tui::words::{short_command, short_path};
-use crate::render::{explained, holdings, owners};
+use crate::render::{explained, holdings, kv_cache, owners};
 
 /// Width of the numbers in columns. The area to the right is free for a graph.
 pub(crate) const NUMBERS: u16 = 36;
@@ -77,6 +77,14 @@ pub(crate) fn held(shown: &FrameInput, process: &ProcessView, width: usize) -> O
     let text = holdings::classes(view, size, between) + &later.unwrap_or_default();
     let text = fit(&text, width.saturating_sub(6), look.mark()).into_owned();
     Some(Line::from(vec![look.span(Tone::Faint, "holds "), Span::raw(text)]))
+}
+
+/// `KV cache  56.92 GiB  32 layers, 29,141 blocks of 2.0 MiB: 1.0 % used by 8 requests (0 waiting) ·
+/// …`; `None` if the process serves no requests.
+pub(crate) fn kv_cache(look: TerminalLook, process: &ProcessView, width: usize) -> Option<Line<'static>> {
+    let text = kv_cache::last(process)?;
+    let text = if look.ascii { text.replace(" · ", " - ") } else { text };
+    Some(Line::raw(fit(&text, width, look.mark()).into_owned()))
 }
 
 /// Returns a warning of a leak or of running out of memory; `None` without one.

@@ -121,7 +121,7 @@ mod tests {
     fn a_round_of_each_owner_is_ordered_once_and_its_answer_is_awaited() {
         let own = std::process::id();
         let mut rounds = OwnerRounds::<LastProcesses>::new("rounds", Duration::ZERO);
-        assert!(rounds.advance(|| BTreeSet::from([own])).is_empty());
+        assert_eq!(rounds.advance(|| BTreeSet::from([own])).len(), 0);
         assert_eq!(rounds.reading.len(), 1);
         rounds.order(FileOwner::User(u32::MAX), BTreeSet::new()).expect("there is room");
         let answers = [(); 2].map(|()| rounds.read.recv().expect("threads report"));
