@@ -96,8 +96,8 @@ export class Panel {
   }
 }
 
-function pair([name, value]) {
-  return element("div", {}, element("dt", {}, name), element("dd", {}, value));
+function pair([name, value, width = null]) {
+  return element("div", { class: width }, element("dt", {}, name), element("dd", {}, value));
 }
 
 function facts(process, envelope) {
@@ -109,11 +109,11 @@ function facts(process, envelope) {
     ["frees/s", rate(process.frees_per_second)],
     ["pinned host memory", bytes(process.host.pinned_live_bytes)],
   ];
-  if (process.kv_cache) list.push(["KV cache", kvCache(process.kv_cache)]);
   if (owner) list.push(["workload", owner]);
   if (!process.from_start) list.push(["watched for", since(process.observed_since, envelope.time)]);
   if (!process.exact) list.push(["numbers", "records were lost: at least"]);
   if (process.mps_client) list.push(["MPS", "client"]);
+  if (process.kv_cache) list.push(["KV cache", kvCache(process.kv_cache), "whole"]);
   return list;
 }
 

@@ -57,12 +57,14 @@ impl EventCount {
     /// Returns the events per second of a count that has run long enough; `None` if it goes on,
     /// because the allocators changed their counters during each reading so far.
     pub(super) fn advance(&mut self, kernel: &mut KernelHalf, tgid: u32) -> Option<EventRate> {
+        // Detaching a probe takes a while in which nothing is counted.
+        let elapsed = self.begun.elapsed();
         let is_probed = matches!(self.way, Way::Probe(_));
         let count = match &mut self.way {
             Way::Allocators(counter) => counter.events(),
             Way::Probe(probes) => counted(kernel, tgid, std::mem::take(probes)),
         };
-        let (now, elapsed) = (Instant::now(), self.begun.elapsed());
+        let now = Instant::now();
         let rate = count.map(|count| per_second(count, u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)));
         if is_probed || rate.is_some() {
             return Some(EventRate(rate));
