@@ -243,14 +243,19 @@ impl EngineReader {
 }
 
 /// Reads the bytes of the pool's tensors in a process that holds them: the storages in `blocks` of
-/// all tensors that the engine's runner lists. `None` if the process has none that can be read.
-pub fn pool_bytes<M: MemoryAccess>(process: EngineMemory<'_, M>, blocks: &Blocks) -> Option<u64> {
+/// all tensors that the engine's runner lists. `None` if the process has none that can be read, or no
+/// runner is found.
+pub fn pool_bytes<M: MemoryAccess>(
+    process: EngineMemory<'_, M>,
+    blocks: &Blocks,
+    breadth: SearchBreadth,
+) -> Option<u64> {
     let engines: [&[EngineHolder]; 2] = [&vllm::TENSOR_OWNERS, &sglang::SCHEDULERS];
     let mut bytes = None;
     for (holders, engine) in engines.into_iter().zip([ServingEngine::Vllm, ServingEngine::Sglang]) {
         let learned = LearnedFields::default();
         let pass = Pass::new(process.memory, MOST_BYTES).keeping(MOST_KEPT_BYTES);
-        search(process, (holders, SearchBreadth::All), &mut |_, owner| {
+        search(process, (holders, breadth), &mut |_, owner| {
             let objects = EngineObjects::new(&pass, process, &learned);
             let tensors = match engine {
                 ServingEngine::Vllm => vllm::tensors(&objects, owner),

@@ -26,7 +26,7 @@ const TRIES: usize = 3;
 /// # Errors
 /// There is an engine, and its pool is not known.
 pub(crate) fn kv_cache(tgid: u32, processes: &mut ProcReader) -> Result<Option<KvCache>, KvCacheDoubt> {
-    KvCacheReader::find(tgid, processes)?.map(|reader| reader.read()).transpose()
+    KvCacheReader::find(tgid, processes, SearchBreadth::All)?.map(|reader| reader.read()).transpose()
 }
 
 /// Reads the KV cache of a process repeatedly.
@@ -40,18 +40,27 @@ pub(crate) struct KvCacheReader {
 }
 
 impl KvCacheReader {
-    /// Finds the scheduler of a process, as [`kv_cache`] does.
+    /// Finds the scheduler of a process, as [`kv_cache`] does. Only relatives of the same user are
+    /// searched. A search among all objects takes memory for each of them.
     ///
     /// # Errors
     /// As [`kv_cache`].
-    pub(crate) fn find(tgid: u32, processes: &mut ProcReader) -> Result<Option<Self>, KvCacheDoubt> {
+    pub(crate) fn find(
+        tgid: u32,
+        processes: &mut ProcReader,
+        breadth: SearchBreadth,
+    ) -> Result<Option<Self>, KvCacheDoubt> {
         let Some(own) = PythonMemory::open(tgid) else { return Ok(None) };
         let mut schedulers = vec![(tgid, own.find(SearchBreadth::Frames))];
         if !matches!(schedulers[0].1, Ok(Some(_))) {
-            let ancestors = processes.facts(tgid, false).map(|facts| facts.ancestors).unwrap_or_default();
-            let parent = ancestors.first().map(|parent| parent.tgid.0);
+            let facts = processes.facts(tgid, false).unwrap_or_default();
+            let parent = facts.ancestors.first().map(|parent| parent.tgid.0);
             let children = processes.descendants(&BTreeSet::from([tgid]));
-            for relative in parent.into_iter().chain(children.into_iter().take(MOST_CHILDREN)) {
+            let relatives: Vec<u32> = parent.into_iter().chain(children.into_iter().take(MOST_CHILDREN)).collect();
+            for relative in relatives {
+                if processes.facts(relative, false).is_none_or(|relative| relative.uid != facts.uid) {
+                    continue;
+                }
                 let found = PythonMemory::open(relative).map(|memory| memory.find(SearchBreadth::Frames));
                 schedulers.extend(found.map(|found| (relative, found)));
             }
@@ -59,12 +68,12 @@ impl KvCacheReader {
         let in_frames = schedulers.iter().position(|(_, found)| matches!(found, Ok(Some(_))));
         let (scheduler, found) = match in_frames {
             Some(index) => schedulers.swap_remove(index),
-            None => (tgid, own.find(SearchBreadth::All)),
+            None => (tgid, own.find(breadth)),
         };
         let Some(reader) = found? else { return Ok(None) };
         let blocks = own.blocks();
         let has_tensors = blocks.iter().any(|blocks| blocks.iter().next().is_some());
-        let bytes = blocks.and_then(|blocks| own.with(|process| pool_bytes(process, &blocks)));
+        let bytes = blocks.and_then(|blocks| own.with(|process| pool_bytes(process, &blocks, breadth)));
         let scheduler = if scheduler == tgid { Some(own) } else { PythonMemory::open(scheduler) };
         Ok(scheduler.map(|scheduler| Self { scheduler, reader, bytes, has_tensors }))
     }

@@ -60,7 +60,8 @@ fn sglang_pool_is_counted_in_tokens_by_the_shapes_of_its_tensors() {
             script.wait_for_stop(tid);
             let python = PythonProcess::attach(script.tgid()).expect("it is readable").expect("it is Python");
             let (memory, layout) = (python.resolver.memory(), python.resolver.layout());
-            let bytes = pool_bytes(EngineMemory { memory, layout, libraries: &[] }, &truth.blocks());
+            let bytes =
+                pool_bytes(EngineMemory { memory, layout, libraries: &[] }, &truth.blocks(), SearchBreadth::All);
             let found = read(&python, bytes);
             cases += 1;
             match case.as_str() {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use memwatch_core::input::Input;
 use memwatch_core::input::kv_cache::{KvCache, KvCacheDoubt, KvCacheReading};
 use memwatch_core::words::{Framework, Tgid};
+use memwatch_inspect::engines::SearchBreadth;
 
 use super::Collector;
 use super::owner_rounds::{OwnerRounds, RoundReader};
@@ -109,7 +110,7 @@ impl ServingProcess {
             return Some(Ok(pool));
         }
         // The engine may have been replaced, or the process has called exec.
-        self.reader = match KvCacheReader::find(tgid, processes) {
+        self.reader = match KvCacheReader::find(tgid, processes, SearchBreadth::Frames) {
             Ok(reader) => reader,
             Err(doubt) => return Some(Err(doubt)),
         };
