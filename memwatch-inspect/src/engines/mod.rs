@@ -25,8 +25,8 @@ use search::{EngineHolder, search};
 
 /// Maximum number of bytes per reading. A pool of a million blocks has about 200 MB of objects.
 const MOST_BYTES: u64 = 1 << 30;
-/// Maximum number of bytes kept while objects are read.
-const MOST_KEPT_BYTES: usize = 80 << 20;
+/// Maximum number of bytes kept while objects are read: those of a pool of 100,000 blocks.
+const MOST_KEPT_BYTES: usize = 24 << 20;
 /// Number of attempts to read a pool that the engine changes.
 const TRIES: usize = 5;
 /// Maximum number of requests that are listed.

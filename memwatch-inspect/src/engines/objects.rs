@@ -30,7 +30,7 @@ const SET_TABLE: u32 = 40;
 /// Maximum number of entries of a set in which a text is searched.
 const MOST_ENTRIES: u64 = 1 << 10;
 /// Maximum number of items of a list or tuple.
-const MOST_ITEMS: u64 = 1 << 22;
+const MOST_ITEMS: u64 = 1 << 20;
 /// Maximum number of attributes that are remembered.
 const MOST_LEARNED: usize = 1 << 12;
 

@@ -3,6 +3,7 @@
 //! and the processes keep running.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use memwatch_core::input::kv_cache::{KvCache, KvCacheDoubt};
 use memwatch_core::words::Tgid;
@@ -26,7 +27,17 @@ const TRIES: usize = 3;
 /// # Errors
 /// There is an engine, and its pool is not known.
 pub(crate) fn kv_cache(tgid: u32, processes: &mut ProcReader) -> Result<Option<KvCache>, KvCacheDoubt> {
-    KvCacheReader::find(tgid, processes, SearchBreadth::All)?.map(|reader| reader.read()).transpose()
+    let effort = SearchEffort { breadth: SearchBreadth::All, time: NAMES_TIME };
+    KvCacheReader::find(tgid, processes, effort)?.map(|reader| reader.read(NAMES_TIME)).transpose()
+}
+
+/// How long a scheduler is searched, and where.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SearchEffort {
+    /// Objects among which it is searched. A search among all takes memory for each of them.
+    pub(crate) breadth: SearchBreadth,
+    /// Maximum time, for the process and all its relatives.
+    pub(crate) time: Duration,
 }
 
 /// Reads the KV cache of a process repeatedly.
@@ -41,17 +52,18 @@ pub(crate) struct KvCacheReader {
 
 impl KvCacheReader {
     /// Finds the scheduler of a process, as [`kv_cache`] does. Only relatives of the same user are
-    /// searched. A search among all objects takes memory for each of them.
+    /// searched.
     ///
     /// # Errors
     /// As [`kv_cache`].
     pub(crate) fn find(
         tgid: u32,
         processes: &mut ProcReader,
-        breadth: SearchBreadth,
+        SearchEffort { breadth, time }: SearchEffort,
     ) -> Result<Option<Self>, KvCacheDoubt> {
+        let until = Instant::now() + time;
         let Some(own) = PythonMemory::open(tgid) else { return Ok(None) };
-        let mut schedulers = vec![(tgid, own.find(SearchBreadth::Frames))];
+        let mut schedulers = vec![(tgid, own.find(SearchBreadth::Frames, until))];
         if !matches!(schedulers[0].1, Ok(Some(_))) {
             let facts = processes.facts(tgid, false).unwrap_or_default();
             let parent = facts.ancestors.first().map(|parent| parent.tgid.0);
@@ -61,30 +73,30 @@ impl KvCacheReader {
                 if processes.facts(relative, false).is_none_or(|relative| relative.uid != facts.uid) {
                     continue;
                 }
-                let found = PythonMemory::open(relative).map(|memory| memory.find(SearchBreadth::Frames));
+                let found = PythonMemory::open(relative).map(|memory| memory.find(SearchBreadth::Frames, until));
                 schedulers.extend(found.map(|found| (relative, found)));
             }
         }
         let in_frames = schedulers.iter().position(|(_, found)| matches!(found, Ok(Some(_))));
         let (scheduler, found) = match in_frames {
             Some(index) => schedulers.swap_remove(index),
-            None => (tgid, own.find(breadth)),
+            None => (tgid, own.find(breadth, until)),
         };
         let Some(reader) = found? else { return Ok(None) };
         let blocks = own.blocks();
         let has_tensors = blocks.iter().any(|blocks| blocks.iter().next().is_some());
-        let bytes = blocks.and_then(|blocks| own.with(|process| pool_bytes(process, &blocks, breadth)));
+        let bytes = blocks.and_then(|blocks| own.with(until, |process| pool_bytes(process, &blocks, breadth)));
         let scheduler = if scheduler == tgid { Some(own) } else { PythonMemory::open(scheduler) };
         Ok(scheduler.map(|scheduler| Self { scheduler, reader, bytes, has_tensors }))
     }
 
-    /// Reads the pool.
+    /// Reads the pool, for this time at most.
     ///
     /// # Errors
     /// The scheduler is gone, or its numbers contradict each other.
-    pub(crate) fn read(&self) -> Result<KvCache, KvCacheDoubt> {
+    pub(crate) fn read(&self, time: Duration) -> Result<KvCache, KvCacheDoubt> {
         let tgid = Tgid(self.scheduler.tgid);
-        let pool = self.scheduler.with(|process| self.reader.read(process, tgid, self.bytes))?;
+        let pool = self.scheduler.with(Instant::now() + time, |process| self.reader.read(process, tgid, self.bytes))?;
         // The configuration has the bytes of each process with tensors, which this one may not be.
         Ok(if self.has_tensors { pool } else { KvCache { bytes: None, ..pool } })
     }
@@ -105,8 +117,8 @@ impl PythonMemory {
         Some(Self { tgid, space, layout })
     }
 
-    fn find(&self, breadth: SearchBreadth) -> Result<Option<EngineReader>, KvCacheDoubt> {
-        self.with(|process| EngineReader::find(process, breadth))
+    fn find(&self, breadth: SearchBreadth, until: Instant) -> Result<Option<EngineReader>, KvCacheDoubt> {
+        self.with(until, |process| EngineReader::find(process, breadth))
     }
 
     /// Reads the blocks of PyTorch's allocators.
@@ -120,9 +132,9 @@ impl PythonMemory {
         reader.read_standing().ok().map(|state| Blocks::of_moving(&state))
     }
 
-    fn with<T>(&self, read: impl FnOnce(EngineMemory<'_, TimedSpace<'_>>) -> T) -> T {
-        let libraries = class_libraries(&self.space);
-        read(EngineMemory { memory: &self.space.within(NAMES_TIME), layout: &self.layout, libraries: &libraries })
+    fn with<T>(&self, until: Instant, read: impl FnOnce(EngineMemory<'_, TimedSpace<'_>>) -> T) -> T {
+        let (libraries, time) = (class_libraries(&self.space), until.saturating_duration_since(Instant::now()));
+        read(EngineMemory { memory: &self.space.within(time), layout: &self.layout, libraries: &libraries })
     }
 }
 
@@ -131,7 +143,6 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::path::Path;
     use std::process::{Child, Command, Stdio};
-    use std::time::{Duration, Instant};
 
     use super::*;
 

@@ -21,7 +21,7 @@
 #define LEDGER_SLOTS 256
 #define LEDGER_HEIRS 256
 #define LEDGER_IMPORTS 256
-#define LEDGER_DEFAULT_PATH "/dev/shm/gpusim.ledger"
+#define LEDGER_DEFAULT_PATH "/dev/shm/gpusim-4.ledger" /* with the version: builds with other layouts have other files */
 
 /* Kinds of device memory. LEDGER_DEVICE, _POOL_USED, _PHYSICAL and _ARRAY together are the process's owned memory. */
 enum ledger_kind {

@@ -11,7 +11,7 @@ use memwatch_inspect::engines::SearchBreadth;
 
 use super::Collector;
 use super::owner_rounds::{OwnerRounds, RoundReader};
-use crate::frameworks::serving::KvCacheReader;
+use crate::frameworks::serving::{KvCacheReader, SearchEffort};
 use crate::sources::clock;
 use crate::sources::procfs::ProcReader;
 use crate::watch::session::parts::SessionParts;
@@ -21,6 +21,8 @@ const EVERY: Duration = Duration::from_secs(5);
 /// Minimum pause after a reading, as a multiple of its processor time, so that readings take at most
 /// 0.5 % of a core.
 const SPARING: u32 = 200;
+/// Maximum time of a search, and of a reading. A pool of 30,000 blocks takes 60 ms.
+const LONGEST: Duration = Duration::from_millis(500);
 /// A process without an engine is looked at again after a pause that doubles each time, up to this
 /// maximum.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
@@ -106,15 +108,16 @@ impl ServingProcess {
     }
 
     fn read(&mut self, tgid: u32, processes: &mut ProcReader) -> Option<Result<KvCache, KvCacheDoubt>> {
-        if let Some(Ok(pool)) = self.reader.as_ref().map(KvCacheReader::read) {
+        if let Some(Ok(pool)) = self.reader.as_ref().map(|reader| reader.read(LONGEST)) {
             return Some(Ok(pool));
         }
         // The engine may have been replaced, or the process has called exec.
-        self.reader = match KvCacheReader::find(tgid, processes, SearchBreadth::Frames) {
+        let effort = SearchEffort { breadth: SearchBreadth::Frames, time: LONGEST };
+        self.reader = match KvCacheReader::find(tgid, processes, effort) {
             Ok(reader) => reader,
             Err(doubt) => return Some(Err(doubt)),
         };
-        self.reader.as_ref().map(KvCacheReader::read)
+        self.reader.as_ref().map(|reader| reader.read(LONGEST))
     }
 }
 
