@@ -22,7 +22,7 @@ const EVERY: Duration = Duration::from_secs(5);
 /// 0.5 % of a core.
 const SPARING: u32 = 200;
 /// Maximum time of a search, and of a reading. A pool of 30,000 blocks takes 60 ms.
-const LONGEST: Duration = Duration::from_millis(500);
+const LONGEST: Duration = Duration::from_secs(1);
 /// A process without an engine is looked at again after a pause that doubles each time, up to this
 /// maximum.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
