@@ -127,7 +127,8 @@ function kvCache({ pool, unknown }) {
     : `${part(free)} reusable prefix or empty`;
   const size = pool.block_bytes === null ? "" : ` of ${bytes(blocks * pool.block_bytes)}`;
   const state = pool.asleep ? "asleep; " : "";
-  return `${state}${part(used)}${size} used by ${count(running)} requests (${count(waiting)} waiting), ${rest}`;
+  const requests = running === 1 ? "request" : "requests";
+  return `${state}${part(used)}${size} used by ${count(running)} ${requests} (${count(waiting)} waiting), ${rest}`;
 }
 
 function table(heads, rows) {

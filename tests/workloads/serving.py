@@ -3,7 +3,7 @@ PyTorch, and a pool of KV cache blocks with the released modules, names and layo
 
     serving.py DIRECTORY
 
-DIRECTORY has `engines.py`. At each checkpoint the scheduler is in its busy loop's place and nothing changes.
+DIRECTORY has `engines.py`. The pool changes between the checkpoints and rests at them.
 """
 
 import sys
@@ -25,6 +25,7 @@ def serve(scheduler, engines) -> None:
 
 
 def main() -> None:
+    """Makes the server and lets it serve."""
     options = parser(__doc__)
     options.add_argument("directory")
     arguments = begin(options)

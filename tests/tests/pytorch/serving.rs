@@ -1,4 +1,4 @@
-//! The KV cache of an inference server, in reports, recordings and metrics of a running watch.
+//! The KV cache of an inference server in a recording, while it is written and afterwards.
 
 use memwatch_tests::report::ReportLine;
 use memwatch_tests::test;

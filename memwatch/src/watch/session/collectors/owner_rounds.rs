@@ -54,8 +54,11 @@ impl<R: RoundReader> OwnerRounds<R> {
 
     /// Returns the finished rounds and, when due, starts the next ones over the wanted processes.
     pub(super) fn advance(&mut self, wanted: impl FnOnce() -> BTreeSet<u32>) -> Vec<R::Round> {
-        let finished: Vec<_> = self.read.try_iter().collect();
-        let rounds = finished.into_iter().map(|(owner, round)| self.finish(owner, round)).collect();
+        let mut rounds = Vec::new();
+        while let Ok((owner, round)) = self.read.try_recv() {
+            self.reading.remove(&owner);
+            rounds.push(round);
+        }
         if self.ordered.is_none_or(|ordered| ordered.elapsed() >= self.every) {
             self.ordered = Some(Instant::now());
             self.start(wanted());
@@ -84,11 +87,6 @@ impl<R: RoundReader> OwnerRounds<R> {
             // The receiver is gone if the session has ended.
             let _ = report.send((owner, round));
         })
-    }
-
-    fn finish(&mut self, owner: FileOwner, round: R::Round) -> R::Round {
-        self.reading.remove(&owner);
-        round
     }
 }
 
@@ -127,9 +125,11 @@ mod tests {
         let answers = [(); 2].map(|()| rounds.read.recv().expect("threads report"));
         let known: usize = lock(&rounds.readers).values().map(|last| last.0.len()).sum();
         assert_eq!(known, 1, "one owner has this process");
-        for (owner, round) in answers {
-            rounds.finish(owner, round);
-        }
+        let report = rounds.report.clone();
+        answers.map(|answer| report.send(answer).expect("the receiver is there"));
+        // A round at once would be another one.
+        rounds.every = Duration::MAX;
+        assert_eq!(rounds.advance(BTreeSet::new).len(), 2);
         assert!(rounds.reading.is_empty());
     }
 }
