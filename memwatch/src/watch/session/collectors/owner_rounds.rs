@@ -125,8 +125,9 @@ mod tests {
         let answers = [(); 2].map(|()| rounds.read.recv().expect("threads report"));
         let known: usize = lock(&rounds.readers).values().map(|last| last.0.len()).sum();
         assert_eq!(known, 1, "one owner has this process");
-        let report = rounds.report.clone();
-        answers.map(|answer| report.send(answer).expect("the receiver is there"));
+        for answer in answers {
+            rounds.report.send(answer).expect("the receiver is there");
+        }
         // A round at once would be another one.
         rounds.every = Duration::MAX;
         assert_eq!(rounds.advance(BTreeSet::new).len(), 2);
