@@ -18,10 +18,13 @@ def serve(scheduler, engines) -> None:
     """Serves, with the scheduler in a variable of the running method."""
     checkpoint("serving", pool=engines.truth(scheduler))
     pool = scheduler.kv_cache_manager.block_pool
-    for _ in range(100):
-        pool.take()
+    taken = [pool.take() for _ in range(100)]
     scheduler.running.append(object())
     checkpoint("busier", pool=engines.truth(scheduler))
+    for block in taken:
+        pool.give(block, None)
+    scheduler.running.pop()
+    checkpoint("quieter", pool=engines.truth(scheduler))
 
 
 def main() -> None:

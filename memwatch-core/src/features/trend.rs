@@ -4,6 +4,8 @@
 //!   the usual normal approximation (Kendall, Rank Correlation Methods, chapter 4). Its `p` is the
 //!   probability that noise alone would look so steady.
 //! * **Theil–Sen**: the median of the slopes of all pairs, which jumps and spikes do not change.
+//! * **Laplace**: whether growth slows down. The times at which a series rises are spread evenly if
+//!   it grows at a constant rate; their mean is then normally distributed about the middle.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +13,13 @@ use serde::{Deserialize, Serialize};
 const POINTS: usize = 128;
 /// Minimum number of points for a trend.
 const FEWEST: usize = 10;
+/// Beginning of a series that does not count as growth that slows down, as a fraction of its
+/// duration: programs allocate more while they start.
+const START: f64 = 0.1;
+/// Maximum weight of one rise, in median rises, so that a jump counts for no more than a few.
+const RISE_LIMIT: u64 = 2;
+/// Significance level of growth that slows down.
+const SLOWS: f64 = 0.05;
 
 /// Maximum time, in nanoseconds, between the last use of memory and the exit of a program that frees
 /// it because it ends.
@@ -54,6 +63,8 @@ pub struct Trend {
     pub whole: Slope,
     /// Slope of the later half.
     pub late: Slope,
+    /// Whether growth slows down after the start: a constant rate would look so seldom.
+    pub slows: bool,
 }
 
 /// A slope and its significance.
@@ -161,7 +172,44 @@ fn trend_of(points: &[TrendPoint]) -> Option<Trend> {
         late_least_bytes: late.iter().map(|point| point.bytes).min().unwrap_or(0),
         whole: slope(points),
         late: slope(late),
+        slows: slows(points),
     })
+}
+
+/// Returns whether the growth of these points slows down, by Laplace's test on the times at which
+/// they rise above everything before.
+fn slows(points: &[TrendPoint]) -> bool {
+    let [first, .., last] = points else { return false };
+    let seconds = |from: u64, to: u64| as_f64(to.saturating_sub(from)) / 1e9;
+    let start = START * seconds(first.time_ns, last.time_ns);
+    let begins = points.partition_point(|point| seconds(first.time_ns, point.time_ns) < start);
+    let [first, later @ ..] = points.get(begins..).unwrap_or_default() else { return false };
+    let span = seconds(first.time_ns, last.time_ns);
+    let mut most_bytes = first.bytes;
+    let rises: Vec<(f64, u64)> = later
+        .iter()
+        .filter_map(|point| {
+            let rise_bytes = point.bytes.saturating_sub(most_bytes);
+            most_bytes = most_bytes.max(point.bytes);
+            (rise_bytes > 0).then(|| (seconds(first.time_ns, point.time_ns) / span, rise_bytes))
+        })
+        .collect();
+    let mut sizes: Vec<u64> = rises.iter().map(|(_, bytes)| *bytes).collect();
+    sizes.sort_unstable();
+    let Some(median) = sizes.get(sizes.len() / 2) else { return false };
+    let weight = |bytes: u64| as_f64(bytes.min(median.saturating_mul(RISE_LIMIT)));
+    let (mut all, mut squares, mut moment) = (0.0, 0.0, 0.0);
+    for (when, bytes) in rises {
+        let weight = weight(bytes);
+        all += weight;
+        squares += weight * weight;
+        moment += weight * when;
+    }
+    // A point stands for the time since the one before.
+    let middle = 0.5 + 0.5 / as_f64(later.len() as u64);
+    // The mean of n evenly distributed times has the variance 1 / 12n.
+    let deviations = (moment / all - middle) * (12.0 * all * all / squares).sqrt();
+    deviations < 0.0 && two_tails(-deviations) / 2.0 < SLOWS
 }
 
 /// Returns the slope of these points.
@@ -300,6 +348,28 @@ mod tests {
         assert_eq!(went_on.trend_of_ended(), went_on.trend());
         let rests = series((0..30).map(|second| 100 * second));
         assert_eq!(rests.trend_of_ended(), rests.trend());
+    }
+
+    /// A series in which a block comes at each of these seconds.
+    fn blocks(seconds: u64, times: &[u64]) -> TrendSeries {
+        series((0..seconds).map(|second| 24 * times.iter().filter(|time| **time <= second).count() as u64))
+    }
+
+    #[test]
+    fn growth_slows_down_where_rises_get_rarer_and_not_after_a_start() {
+        let slows = |series: &TrendSeries| series.trend().expect("it is long enough").slows;
+        let at = |from: u64, every: u64| (0..10).map(move |number| from + number * every);
+        let even: Vec<u64> = at(4, 6).collect();
+        assert!(!slows(&blocks(64, &even)));
+        let started: Vec<u64> = (0..5).chain(at(8, 6)).collect();
+        assert!(!slows(&blocks(64, &started)), "a program that starts, then loses a block every six seconds");
+        let cache: Vec<u64> = (0..20).chain((20..40).step_by(3)).chain((40..64).step_by(8)).collect();
+        assert!(slows(&blocks(64, &cache)), "a cache: a hit is likelier the fuller it is");
+        let jump = series((0..60).map(|second| 24 * second + if second > 20 { 90_000 } else { 0 }));
+        assert!(!slows(&jump), "one jump says nothing of the rate");
+        let noisy = series((0..60).map(|second| 50 * second + noise(second)));
+        assert!(!slows(&noisy));
+        assert!(!slows(&series([7; 40])) && !slows(&series((0..40).map(|second| second * second))));
     }
 
     #[test]

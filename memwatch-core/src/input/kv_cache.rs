@@ -176,11 +176,89 @@ pub struct KvCacheReading {
     pub time_ns: u64,
     /// The pool, or the reason why it is not known.
     pub pool: Result<KvCache, KvCacheDoubt>,
+    /// Maxima of all readings of this pool so far; `None` in a single reading.
+    #[serde(default)]
+    pub peak: Option<KvCachePeak>,
+}
+
+impl KvCacheReading {
+    /// Adds the maxima of the readings before this one. A pool of another size is another pool, and
+    /// while a pool is not known its use may have been any.
+    pub(crate) fn follow(&mut self, before: Option<&Self>) {
+        let Ok(pool) = &self.pool else { return };
+        let own =
+            KvCachePeak { since_ns: self.time_ns, used_blocks: pool.fill.used_blocks, running: pool.fill.running };
+        let is_same = |before: &KvCache| (before.scheduler, before.fill.blocks) == (pool.scheduler, pool.fill.blocks);
+        let before = before.filter(|before| before.pool.as_ref().is_ok_and(is_same));
+        self.peak = Some(before.and_then(|before| before.peak).map_or(own, |before| before.and(own)));
+    }
+}
+
+/// Maxima of a pool over time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvCachePeak {
+    /// First reading: `CLOCK_BOOTTIME`, nanoseconds.
+    pub since_ns: u64,
+    /// Maximum blocks in use by requests, in any reading.
+    pub used_blocks: u64,
+    /// Maximum requests that ran, in any reading.
+    #[serde(rename = "running_requests")]
+    pub running: u64,
+}
+
+impl KvCachePeak {
+    fn and(self, later: Self) -> Self {
+        Self {
+            since_ns: self.since_ns,
+            used_blocks: self.used_blocks.max(later.used_blocks),
+            running: self.running.max(later.running),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn peak_is_of_the_readings_of_one_pool_without_a_gap() {
+        let reading = |time_ns: u64, pool: Option<(u64, u64, u64)>| KvCacheReading {
+            tgid: Tgid(7),
+            time_ns,
+            pool: pool.ok_or(KvCacheDoubt::Changed).map(|(blocks, used_blocks, running)| KvCache {
+                engine: ServingEngine::Vllm,
+                scheduler: Tgid(7),
+                bytes: None,
+                block_bytes: None,
+                block_tokens: None,
+                layers: None,
+                asleep: None,
+                fill: KvCacheFill { blocks, used_blocks, free_blocks: blocks - used_blocks, running, waiting: 0 },
+                content: None,
+                content_unknown: None,
+                largest_requests: Vec::new(),
+            }),
+            peak: None,
+        };
+        let peaks = |readings: &[KvCacheReading]| {
+            let mut last: Option<KvCacheReading> = None;
+            for reading in readings {
+                let mut reading = reading.clone();
+                reading.follow(last.as_ref());
+                last = Some(reading);
+            }
+            last.and_then(|last| last.peak).map(|peak| (peak.since_ns, peak.used_blocks, peak.running))
+        };
+        let mut readings =
+            vec![reading(1, Some((100, 5, 1))), reading(2, Some((100, 30, 2))), reading(3, Some((100, 0, 4)))];
+        assert_eq!(peaks(&readings), Some((1, 30, 4)));
+        readings.push(reading(4, None));
+        assert_eq!(peaks(&readings), None);
+        readings.push(reading(5, Some((100, 7, 1))));
+        assert_eq!(peaks(&readings), Some((5, 7, 1)));
+        readings.push(reading(6, Some((90, 3, 1))));
+        assert_eq!(peaks(&readings), Some((6, 3, 1)), "the engine has started again with another pool");
+    }
 
     #[test]
     fn kv_cache_is_full_if_requests_wait_for_the_last_blocks() {

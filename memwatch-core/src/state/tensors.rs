@@ -260,9 +260,10 @@ impl State {
         }
     }
 
-    pub(crate) fn learn_kv_cache(&mut self, reading: Box<KvCacheReading>) {
+    pub(crate) fn learn_kv_cache(&mut self, mut reading: Box<KvCacheReading>) {
         // The process may have ended.
         if let Some(process) = self.processes.get_mut(&reading.tgid) {
+            reading.follow(process.kv_cache.as_deref());
             process.kv_cache = Some(reading);
         }
     }

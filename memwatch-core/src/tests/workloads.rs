@@ -138,7 +138,7 @@ fn kv_cache(tgid: u32, scheduler: u32, block_bytes: Option<u64>) -> Input {
         content_unknown: None,
         largest_requests: Vec::new(),
     };
-    Input::KvCache(Box::new(KvCacheReading { tgid: Tgid(tgid), time_ns: ATTACHED_NS, pool: Ok(pool) }))
+    Input::KvCache(Box::new(KvCacheReading { tgid: Tgid(tgid), time_ns: ATTACHED_NS, pool: Ok(pool), peak: None }))
 }
 
 #[test]
@@ -161,7 +161,8 @@ fn workload_kv_caches_add_up_and_requests_are_those_of_each_scheduler() {
     };
     assert_eq!(watch.tick().workload_on_a("27db96a24ae1").kv_cache, Some(expected));
     watch.event(7, ProcessEvent::Exec);
-    let unknown = KvCacheReading { tgid: Tgid(8), time_ns: ATTACHED_NS, pool: Err(KvCacheDoubt::NoScheduler) };
+    let unknown =
+        KvCacheReading { tgid: Tgid(8), time_ns: ATTACHED_NS, pool: Err(KvCacheDoubt::NoScheduler), peak: None };
     watch.pipeline.step(Input::KvCache(Box::new(unknown)));
     let left = KvCacheSums { running_requests: 5, waiting_requests: 2, ..KvCacheSums::default() };
     assert_eq!(watch.tick().workload_on_a("27db96a24ae1").kv_cache, Some(left), "an exec ends its server");

@@ -1,11 +1,12 @@
 //! Texts for causes: the cause, its evidence and a fix, one line each.
 
+mod serving;
+
 use memwatch_core::features::causes::{Cause, CauseKind, Confidence};
-use memwatch_core::input::kv_cache::ServingEngine;
 use serde::Serialize;
 
 use super::Tone;
-use super::format::{bytes, count, percent, plural, printable, rate_per_minute};
+use super::format::{bytes, count, plural, printable, rate_per_minute};
 use super::sentences::Sentence;
 
 /// A cause with its texts, as in the JSON report.
@@ -89,7 +90,8 @@ pub(crate) fn words(cause: &Cause) -> [String; 3] {
         | CauseKind::NoBackward
         | CauseKind::LargerThanGpu => of_failure(cause.kind, &parts),
         CauseKind::OtherProcesses | CauseKind::ForkedKeep | CauseKind::IpcKept => of_others(cause.kind, &parts),
-        CauseKind::KvCacheFull => of_kv_cache(cause, &parts),
+        CauseKind::KvCacheFull => serving::full_kv_cache(cause, &parts),
+        CauseKind::KvCacheTooLarge => serving::large_kv_cache(cause, &parts),
         CauseKind::Notebook
         | CauseKind::Instances
         | CauseKind::StateCopies
@@ -330,23 +332,6 @@ fn of_others(kind: CauseKind, parts: &CauseParts) -> [String; 3] {
     }
 }
 
-/// Texts for a full KV cache. `subject` is the engine.
-fn of_kv_cache(cause: &Cause, parts: &CauseParts) -> [String; 3] {
-    let CauseParts { size, subject, number, .. } = parts;
-    let waiting = plural(*number, "request waits", "requests wait");
-    let in_use = cause.kv_cache.map_or_else(String::new, |fill| {
-        let running = plural(fill.running, "request runs", "requests run");
-        format!(", {} of its blocks; {running}", percent(fill.used_blocks, fill.blocks))
-    });
-    let used = if cause.bytes == 0 { in_use.trim_start_matches(", ").to_owned() } else { format!("{size}{in_use}") };
-    let fix = if subject == ServingEngine::Sglang.title() {
-        "more memory for the pool (--mem-fraction-static up), shorter requests (--context-length down), fewer at once (--max-running-requests down), or half the bytes for a token (--kv-cache-dtype fp8_e5m2)"
-    } else {
-        "more memory for the pool (--gpu-memory-utilization up), shorter requests (--max-model-len down), fewer at once (--max-num-seqs down), or half the bytes for a token (--kv-cache-dtype fp8)"
-    };
-    [format!("the KV cache of {subject} is full"), format!("in use: {used}, {waiting}"), fix.to_owned()]
-}
-
 /// Returns how to free a notebook's object of this name.
 fn of_notebook(subject: &str) -> String {
     let name = subject.rsplit(['.', ':']).next().unwrap_or_default().trim();
@@ -362,12 +347,11 @@ fn of_notebook(subject: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use memwatch_core::input::kv_cache::KvCacheFill;
     use memwatch_core::words::Tgid;
 
     use super::*;
 
-    const KINDS: [CauseKind; 35] = [
+    const KINDS: [CauseKind; 36] = [
         CauseKind::GraphsKept,
         CauseKind::RunningSum,
         CauseKind::Unbounded,
@@ -403,9 +387,10 @@ mod tests {
         CauseKind::Workspaces,
         CauseKind::OldOptimizers,
         CauseKind::KvCacheFull,
+        CauseKind::KvCacheTooLarge,
     ];
 
-    fn cause(kind: CauseKind) -> Cause {
+    pub(super) fn cause(kind: CauseKind) -> Cause {
         Cause {
             kind,
             tgid: Tgid(7),
@@ -416,6 +401,7 @@ mod tests {
             line: Some("train.py:76".to_owned()),
             wanted_bytes: Some(3 << 20),
             kv_cache: None,
+            period_ns: None,
             confidence: Confidence::Shown,
         }
     }
@@ -455,24 +441,6 @@ mod tests {
         assert!(of(CauseKind::IpcKept, Some(4711)).contains("PID 4711 (python3 train.py) has 6.00 GiB of it open"));
         assert!(of(CauseKind::OtherProcesses, Some(4711)).contains("most of it PID 4711 (python3 train.py)"));
         assert!(!of(CauseKind::OtherProcesses, None).contains("most of it"));
-    }
-
-    #[test]
-    fn full_kv_cache_has_the_options_of_its_engine_as_a_fix() {
-        let fill = KvCacheFill { blocks: 1915, used_blocks: 1866, free_blocks: 49, running: 6, waiting: 24 };
-        let of = |engine: ServingEngine, bytes: u64| {
-            let subject = Some(engine.title().to_owned());
-            let (bytes_per_minute, count) = (None, Some(24));
-            let cause = cause(CauseKind::KvCacheFull);
-            words(&Cause { subject, bytes, bytes_per_minute, count, kv_cache: Some(fill), ..cause })
-        };
-        let [what, evidence, fix] = of(ServingEngine::Vllm, 1866 << 21);
-        assert_eq!(what, "the KV cache of vLLM is full");
-        assert_eq!(evidence, "in use: 3.64 GiB, 97.4 % of its blocks; 6 requests run, 24 requests wait");
-        assert!(fix.contains("--gpu-memory-utilization"), "{fix}");
-        let [_, evidence, fix] = of(ServingEngine::Sglang, 0);
-        assert_eq!(evidence, "in use: 97.4 % of its blocks; 6 requests run, 24 requests wait");
-        assert!(fix.contains("--mem-fraction-static"), "{fix}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::io;
 
 use memwatch_common::loss::Loss;
 use memwatch_core::features::causes::Cause;
-use memwatch_core::input::kv_cache::{KvCache, KvCacheDoubt, KvCacheReading};
+use memwatch_core::input::kv_cache::{KvCache, KvCacheDoubt, KvCachePeak, KvCacheReading};
 use memwatch_core::input::{NvmlState, ProbeCoverage, Sensors};
 use memwatch_core::owner::{CgroupMemory, Owner, Promise};
 use memwatch_core::snapshot::groups::OwnerGrouping;
@@ -199,6 +199,16 @@ struct KvCacheJson<'a> {
     time_ns: u64,
     pool: Option<&'a KvCache>,
     unknown: Option<&'a KvCacheDoubt>,
+    peak: Option<KvCachePeakJson>,
+}
+
+/// Maxima of a KV cache in all readings since one time.
+#[derive(Serialize)]
+struct KvCachePeakJson {
+    #[serde(serialize_with = "json::date")]
+    since_ns: u64,
+    used_blocks: u64,
+    running_requests: u64,
 }
 
 #[derive(Serialize)]
@@ -304,7 +314,17 @@ fn process(view: &ProcessView) -> ProcessJson<'_> {
 }
 
 fn kv_cache(read: &KvCacheReading) -> KvCacheJson<'_> {
-    KvCacheJson { time_ns: read.time_ns, pool: read.pool.as_ref().ok(), unknown: read.pool.as_ref().err() }
+    let peak = |peak: KvCachePeak| KvCachePeakJson {
+        since_ns: peak.since_ns,
+        used_blocks: peak.used_blocks,
+        running_requests: peak.running,
+    };
+    KvCacheJson {
+        time_ns: read.time_ns,
+        pool: read.pool.as_ref().ok(),
+        unknown: read.pool.as_ref().err(),
+        peak: read.peak.map(peak),
+    }
 }
 
 fn failure(view: &FailureView) -> FailureJson<'_> {

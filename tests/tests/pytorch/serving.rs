@@ -14,8 +14,8 @@ fn server(gpu: &SimulatedGpu) -> (TorchJob, Value) {
     (job, serving)
 }
 
-fn pool(report: &ReportLine, job: &TorchJob) -> Value {
-    report.process(job.tgid()).map_or(Value::Null, |process| process.0["kv_cache"]["pool"].clone())
+fn kv_cache(report: &ReportLine, job: &TorchJob) -> Value {
+    report.process(job.tgid()).map_or(Value::Null, |process| process.0["kv_cache"].clone())
 }
 
 /// Returns whether a reading of the pool has the program's own numbers.
@@ -50,18 +50,23 @@ fn kv_cache_of_a_server_is_followed_and_recorded() {
     };
     let as_said = |job: &TorchJob, checkpoint: &Value| {
         until("the recording has the pool", || {
-            report().map(|report| pool(&report, job)).filter(|pool| equals(pool, checkpoint))
+            report().map(|report| kv_cache(&report, job)).filter(|read| equals(&read["pool"], checkpoint))
         })
     };
-    let first = as_said(&job, &serving);
+    let first = &as_said(&job, &serving)["pool"];
     assert_eq!((&first["engine"], &first["scheduler_pid"]), (&"vllm".into(), &job.tgid().into()), "{first}");
     assert_eq!(first["block_bytes"], 4 << 20, "four layers: {first}");
     job.go_on();
     let busier = job.next_checkpoint().expect("it has more requests");
     as_said(&job, &busier);
+    job.go_on();
+    let quieter = job.next_checkpoint().expect("it has fewer requests");
+    let peak = &as_said(&job, &quieter)["peak"];
+    let most = [&peak["used_blocks"], &peak["running_requests"]];
+    assert_eq!(most, [&busier["pool"]["used_blocks"], &busier["pool"]["running"]], "{peak}");
     recorder.signal(libc::SIGINT);
     assert_eq!(recorder.end(), 0);
     let text = CommandOutcome::of(gpu.memwatch(&["explain", "--in", &path])).stdout;
-    let line = "399 blocks of 4.0 MiB: 50.1 % used by 3 requests (2 waiting)";
+    let line = "399 blocks of 4.0 MiB: 25.1 % used by 2 requests (2 waiting)";
     assert!(text.contains("KV cache") && text.contains(line), "{text}");
 }

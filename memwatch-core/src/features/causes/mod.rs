@@ -22,7 +22,7 @@ use serde::Serialize;
 use crate::features::leak::view::{CachedView, LeakView};
 use crate::features::oom::view::OomView;
 use crate::input::holdings::{Holding, MemoryAdvice};
-use crate::input::kv_cache::{KvCache, KvCacheFill};
+use crate::input::kv_cache::{KvCache, KvCacheFill, KvCachePeak};
 use crate::words::Tgid;
 
 /// Maximum number of causes.
@@ -104,6 +104,8 @@ pub enum CauseKind {
     OldOptimizers,
     /// Requests of an inference server wait for blocks of its KV cache.
     KvCacheFull,
+    /// The KV cache of an inference server is much larger than its requests needed.
+    KvCacheTooLarge,
 }
 
 /// Confidence of a cause.
@@ -140,6 +142,9 @@ pub struct Cause {
     /// How full the pool is, if the cause is the KV cache of an inference server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache: Option<KvCacheFill>,
+    /// Time in nanoseconds for which the evidence holds, if it is the maximum of a period.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub period_ns: Option<u64>,
     /// Confidence of the cause.
     pub confidence: Confidence,
 }
@@ -157,6 +162,7 @@ impl Cause {
             line: None,
             wanted_bytes: None,
             kv_cache: None,
+            period_ns: None,
             confidence: Confidence::Shown,
         }
     }
@@ -179,13 +185,15 @@ pub struct CauseEvidence<'a> {
     pub failure: Option<&'a OomView>,
     /// Pool of KV cache blocks, if the process serves requests.
     pub kv_cache: Option<&'a KvCache>,
+    /// Maxima of this pool, and the time in nanoseconds since their first reading.
+    pub kv_cache_peak: Option<(KvCachePeak, u64)>,
 }
 
 /// A rule: returns the causes that the evidence shows.
 type CauseRule = fn(&CauseEvidence<'_>) -> Vec<Cause>;
 
 /// All rules.
-const RULES: [CauseRule; 19] = [
+const RULES: [CauseRule; 20] = [
     growing::places,
     growing::cache,
     held::graphs,
@@ -205,6 +213,7 @@ const RULES: [CauseRule; 19] = [
     limit::own_limit,
     forward::without_backward,
     serving::kv_cache_full,
+    serving::kv_cache_too_large,
 ];
 
 /// Returns the causes that the evidence shows, the one that explains most first; three at most.

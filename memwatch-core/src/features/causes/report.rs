@@ -36,5 +36,6 @@ fn causes_of(process: &Process, leaks: &[LeaksView], ooms: Option<&OomLog>) -> V
         advice: held.filter(|_| failure.is_some()).map_or(&[], |held| &held.advice),
         failure,
         kv_cache: None,
+        kv_cache_peak: None,
     })
 }

@@ -233,6 +233,7 @@ mod tests {
             line: None,
             wanted_bytes: None,
             kv_cache: None,
+            period_ns: None,
             confidence: Confidence::Shown,
         }
     }

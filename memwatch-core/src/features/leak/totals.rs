@@ -226,9 +226,12 @@ mod tests {
     #[test]
     fn a_cache_that_still_fills_and_has_slowed_down_is_its_own_place() {
         let mut all = TrendSeries::default();
-        (0..45).for_each(|second| all.push(second * 1_000_000_000, (second * 4 - second * second / 30) * MIB));
+        (0..45).for_each(|second| all.push(second * 1_000_000_000, (second * 4 - second * second / 100) * MIB));
         let of = |grown_bytes| of_tensors(&all, Placed { grown_bytes, ..Placed::default() }, false, THRESHOLD);
         assert_eq!(of(100 * MIB), (None, None));
         assert!(of(MIB).0.is_some());
+        let mut slower = TrendSeries::default();
+        (0..45).for_each(|second| slower.push(second * 1_000_000_000, (second * 4 - second * second / 30) * MIB));
+        assert_eq!(of_tensors(&slower, Placed::default(), false, THRESHOLD), (None, None), "wherever it is");
     }
 }

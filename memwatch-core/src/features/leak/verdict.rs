@@ -21,7 +21,7 @@ pub enum Verdict {
     Leak,
     /// Grows by less than the threshold.
     Slow,
-    /// Grew earlier and has stopped growing.
+    /// Grew earlier, and has stopped or slows down.
     LevelledOff,
     /// Does not grow.
     Steady,
@@ -110,7 +110,8 @@ pub(super) fn judge(trend: &Trend, threshold_bytes_per_minute: f64) -> Verdict {
     let per_minute = trend.whole.bytes_per_second * 60.0;
     let has_grown = trend.late_least_bytes > trend.first_bytes;
     let grows = per_minute > 0.0 && trend.whole.p < SURE;
-    let goes_on = trend.late.p < SURE_LATE && trend.late.bytes_per_second >= STILL * trend.whole.bytes_per_second;
+    let is_steep = trend.late.bytes_per_second >= STILL * trend.whole.bytes_per_second;
+    let goes_on = trend.late.p < SURE_LATE && is_steep && !trend.slows;
     match (grows && goes_on, has_grown) {
         (true, _) if per_minute >= threshold_bytes_per_minute => Verdict::Leak,
         (true, _) => Verdict::Slow,

@@ -76,7 +76,7 @@ impl RoundReader for ServingProcesses {
         let changed = tgids.iter().filter_map(|tgid| {
             let process = self.known.entry(*tgid).or_default();
             let pool = process.changed(*tgid, self.every, &mut processes)?;
-            Some(KvCacheReading { tgid: Tgid(*tgid), time_ns: clock::boottime_ns(), pool })
+            Some(KvCacheReading { tgid: Tgid(*tgid), time_ns: clock::boottime_ns(), pool, peak: None })
         });
         changed.collect()
     }
