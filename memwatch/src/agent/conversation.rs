@@ -16,7 +16,9 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_
 use super::credentials::Peer;
 use super::publish::{Published, SnapshotSource};
 use super::socket::AccessPolicy;
+use super::watches::{WatchEnd, Watches};
 use super::web::access::PageAccess;
+use crate::client::protocol::watch::WatchRequest;
 use crate::client::protocol::{self, AgentAnswer, AgentRequest, Inbox, PROTOCOL, SnapshotMessage, Welcome};
 use crate::sources::login_users::login_user;
 
@@ -57,6 +59,8 @@ pub(super) struct Reception {
     pub(super) writer: Arc<FrameCache>,
     /// Access to the page.
     pub(super) page: Arc<PageAccess>,
+    /// Watches for clients.
+    pub(super) watches: Arc<Watches>,
 }
 
 /// Why a connection ends, other than by the client closing it.
@@ -124,10 +128,15 @@ impl Reception {
         let program = env!("CARGO_PKG_VERSION").to_owned();
         let welcome = protocol::frame(&AgentAnswer::Welcome(Welcome { protocol: PROTOCOL, program, viewer }))?;
         self.send(stream, &welcome).await?;
-        self.converse(stream, inbox, viewer).await
+        self.converse(stream, inbox, (peer, viewer)).await
     }
 
-    async fn converse(&self, stream: &UnixStream, mut inbox: Inbox, viewer: Viewer) -> Result<(), ConnectionEnd> {
+    async fn converse(
+        &self,
+        stream: &UnixStream,
+        mut inbox: Inbox,
+        (peer, viewer): (&Peer, Viewer),
+    ) -> Result<(), ConnectionEnd> {
         let mut follow: Option<Interval> = None;
         let mut idle_until = Instant::now() + self.timeouts.idle;
         loop {
@@ -141,6 +150,8 @@ impl Reception {
                         AgentRequest::History => self.history(stream, viewer).await?,
                         AgentRequest::Outlook => self.outlook(stream, viewer).await?,
                         AgentRequest::Page => self.page(stream, viewer).await?,
+                        AgentRequest::Watch(request) => return self.watch(stream, (peer, viewer), request).await,
+                        AgentRequest::EndWatch => return Err(ConnectionEnd::Refusal("not understood: no watch to end".to_owned())),
                         AgentRequest::Hello { .. } => return Err(ConnectionEnd::Refusal("not understood: a second hello".to_owned())),
                     },
                 },
@@ -197,6 +208,20 @@ impl Reception {
         self.send(stream, &protocol::frame(&AgentAnswer::Page(self.page.link(viewer)))?).await?;
         sleep_until(earliest).await;
         Ok(())
+    }
+
+    /// Watches processes for the client, which ends the conversation.
+    async fn watch(
+        &self,
+        stream: &UnixStream,
+        client: (&Peer, Viewer),
+        request: WatchRequest,
+    ) -> Result<(), ConnectionEnd> {
+        match self.watches.serve(stream, client, request).await {
+            Ok(WatchEnd::Sent) => Ok(()),
+            Ok(WatchEnd::ClientLeft) => Err(ConnectionEnd::Disconnected),
+            Err(why) => Err(ConnectionEnd::Refusal(why)),
+        }
     }
 
     async fn send(&self, stream: &UnixStream, frame: &[u8]) -> Result<(), ConnectionEnd> {

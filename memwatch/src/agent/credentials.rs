@@ -19,6 +19,8 @@ const GROUPS: usize = 64;
 pub(super) struct Peer {
     /// Effective user id.
     pub(super) uid: u32,
+    /// Effective group id.
+    pub(super) gid: u32,
     /// Effective group id and supplementary group ids.
     groups: Vec<u32>,
 }
@@ -48,7 +50,7 @@ impl Peer {
         };
         groups.truncate(length / size_of::<u32>());
         groups.push(credentials.gid);
-        Ok(Self { uid: credentials.uid, groups })
+        Ok(Self { uid: credentials.uid, gid: credentials.gid, groups })
     }
 
     /// Returns which processes the peer may see. `group`: id of [`GROUP`], if it exists.
@@ -102,7 +104,7 @@ mod tests {
 
     #[test]
     fn agent_shows_everything_to_root_and_group_members_only() {
-        let peer = |uid, groups: &[u32]| Peer { uid, groups: groups.to_vec() };
+        let peer = |uid, groups: &[u32]| Peer { uid, gid: 1000, groups: groups.to_vec() };
         assert_eq!(peer(0, &[0]).viewer(None), Viewer::Everything);
         assert_eq!(peer(1000, &[27, 990, 1000]).viewer(Some(990)), Viewer::Everything);
         assert_eq!(peer(1000, &[27, 1000]).viewer(Some(990)), Viewer::User(1000));

@@ -20,6 +20,7 @@ mod read_only;
 mod socket;
 mod survival;
 mod trail;
+pub(crate) mod watches;
 pub(crate) mod web;
 
 use std::net::TcpListener;
@@ -42,6 +43,7 @@ use self::publish::{AgentState, Publisher, PublisherRequest, PublisherRequests, 
 use self::push::receiver::Receiver;
 use self::push::{Pusher, Pushes};
 use self::socket::{AccessPolicy, CONNECTION_LIMIT, OpenSocket};
+use self::watches::Watches;
 use self::web::access::{Exposure, PageAccess};
 use crate::agent::args::{AgentArgs, Insecure};
 use crate::backends::readings::DeviceLibrary;
@@ -109,6 +111,7 @@ pub(crate) fn run(agent: &AgentArgs, common: &CommonArgs) -> Result<Exit, ExitFa
             timeouts: TIMEOUT,
             writer,
             page: Arc::clone(&page),
+            watches: Watches::new(common),
         };
         tokio::spawn(reception.serve(socket.listener().map_err(anyhow::Error::from)?));
         if let Some(listener) = listener {

@@ -14,7 +14,9 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use protocol::{
     ANSWER_BYTES, AgentAnswer, AgentRequest, HISTORY_SINCE_MINOR, HistoryFiles, Inbox, OUTLOOK_SINCE_MINOR,
-    OutlookMessage, PAGE_SINCE_MINOR, PEAKS_SINCE_MINOR, PROTOCOL, PageLink, SnapshotMessage, Welcome,
+    OutlookMessage, PAGE_SINCE_MINOR, PEAKS_SINCE_MINOR, PROTOCOL, PageLink, SnapshotMessage, WATCH_SINCE_MINOR,
+    Welcome,
+    watch::{self, WatchRequest},
 };
 
 /// Timeout for the agent's welcome. The agent may be attaching its probes.
@@ -204,6 +206,63 @@ impl AgentClient {
                 return Err(why);
             }
             sleep(RETRY).await;
+        }
+    }
+}
+
+/// A watch by the agent, of which the recording arrives in parts.
+#[derive(Debug)]
+pub(crate) struct AgentWatching {
+    connection: AgentConnection,
+}
+
+/// The next of a watch.
+#[derive(Debug)]
+pub(crate) enum WatchNews {
+    /// The next part of the recording.
+    Recorded(Vec<u8>),
+    /// The end; the reason if it came early.
+    Ended(Option<String>),
+}
+
+impl AgentWatching {
+    /// Has the agent on `path` watch processes.
+    ///
+    /// # Errors
+    /// If there is no agent, or it refuses.
+    pub(crate) async fn begin(path: &Path, request: WatchRequest) -> Result<Self, NoAgent> {
+        let (mut connection, welcome) = AgentConnection::open(path).await?;
+        welcome.check(WATCH_SINCE_MINOR, "watches nothing for its clients")?;
+        match connection.ask(&AgentRequest::Watch(request)).await? {
+            AgentAnswer::Watching => Ok(Self { connection }),
+            AgentAnswer::WatchEnded { why } => Err(NoAgent::Unusable(why.unwrap_or_else(|| "no watch".to_owned()))),
+            _ => Err(NoAgent::Unusable("it sent an unexpected answer".to_owned())),
+        }
+    }
+
+    /// Has the watch end. What it has still arrives.
+    ///
+    /// # Errors
+    /// If the agent is gone.
+    pub(crate) fn end(&self) -> Result<(), NoAgent> {
+        self.connection.say(&AgentRequest::EndWatch)
+    }
+
+    /// Waits for the next part. Cancel safe.
+    ///
+    /// # Errors
+    /// If the agent is gone.
+    pub(crate) async fn next(&mut self) -> Result<WatchNews, NoAgent> {
+        let AgentConnection { stream, inbox, .. } = &mut self.connection;
+        let frame = inbox.receive(stream).await?;
+        let frame = frame.ok_or_else(|| NoAgent::from(io::Error::from(io::ErrorKind::UnexpectedEof)))?;
+        if let Some(bytes) = watch::recorded(&frame) {
+            return Ok(WatchNews::Recorded(bytes.to_vec()));
+        }
+        match serde_json::from_slice(&frame) {
+            Ok(AgentAnswer::WatchEnded { why }) => Ok(WatchNews::Ended(why)),
+            Ok(AgentAnswer::Refused { why }) => Err(NoAgent::Unusable(format!("it refused: {}", why.escape_debug()))),
+            _ => Err(NoAgent::Unusable("it sent an unexpected answer".to_owned())),
         }
     }
 }

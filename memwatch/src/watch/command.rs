@@ -65,6 +65,15 @@ pub(crate) fn hold(program: &[OsString]) -> Result<HeldCommand, ExitFailure> {
 }
 
 impl HeldCommand {
+    /// Ends the command before it has begun.
+    pub(crate) fn abandon(self) {
+        if let Ok(tgid) = i32::try_from(self.tgid) {
+            // SAFETY: kill has no memory preconditions. The command has not been waited for, so its
+            // process number is not reused.
+            unsafe { libc::kill(tgid, libc::SIGKILL) };
+        }
+    }
+
     /// Lets the command exec its program.
     pub(crate) fn release(self) -> RunningCommand {
         drop(self.gate);

@@ -2,7 +2,6 @@
 //! separate session.
 
 use std::io;
-use std::path::Path;
 use std::time::Duration;
 
 use memwatch_core::Pipeline;
@@ -13,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::watch::TensorRequest;
-use crate::options::{CommonArgs, DEFAULT_SOCKET, Selected, TargetArgs};
+use crate::options::{CommonArgs, Selected, TargetArgs};
 use crate::sources::procfs::ProcReader;
 use crate::watch::evidence::Evidence;
 use crate::watch::evidence::past::RecordedPeriod;
@@ -51,23 +50,6 @@ pub(crate) async fn open_named(
     common: &CommonArgs,
 ) -> Result<Session, ExitFailure> {
     open(&tgids_of(selected, common).await?, tensors, common)
-        .map_err(|failure| needs_root(failure, agent_socket(common)))
-}
-
-/// Returns the socket of the agent.
-fn agent_socket(common: &CommonArgs) -> &Path {
-    common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET))
-}
-
-/// Adds advice for what an agent cannot do. If an agent runs, advising to start one would be wrong.
-fn needs_root(failure: ExitFailure, socket: &Path) -> ExitFailure {
-    if failure.exit != Exit::NotPermitted || !socket.exists() {
-        return failure;
-    }
-    failure.advise(format!(
-        "The agent on {} traces driver calls only; tracing PyTorch needs root: run this command with sudo.",
-        socket.display()
-    ))
 }
 
 /// Returns the ids of the selected processes that are running.
@@ -191,20 +173,4 @@ pub(crate) fn without_torch(selected: &Selected) -> ExitFailure {
     ExitFailure::new(Exit::NoTarget, format_args!("no PyTorch allocator found in {whose}")).advise(
         "PyTorch is traced once the process has loaded libc10_cuda.so. For its driver allocations: memwatch ps PID",
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn permission_advice_omits_starting_an_agent_where_one_runs() {
-        let refused = || ExitFailure::new(Exit::NotPermitted, "no").advise("start the agent once");
-        let with_agent = needs_root(refused(), Path::new("/proc/self/status")).advice.expect("there is a way");
-        assert!(with_agent.contains("with sudo") && !with_agent.contains("start the agent"), "{with_agent}");
-        let without = needs_root(refused(), Path::new("/proc/self/no-socket")).advice.expect("there is a way");
-        assert_eq!(without, "start the agent once");
-        let other = needs_root(ExitFailure::new(Exit::NoTarget, "gone"), Path::new("/proc/self/status"));
-        assert_eq!(other.advice, None);
-    }
 }

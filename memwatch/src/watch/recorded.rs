@@ -180,7 +180,7 @@ fn silently(
     all_events: bool,
     prepare: impl FnOnce(&mut Pipeline),
 ) -> Result<ReplayedRecording, ExitFailure> {
-    let RecordedPeriod { path, window, history } = recording;
+    let RecordedPeriod { path, window, history, .. } = recording;
     let now_unix_ns = history.as_ref().map(|_| clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
     let request = ReplayRequest { window: *window, all_events, now_unix_ns };
     let earlier = history.as_ref().and_then(|kept| earlier_of(kept, request));
@@ -219,7 +219,7 @@ fn played(
     prepare: impl FnOnce(&mut Pipeline),
 ) -> Result<ReplayedRecording, ExitFailure> {
     let replay = silently(recording, all_events, prepare)?;
-    let RecordedPeriod { path, history, .. } = recording;
+    let RecordedPeriod { path, history, streamed, .. } = recording;
     let name = path.display();
     if let Some(begins_ns) = replay.begins_late_ns {
         let clock = WallClock::local(replay.boottime_to_unix_ns);
@@ -228,7 +228,7 @@ fn played(
     match replay.ending {
         None | Some(Ending::Whole(_)) => {}
         // The history is still being written.
-        Some(Ending::Cut) if history.is_some() => {}
+        Some(Ending::Cut) if history.is_some() || streamed.is_some() => {}
         Some(Ending::Cut) => {
             eprintln!(
                 "memwatch: {name} is incomplete: its recorder was killed or is still running. Reading what it has"

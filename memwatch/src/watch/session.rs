@@ -77,13 +77,14 @@ impl Session {
             return Err(ExitFailure::foreign_pid_namespace());
         }
         read_before_others();
-        let recorder = options.recorder.as_ref().map(Recorder::create).transpose()?;
         let version = kernel_version()?;
         let SessionStart { pins, mut kept, survival } = survival::start(options)?;
         let handles = survival::handles(pins.as_ref());
         let everybody = options.watches_everybody();
         let mut kernel = KernelHalf::load_pinned(options.load(everybody), pins).map_err(ExitFailure::from_load)?;
         kernel.places_probes = !options.tensors.places_none();
+        // A session that is refused leaves no file.
+        let recorder = options.recorder.as_ref().map(Recorder::create).transpose()?;
         let diagnostics = options.diagnostics.then(|| log_of(&mut kernel)).transpose()?;
         let ring = RecordRing::open(&mut kernel.ebpf, options.ring_bytes).context("the ring buffer cannot be read")?;
         let losses = LossCounters::open(&mut kernel.ebpf).context("the loss counters cannot be read")?;

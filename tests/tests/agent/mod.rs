@@ -12,3 +12,4 @@ mod service;
 mod soak;
 mod survive;
 mod tls;
+mod watches;

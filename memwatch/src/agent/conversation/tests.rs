@@ -29,8 +29,15 @@ impl FakeAgent {
         tokio::spawn(hand_out(requests, processes));
         let access = AccessPolicy::new(limit);
         let page = PageAccess::new(Some(([127, 0, 0, 1], 9747).into()), Exposure::Loopback);
-        let reception =
-            Reception { source, access: Arc::clone(&access), group: None, timeouts, writer: Arc::default(), page };
+        let reception = Reception {
+            source,
+            access: Arc::clone(&access),
+            group: None,
+            timeouts,
+            writer: Arc::default(),
+            page,
+            watches: Watches::with_room(1),
+        };
         tokio::spawn(reception.serve(socket.listener().expect("a runtime")));
         Self { directory, access, _socket: socket }
     }

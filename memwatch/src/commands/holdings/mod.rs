@@ -22,6 +22,7 @@ use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::sources::procfs::ProcReader;
 use crate::watch::evidence::past::{Needs, RecordedPeriod};
+use crate::watch::evidence::streamed::{STREAMED, Streamed, read_only};
 use crate::watch::one_shot::tgids_to_read;
 use crate::watch::taken_at::TakenAt;
 use args::HoldingsArgs;
@@ -59,7 +60,14 @@ pub(crate) async fn run(args: &HoldingsArgs, common: &CommonArgs) -> Result<Exit
     let past = RecordedPeriod::named(&args.subject.past, Needs::Tensors, common).await?;
     let (found, taken_at) = match past {
         Some(recording) => recorded::found(&recording, args)?,
-        None => (read(args, common).await?, TakenAt::here()),
+        None => match read(args, common).await {
+            Ok(found) => (found, TakenAt::here()),
+            Err(refused) => {
+                let tgids = tgids_to_read(&args.subject.selected, common).await?;
+                let watch = Streamed { tgids: &tgids, tensors: read_only(), duration: Some(STREAMED) };
+                recorded::found(&watch.instead(refused, common).await?, args)?
+            }
+        },
     };
     contradictions::report(&found.iter().flat_map(|found| checks::of_holdings(&found.view)).collect::<Vec<_>>());
     let mut out = io::stdout().lock();
@@ -143,7 +151,10 @@ pub(crate) fn failure(failure: Option<(u32, StateReadError)>, command: &str) -> 
         None => ExitFailure::new(Exit::NoTarget, "no PyTorch with CUDA in these processes"),
         Some((tgid, error @ StateReadError::Unreadable(io::ErrorKind::PermissionDenied))) => {
             let failure = ExitFailure::new(Exit::NotPermitted, format!("process {tgid}: {error}"));
-            failure.advise(format!("Reading the memory of a process needs root: sudo memwatch {command}"))
+            failure.advise(format!(
+                "Reading the memory of a process needs root: sudo memwatch {command}\n\
+                 or an agent, which reads it for you: sudo systemctl start memwatch-agent"
+            ))
         }
         Some((tgid, error @ StateReadError::Unreadable(_))) => {
             ExitFailure::new(Exit::NoTarget, format!("process {tgid}: {error}"))

@@ -26,8 +26,9 @@ use crate::options::CommonArgs;
 use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::watch::evidence::past::{Needs, RecordedPeriod};
+use crate::watch::evidence::streamed::Streamed;
 use crate::watch::kv_caches::KvCaches;
-use crate::watch::one_shot::open_named;
+use crate::watch::one_shot::{open_named, tgids_of};
 use crate::watch::recorded;
 use crate::watch::session::{Session, SessionOptions};
 use crate::watch::signals::TerminationSignals;
@@ -60,20 +61,8 @@ struct Collected {
 /// The processes cannot be traced, the recording cannot be read, or the report cannot be written.
 pub(crate) async fn run(args: &Oom, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let mut reported = match RecordedPeriod::named(&args.subject.past, Needs::Calls, common).await? {
-        Some(recording) => {
-            let mut replay = recorded::play_all(&recording, |pipeline| prepare(pipeline, args))?;
-            let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.selected)?;
-            let (changes, taken_at) = (replay.pipeline.take_forecast_changes(), TakenAt::of(&replay));
-            let pipeline = &replay.pipeline;
-            if args.follow {
-                for change in &changes {
-                    show(change, &snapshot, &taken_at, common)?;
-                }
-            }
-            let forecasts = pipeline.forecasts();
-            Collected { snapshot, forecasts, changes, failed: Failed::of(pipeline), taken_at, is_recorded: true }
-        }
-        None => watch(args, common).await?,
+        Some(recording) => replay(&recording, args, common)?,
+        None => Box::pin(watch(args, common)).await?,
     };
     reported.failed.keep(&reported.snapshot);
     if !reported.is_recorded {
@@ -102,6 +91,25 @@ pub(crate) async fn run(args: &Oom, common: &CommonArgs) -> Result<Exit, ExitFai
     Ok(if is_found { Exit::Found } else { Exit::Ok })
 }
 
+/// Reads a recording, and reports each change of a forecast.
+///
+/// # Errors
+/// The recording cannot be read, or has none of the processes.
+fn replay(recording: &RecordedPeriod, args: &Oom, common: &CommonArgs) -> Result<Collected, ExitFailure> {
+    let mut replay = recorded::play_all(recording, |pipeline| prepare(pipeline, args))?;
+    let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.selected)?;
+    let (changes, taken_at) = (replay.pipeline.take_forecast_changes(), TakenAt::of(&replay));
+    let is_recorded = recording.streamed.is_none();
+    let pipeline = &replay.pipeline;
+    if args.follow {
+        for change in &changes {
+            show(change, &snapshot, &taken_at, common)?;
+        }
+    }
+    let forecasts = pipeline.forecasts();
+    Ok(Collected { snapshot, forecasts, changes, failed: Failed::of(pipeline), taken_at, is_recorded })
+}
+
 fn prepare(pipeline: &mut Pipeline, args: &Oom) {
     pipeline.watch_ooms();
     pipeline.watch_leaks();
@@ -111,7 +119,18 @@ fn prepare(pipeline: &mut Pipeline, args: &Oom) {
 /// Traces until the deadline, a signal or the exit of the last process, and reports each change as
 /// it comes.
 async fn watch(args: &Oom, common: &CommonArgs) -> Result<Collected, ExitFailure> {
-    let mut session = open(args, common).await?;
+    let mut session = match open(args, common).await {
+        Ok(session) => session,
+        // The agent sends a recording, and alerts are of the moment.
+        Err(refused) if args.follow || args.exec.is_some() || args.webhook.is_some() => return Err(refused),
+        Err(refused) => {
+            let tgids =
+                if args.is_of_machine() { Vec::new() } else { tgids_of(&args.subject.selected, common).await? };
+            let (tensors, duration) = (TensorRequest::of(TensorLevel::Modules), args.duration);
+            let recording = Streamed { tgids: &tgids, tensors, duration }.instead(refused, common).await?;
+            return replay(&recording, args, common);
+        }
+    };
     prepare(session.pipeline_mut(), args);
     let mut signals = TerminationSignals::listen()?;
     let deadline = args.duration.map(|duration| Instant::now() + duration);

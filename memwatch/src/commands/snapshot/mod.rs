@@ -10,11 +10,13 @@ use crate::output_file;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::evidence::past::{Needs, RecordedPeriod};
+use crate::watch::evidence::streamed::Streamed;
 use crate::watch::one_shot::finish;
 use crate::watch::one_shot::watch_until;
 use crate::watch::one_shot::without_torch;
 use crate::watch::one_shot::{open, tgids_of};
 use crate::watch::recorded;
+use crate::watch::session::Session;
 use crate::watch::signals::TerminationSignals;
 use args::Pickle;
 use memwatch_core::snapshot::{MemoryHistory, Snapshot, TensorsView};
@@ -37,9 +39,19 @@ pub(crate) async fn snapshot(args: &Pickle, common: &CommonArgs) -> Result<Exit,
     output_file::check_free(&args.output, args.force).map_err(failed)?;
     let ReportSubject { selected, past } = &args.subject;
     let past = RecordedPeriod::named(past, Needs::Tensors, common).await?;
-    let (snapshot, history, boottime_to_unix_ns) = match &past {
-        Some(recording) => recorded_history(recording, selected, args.native)?,
-        None => watched_history(args, only(&tgids_of(selected, common).await?)?, common).await?,
+    let (snapshot, history, boottime_to_unix_ns) = if let Some(recording) = &past {
+        recorded_history(recording, selected, args.native)?
+    } else {
+        let tgid = only(&tgids_of(selected, common).await?)?;
+        let tensors = TensorRequest::of(TensorLevel::Modules);
+        match open(&[tgid], tensors, common) {
+            Ok(session) => watched_history(session, args, tgid).await?,
+            Err(refused) => {
+                let watch = Streamed { tgids: &[tgid], tensors, duration: Some(args.duration) };
+                let recording = watch.instead(refused, common).await?;
+                recorded_history(&recording, &Selected::of(&[tgid]), args.native)?
+            }
+        }
     };
     let Some(history) = history.filter(|history| !history.devices.is_empty()) else {
         return Err(without_torch(selected));
@@ -55,8 +67,7 @@ pub(crate) async fn snapshot(args: &Pickle, common: &CommonArgs) -> Result<Exit,
 /// nanoseconds since 1970.
 type SnapshotHistory = (Snapshot, Option<MemoryHistory>, i128);
 
-async fn watched_history(args: &Pickle, tgid: Tgid, common: &CommonArgs) -> Result<SnapshotHistory, ExitFailure> {
-    let mut session = open(&[tgid], TensorRequest::of(TensorLevel::Modules), common)?;
+async fn watched_history(mut session: Session, args: &Pickle, tgid: Tgid) -> Result<SnapshotHistory, ExitFailure> {
     session.keep_history(tgid, LONGEST_HISTORY);
     let mut signals = TerminationSignals::listen()?;
     let (snapshot, _) = watch_until(&mut session, &mut signals, Instant::now() + args.duration, None, &mut false).await;

@@ -11,11 +11,13 @@ use crate::options::CommonArgs;
 use crate::render::json;
 use crate::render::output::style;
 use crate::watch::evidence::past::{Needs, RecordedPeriod};
+use crate::watch::evidence::streamed::{STREAMED, Streamed};
 use crate::watch::one_shot::Enough;
 use crate::watch::one_shot::TIMEOUT;
 use crate::watch::one_shot::finish;
 use crate::watch::one_shot::open_named;
 use crate::watch::one_shot::recorded_snapshot;
+use crate::watch::one_shot::tgids_of;
 use crate::watch::one_shot::watch_until;
 use crate::watch::signals::TerminationSignals;
 use crate::watch::taken_at::TakenAt;
@@ -44,7 +46,19 @@ pub(crate) async fn stats(args: &Stats, common: &CommonArgs) -> Result<Exit, Exi
     {
         return finish(write_stats(&snapshot, &TakenAt::here(), common), &snapshot, selected);
     }
-    let mut session = open_named(selected, TensorRequest::of(TensorLevel::Blocks), common).await?;
+    let tensors = TensorRequest::of(TensorLevel::Blocks);
+    let mut session = match open_named(selected, tensors, common).await {
+        Ok(session) => session,
+        Err(refused) if args.interval.is_some() => return Err(refused),
+        Err(refused) => {
+            let tgids = tgids_of(selected, common).await?;
+            let duration = Some(args.duration.unwrap_or(STREAMED));
+            let recording = Streamed { tgids: &tgids, tensors, duration }.instead(refused, common).await?;
+            let (snapshot, taken_at) = recorded_snapshot(&recording, selected)?;
+            let written = write_stats(&snapshot, &taken_at, common);
+            return resting(&snapshot).map_or_else(|| finish(written, &snapshot, selected), Err);
+        }
+    };
     let mut signals = TerminationSignals::listen()?;
     let Some(interval) = args.interval else {
         let enough: Option<fn(&Snapshot) -> bool> = if args.duration.is_some() { None } else { Some(is_counted) };

@@ -24,6 +24,12 @@ pub(crate) fn room() -> u32 {
     *ROOM
 }
 
+/// Returns the memory in bytes that the limit leaves beside an agent without any tracked allocation;
+/// `None` without a limit.
+pub(crate) fn rest_bytes() -> Option<u64> {
+    memory_limit(Path::new("/proc/self")).map(|limit_bytes| limit_bytes.saturating_sub(OWN_BYTES))
+}
+
 fn room_in(limit_bytes: Option<u64>) -> u32 {
     let Some(limit_bytes) = limit_bytes else { return MOST };
     u32::try_from(limit_bytes.saturating_sub(OWN_BYTES) / ENTRY_BYTES).unwrap_or(MOST).clamp(LEAST, MOST)

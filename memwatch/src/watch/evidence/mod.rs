@@ -4,6 +4,7 @@
 pub(crate) mod agent;
 pub(crate) mod past;
 pub(crate) mod period;
+pub(crate) mod streamed;
 
 use std::time::Duration;
 

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use memwatch_core::snapshot::Viewer;
 
@@ -20,6 +21,8 @@ pub(crate) struct RecordedPeriod {
     pub(crate) window: TimeWindow,
     /// Information from the agent if the recording is its history.
     pub(crate) history: Option<HistoryFiles>,
+    /// The open file, if the agent has just recorded it for this report.
+    pub(crate) streamed: Option<Arc<File>>,
 }
 
 /// Level of detail that a report needs.
@@ -34,7 +37,7 @@ pub(crate) enum Needs {
 impl RecordedPeriod {
     /// Selects a whole file.
     pub(crate) fn whole(path: &Path) -> Self {
-        Self { path: path.to_owned(), window: TimeWindow::default(), history: None }
+        Self { path: path.to_owned(), window: TimeWindow::default(), history: None, streamed: None }
     }
 
     /// Returns the source selected on the command line; `None` for a live session.
@@ -44,7 +47,7 @@ impl RecordedPeriod {
     pub(crate) async fn named(past: &Past, needs: Needs, common: &CommonArgs) -> Result<Option<Self>, ExitFailure> {
         let window = past.window;
         match &past.recording {
-            Some(path) => Ok(Some(Self { path: path.clone(), window, history: None })),
+            Some(path) => Ok(Some(Self { path: path.clone(), window, history: None, streamed: None })),
             None if window.is_whole() => Ok(None),
             None if needs == Needs::Tensors => Err(ExitFailure::new(
                 Exit::Error,
@@ -82,7 +85,7 @@ impl RecordedPeriod {
         if let Some(why) = &kept.failing {
             eprintln!("memwatch: the agent cannot continue its history: {why}; reporting what it has so far");
         }
-        Ok(Self { path, window, history: Some(kept) })
+        Ok(Self { path, window, history: Some(kept), streamed: None })
     }
 
     /// Prints the start of the data if it is later than requested.

@@ -11,8 +11,9 @@ use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::watch::TensorRequest;
 use crate::options::{CommonArgs, Looks, Past, ReportSubject, Selected, TargetArgs};
 use crate::watch::evidence::past::{Needs, RecordedPeriod};
+use crate::watch::evidence::streamed::Streamed;
 use crate::watch::filter::GpuFilter;
-use crate::watch::one_shot::{open_named, watch_until};
+use crate::watch::one_shot::{open_named, tgids_of, watch_until};
 use crate::watch::recorded;
 use crate::watch::replay::ReplayedRecording;
 use crate::watch::session::Session;
@@ -166,7 +167,10 @@ impl<'a> PeriodQuestion<'a> {
     ) -> Result<Observation<T>, ExitFailure> {
         match RecordedPeriod::named(self.past, self.needs, common).await? {
             Some(recording) => self.replay(recording, prepare, report),
-            None => self.watch(prepare, report, common).await,
+            None => match self.open(common).await {
+                Ok(session) => self.watch(session, prepare, report).await,
+                Err(refused) => self.replay(self.streamed(refused, common).await?, prepare, report),
+            },
         }
     }
 
@@ -194,20 +198,31 @@ impl<'a> PeriodQuestion<'a> {
         let (snapshot, exit) = self.filtered(snapshot)?;
         let taken_at = TakenAt::of(&replay);
         let reported = report(&replay.pipeline, &snapshot, &taken_at);
-        let (everybody, replay) = (self.are_all(), Some((recording.path, replay)));
+        let is_of_now = recording.streamed.is_some();
+        let (everybody, replay) = (self.are_all(), (!is_of_now).then_some((recording.path, replay)));
         Ok(Observation { snapshot, reported, taken_at, everybody, exit, replay })
+    }
+
+    async fn open(&self, common: &CommonArgs) -> Result<Session, ExitFailure> {
+        match self.subject {
+            PeriodSubject::Processes(selected) => open_named(selected, self.tensors, common).await,
+            PeriodSubject::Targets(targets) => Session::open(&session_options(targets, self.tensors, common)),
+        }
+    }
+
+    /// Has the agent watch the processes instead.
+    async fn streamed(&self, refused: ExitFailure, common: &CommonArgs) -> Result<RecordedPeriod, ExitFailure> {
+        let tgids = if self.are_all() { Vec::new() } else { tgids_of(self.selected(), common).await? };
+        let (tensors, duration) = (self.tensors, self.duration);
+        Streamed { tgids: &tgids, tensors, duration }.instead(refused, common).await
     }
 
     async fn watch<T>(
         &self,
+        mut session: Session,
         prepare: impl FnOnce(&mut Pipeline),
         report: impl FnOnce(&Pipeline, &Snapshot, &TakenAt) -> T,
-        common: &CommonArgs,
     ) -> Result<Observation<T>, ExitFailure> {
-        let mut session = match self.subject {
-            PeriodSubject::Processes(selected) => open_named(selected, self.tensors, common).await?,
-            PeriodSubject::Targets(targets) => Session::open(&session_options(targets, self.tensors, common))?,
-        };
         if let Some(least_bytes) = self.least_listed_bytes {
             session.list_tensors_from(least_bytes);
         }

@@ -4,6 +4,8 @@
 //! Frames, `hello` and `refused` are the same in every version, so that incompatible programs can
 //! report the mismatch.
 
+pub(crate) mod watch;
+
 use std::borrow::Cow;
 use std::io;
 use std::path::PathBuf;
@@ -15,9 +17,11 @@ use memwatch_core::words::Tgid;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
+use self::watch::WatchRequest;
+
 /// Protocol version of this program. The major number changes when a side requires data that older
 /// versions do not send.
-pub(crate) const PROTOCOL: ProtocolVersion = ProtocolVersion { major: 2, minor: 4 };
+pub(crate) const PROTOCOL: ProtocolVersion = ProtocolVersion { major: 2, minor: 5 };
 
 /// First minor version in which an agent resets peaks.
 pub(crate) const PEAKS_SINCE_MINOR: u32 = 1;
@@ -30,6 +34,9 @@ pub(crate) const OUTLOOK_SINCE_MINOR: u32 = 3;
 
 /// First minor version in which an agent gives links to its web page.
 pub(crate) const PAGE_SINCE_MINOR: u32 = 4;
+
+/// First minor version in which an agent watches processes for a client.
+pub(crate) const WATCH_SINCE_MINOR: u32 = 5;
 
 /// Maximum frame size that an agent reads.
 pub(crate) const REQUEST_BYTES: usize = 4096;
@@ -82,6 +89,11 @@ pub(crate) enum AgentRequest {
     Outlook,
     /// Requests a link to the web page, restricted to what the client may see.
     Page,
+    /// Requests a recording of processes that the client may read. The connection is used for
+    /// nothing else from then on.
+    Watch(WatchRequest),
+    /// Ends the watch early. What it has is still sent.
+    EndWatch,
 }
 
 /// A message from an agent.
@@ -101,6 +113,13 @@ pub(crate) enum AgentAnswer<'a> {
     Outlook(OutlookMessage),
     /// Link to the web page.
     Page(PageLink),
+    /// The watch has attached its probes. Frames of the recording follow ([`watch::recorded`]).
+    Watching,
+    /// The watch has ended, and nothing follows.
+    WatchEnded {
+        /// Why it ended early, as a sentence; `None` if it ended as requested.
+        why: Option<String>,
+    },
     /// The request is refused. The agent then closes the connection.
     Refused {
         /// The reason, as a sentence.
@@ -315,7 +334,7 @@ mod tests {
     #[test]
     fn protocol_hello_and_refusal_are_the_same_in_every_version() {
         let hello = AgentRequest::Hello { protocol: PROTOCOL, program: "0.1.0".to_owned() };
-        let text = r#"{"hello":{"protocol":{"major":2,"minor":4},"program":"0.1.0"}}"#;
+        let text = r#"{"hello":{"protocol":{"major":2,"minor":5},"program":"0.1.0"}}"#;
         assert_eq!(taken(&frame(&hello).expect("it can be written")), text.as_bytes());
         let refused = AgentAnswer::Refused { why: "no".into() };
         assert_eq!(taken(&frame(&refused).expect("it can be written")), br#"{"refused":{"why":"no"}}"#);

@@ -1,0 +1,160 @@
+//! Watches of processes for clients that may not trace: the agent starts a worker, a memwatch of its
+//! own with a session of these processes, and passes its recording on.
+//!
+//! A worker has its own kernel half and memory, so that neither a slow client nor a program with
+//! millions of events costs the agent's session anything. A thread per watch passes the recording
+//! on and checks the client's rights.
+
+mod forward;
+mod rights;
+pub(crate) mod worker;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use memwatch_core::snapshot::Viewer;
+use tokio::net::UnixStream;
+
+use self::forward::Forward;
+pub(super) use self::forward::WatchEnd;
+use self::rights::Asker;
+use super::credentials::Peer;
+use crate::client::protocol::watch::WatchRequest;
+use crate::options::CommonArgs;
+use crate::sources::cgroup::own_limit;
+use crate::sources::login_users::login_user;
+
+/// Maximum number of processes in one request.
+const PROCESSES: usize = 64;
+/// Maximum number of watches at once, as far as memory allows.
+const MOST: usize = 4;
+
+/// Watches in progress.
+#[derive(Debug)]
+pub(super) struct Watches {
+    /// Options of the agent that its workers need, too.
+    options: Vec<OsString>,
+    most: usize,
+    inside: Mutex<BTreeMap<u32, Vec<Vec<u32>>>>,
+}
+
+/// A place for a watch, free again on drop.
+#[derive(Debug)]
+pub(super) struct WatchPermit {
+    watches: Arc<Watches>,
+    owner: u32,
+    tgids: Vec<u32>,
+}
+
+impl Watches {
+    /// Creates the places for watches of an agent with these options.
+    pub(super) fn new(common: &CommonArgs) -> Arc<Self> {
+        let most = own_limit::rest_bytes().map_or(MOST, |bytes| usize::try_from(bytes / worker::BYTES).unwrap_or(MOST));
+        Self::with(worker_options(common), most.clamp(1, MOST))
+    }
+
+    /// Creates this many places.
+    #[cfg(test)]
+    pub(super) fn with_room(most: usize) -> Arc<Self> {
+        Self::with(Vec::new(), most)
+    }
+
+    fn with(options: Vec<OsString>, most: usize) -> Arc<Self> {
+        Arc::new(Self { options, most, inside: Mutex::default() })
+    }
+
+    /// Takes a place for an owner's watch of these processes. A process is watched once at a time,
+    /// so that it pays once however many ask. An owner other than root leaves a place for others.
+    fn enter(self: &Arc<Self>, owner: u32, tgids: &[u32]) -> Result<WatchPermit, String> {
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tgid) =
+            tgids.iter().find(|tgid| inside.values().flatten().flatten().any(|watched| watched == *tgid))
+        {
+            return Err(format!("process {tgid} is being watched already: try again when that watch has ended"));
+        }
+        let of_owner = inside.get(&owner).map_or(0, Vec::len);
+        let share = if owner == 0 { self.most } else { self.most.saturating_sub(1).max(1) };
+        if of_owner >= share || inside.values().flatten().count() >= self.most {
+            return Err("it watches as many programs at once as it may: try again in a moment".to_owned());
+        }
+        inside.entry(owner).or_default().push(tgids.to_vec());
+        Ok(WatchPermit { watches: Arc::clone(self), owner, tgids: tgids.to_vec() })
+    }
+
+    /// Watches processes for a client until the watch ends, and sends it the recording.
+    ///
+    /// # Errors
+    /// The watch is refused; the reason is a sentence.
+    pub(super) async fn serve(
+        self: &Arc<Self>,
+        stream: &UnixStream,
+        (peer, viewer): (&Peer, Viewer),
+        request: WatchRequest,
+    ) -> Result<WatchEnd, String> {
+        let asker = Asker::of(peer, viewer);
+        if request.tgids.is_empty() || request.tgids.len() > PROCESSES {
+            return Err(format!("a watch is of 1 to {PROCESSES} processes"));
+        }
+        for tgid in &request.tgids {
+            asker.check(*tgid).map_err(|why| format!("process {tgid} cannot be watched for you: {why}"))?;
+        }
+        let permit = self.enter(login_user(peer.uid), &request.tgids)?;
+        let socket = stream.as_fd().try_clone_to_owned().map_err(|error| format!("the connection: {error}"))?;
+        let forward = Forward { asker, request, socket: socket.into(), options: self.options.clone() };
+        let ended = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            forward.run()
+        });
+        ended.await.map_err(|error| format!("the watch failed: {error}"))?
+    }
+}
+
+/// Returns the options of the command line that decide what a session finds.
+fn worker_options(common: &CommonArgs) -> Vec<OsString> {
+    let mut words: Vec<OsString> = Vec::new();
+    let files = common.libcuda.iter().map(|file| ("--libcuda", file));
+    for (option, file) in files.chain(common.nvml_lib.iter().map(|file| ("--nvml-lib", file))) {
+        words.extend([option.into(), file.into()]);
+    }
+    let flags = [(common.classic_uprobes, "--classic-uprobes"), (common.poll_libraries, "--poll-libraries")];
+    words.extend(flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag.into()));
+    words
+}
+
+impl Drop for WatchPermit {
+    fn drop(&mut self) {
+        let mut inside = self.watches.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = inside.get_mut(&self.owner) {
+            if let Some(at) = own.iter().position(|tgids| *tgids == self.tgids) {
+                own.swap_remove(at);
+            }
+            if own.is_empty() {
+                inside.remove(&self.owner);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_watched_once_and_no_user_takes_all_places() {
+        let watches = Watches::with(Vec::new(), 3);
+        let mut own = vec![watches.enter(1000, &[7, 8]).expect("room")];
+        assert!(watches.enter(1001, &[8]).expect_err("it is watched").contains("process 8 is being watched"));
+        own.push(watches.enter(1000, &[9]).expect("room"));
+        assert!(watches.enter(1000, &[10]).is_err(), "the last place is for others");
+        let other = watches.enter(1001, &[10]).expect("room");
+        assert!(watches.enter(0, &[11]).is_err(), "all places are taken");
+        own.remove(0);
+        drop(watches.enter(0, &[7]).expect("room again"));
+        drop((own, other));
+        assert!(watches.inside.lock().expect("nobody panicked").is_empty());
+        let single = Watches::with(Vec::new(), 1);
+        assert!(single.enter(1000, &[7]).is_ok(), "one place is everybody's");
+    }
+}
