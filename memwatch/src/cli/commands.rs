@@ -66,9 +66,9 @@ commands! {
         /// Options that few need, and exit codes
         #[command(hide = true)]
         Advanced(advanced::Advanced) => direct advanced::run;
-        /// Watch processes for a client of the agent, which starts this command
+        /// Watch processes for a client of the agent, which starts it
         #[command(hide = true)]
-        WatchForClient(agent::watches::worker::WorkerArgs) => awaited agent::watches::worker::run;
+        Worker(agent::watches::worker::WorkerArgs) => awaited agent::watches::worker::run;
         /// Print a completion script: bash, zsh or fish
         #[command(hide = true)]
         Completions(completions::Completions) => direct completions::run;

@@ -23,6 +23,9 @@ use protocol::{
 const WELCOME: Duration = Duration::from_secs(5);
 /// Timeout for a snapshot.
 const ANSWER: Duration = Duration::from_secs(10);
+/// Timeout for the beginning of a watch. The agent attaches its probes, and who has begun many watches
+/// waits.
+const WATCHING: Duration = Duration::from_secs(60);
 /// Time after which a client gives up on an agent that is gone. A restart takes less.
 const GONE: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_millis(250);
@@ -233,7 +236,9 @@ impl AgentWatching {
     pub(crate) async fn begin(path: &Path, request: WatchRequest) -> Result<Self, NoAgent> {
         let (mut connection, welcome) = AgentConnection::open(path).await?;
         welcome.check(WATCH_SINCE_MINOR, "watches nothing for its clients")?;
-        match connection.ask(&AgentRequest::Watch(request)).await? {
+        connection.say(&AgentRequest::Watch(request))?;
+        let silent = |_elapsed| NoAgent::Unusable(format!("it has begun no watch in {} s", WATCHING.as_secs()));
+        match timeout(WATCHING, connection.answer()).await.map_err(silent)?? {
             AgentAnswer::Watching => Ok(Self { connection }),
             AgentAnswer::WatchEnded { why } => Err(NoAgent::Unusable(why.unwrap_or_else(|| "no watch".to_owned()))),
             _ => Err(NoAgent::Unusable("it sent an unexpected answer".to_owned())),

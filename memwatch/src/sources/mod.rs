@@ -22,6 +22,7 @@ pub(crate) mod own;
 pub(crate) mod owner_queues;
 pub(crate) mod pieces;
 pub(crate) mod presence;
+pub(crate) mod process_handle;
 pub(crate) mod procfs;
 pub(crate) mod prometheus;
 pub(crate) mod python;

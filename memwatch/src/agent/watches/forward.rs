@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -13,6 +13,7 @@ use super::rights::Asker;
 use super::worker::{ATTACHED, WorkerOrder};
 use crate::client::protocol::watch::{PIECE_BYTES, WatchRequest, piece};
 use crate::client::protocol::{AgentAnswer, AgentRequest, Inbox, REQUEST_BYTES, frame};
+use crate::sources::process_handle::process_handle;
 use crate::sources::procfs::ProcReader;
 
 /// Interval of checks of the client's rights while nothing is recorded. What is recorded is passed
@@ -100,7 +101,7 @@ impl Forward {
         };
         // The file of this program, even if it was replaced by another version since.
         let mut command = Command::new("/proc/self/exe");
-        command.args(&self.options).args(["--no-agent", "watch-for-client"]);
+        command.args(&self.options).args(["--no-agent", "worker"]);
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let mut worker = WatchWorker(child);
         let stdin = worker.0.stdin.take();
@@ -217,7 +218,7 @@ impl Targets {
     fn open(tgids: &[u32]) -> Result<Self, String> {
         let mut processes = ProcReader::new("/proc");
         let mut open = |tgid: u32| {
-            let target = Target { tgid, handle: handle(tgid)?, start_ns: processes.identity(tgid)?.start_ns };
+            let target = Target { tgid, handle: process_handle(tgid)?, start_ns: processes.identity(tgid)?.start_ns };
             // The number was this process's when its start was read.
             target.is_alive().then_some(target)
         };
@@ -258,16 +259,6 @@ impl Target {
     fn is_alive(&self) -> bool {
         !ready([self.handle.as_raw_fd()], Duration::ZERO).is_ok_and(|[has_ended]| has_ended)
     }
-}
-
-/// Opens a handle of a process; `None` if it has exited.
-fn handle(tgid: u32) -> Option<OwnedFd> {
-    let tgid = libc::pid_t::try_from(tgid).ok()?;
-    // SAFETY: a plain system call.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, tgid, 0) };
-    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: the descriptor was just opened, and nothing else owns it.
-    Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Waits until any of these descriptors can be read, and returns which.

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use memwatch_core::snapshot::Viewer;
 use tokio::net::UnixStream;
+use tokio::time::{Duration, Instant, sleep_until};
 
 use self::forward::Forward;
 pub(super) use self::forward::WatchEnd;
@@ -31,13 +32,37 @@ const PROCESSES: usize = 64;
 /// Maximum number of watches at once, as far as memory allows.
 const MOST: usize = 4;
 
+/// Number of watches that an owner may begin at once after a pause. A beginning takes up to a second
+/// of a processor.
+const BURST: u32 = 12;
+/// Interval of an owner's watches beyond that.
+const EACH: Duration = Duration::from_secs(5);
+
 /// Watches in progress.
 #[derive(Debug)]
 pub(super) struct Watches {
     /// Options of the agent that its workers need, too.
     options: Vec<OsString>,
     most: usize,
-    inside: Mutex<BTreeMap<u32, Vec<Vec<u32>>>>,
+    inside: Mutex<WatchesInside>,
+}
+
+#[derive(Debug, Default)]
+struct WatchesInside {
+    /// The processes of each watch in progress, by owner.
+    watched: BTreeMap<u32, Vec<Vec<u32>>>,
+    /// For each owner, the time at which the watches so far would have begun at an even pace.
+    even: BTreeMap<u32, Instant>,
+}
+
+impl WatchesInside {
+    /// Counts a watch of this owner, and returns when it may begin.
+    fn begin_of(&mut self, owner: u32, now: Instant) -> Instant {
+        self.even.retain(|_, even| *even > now);
+        let even = self.even.entry(owner).or_insert(now);
+        *even += EACH;
+        even.checked_sub(EACH * BURST).map_or(now, |begin| begin.max(now))
+    }
 }
 
 /// A place for a watch, free again on drop.
@@ -66,21 +91,23 @@ impl Watches {
     }
 
     /// Takes a place for an owner's watch of these processes. A process is watched once at a time,
-    /// so that it pays once however many ask. An owner other than root leaves a place for others.
-    fn enter(self: &Arc<Self>, owner: u32, tgids: &[u32]) -> Result<WatchPermit, String> {
-        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+    /// so that it pays once however many ask. An owner other than root may take half of the places.
+    fn enter(self: &Arc<Self>, owner: u32, tgids: &[u32]) -> Result<(WatchPermit, Instant), String> {
+        let mut all = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let inside = &mut all.watched;
         if let Some(tgid) =
             tgids.iter().find(|tgid| inside.values().flatten().flatten().any(|watched| watched == *tgid))
         {
             return Err(format!("process {tgid} is being watched already: try again when that watch has ended"));
         }
         let of_owner = inside.get(&owner).map_or(0, Vec::len);
-        let share = if owner == 0 { self.most } else { self.most.saturating_sub(1).max(1) };
+        let share = if owner == 0 { self.most } else { (self.most / 2).max(1) };
         if of_owner >= share || inside.values().flatten().count() >= self.most {
             return Err("it watches as many programs at once as it may: try again in a moment".to_owned());
         }
         inside.entry(owner).or_default().push(tgids.to_vec());
-        Ok(WatchPermit { watches: Arc::clone(self), owner, tgids: tgids.to_vec() })
+        let begin = all.begin_of(owner, Instant::now());
+        Ok((WatchPermit { watches: Arc::clone(self), owner, tgids: tgids.to_vec() }, begin))
     }
 
     /// Watches processes for a client until the watch ends, and sends it the recording.
@@ -100,7 +127,8 @@ impl Watches {
         for tgid in &request.tgids {
             asker.check(*tgid).map_err(|why| format!("process {tgid} cannot be watched for you: {why}"))?;
         }
-        let permit = self.enter(login_user(peer.uid), &request.tgids)?;
+        let (permit, begin) = self.enter(login_user(peer.uid), &request.tgids)?;
+        sleep_until(begin).await;
         let socket = stream.as_fd().try_clone_to_owned().map_err(|error| format!("the connection: {error}"))?;
         let forward = Forward { asker, request, socket: socket.into(), options: self.options.clone() };
         let ended = tokio::task::spawn_blocking(move || {
@@ -125,7 +153,8 @@ fn worker_options(common: &CommonArgs) -> Vec<OsString> {
 
 impl Drop for WatchPermit {
     fn drop(&mut self) {
-        let mut inside = self.watches.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.watches.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let inside = &mut all.watched;
         if let Some(own) = inside.get_mut(&self.owner) {
             if let Some(at) = own.iter().position(|tgids| *tgids == self.tgids) {
                 own.swap_remove(at);
@@ -143,18 +172,31 @@ mod tests {
 
     #[test]
     fn a_process_is_watched_once_and_no_user_takes_all_places() {
-        let watches = Watches::with(Vec::new(), 3);
-        let mut own = vec![watches.enter(1000, &[7, 8]).expect("room")];
-        assert!(watches.enter(1001, &[8]).expect_err("it is watched").contains("process 8 is being watched"));
-        own.push(watches.enter(1000, &[9]).expect("room"));
-        assert!(watches.enter(1000, &[10]).is_err(), "the last place is for others");
-        let other = watches.enter(1001, &[10]).expect("room");
-        assert!(watches.enter(0, &[11]).is_err(), "all places are taken");
+        let watches = Watches::with(Vec::new(), 4);
+        let enter = |owner, tgids: &[u32]| watches.enter(owner, tgids).map(|(permit, _)| permit);
+        let mut own = vec![enter(1000, &[7, 8]).expect("room")];
+        assert!(enter(1001, &[8]).expect_err("it is watched").contains("process 8 is being watched"));
+        own.push(enter(1000, &[9]).expect("room"));
+        assert!(enter(1000, &[10]).is_err(), "the other half is for others");
+        let others = [enter(1001, &[10]).expect("room"), enter(1002, &[12]).expect("room")];
+        assert!(enter(0, &[11]).is_err(), "all places are taken");
         own.remove(0);
-        drop(watches.enter(0, &[7]).expect("room again"));
-        drop((own, other));
-        assert!(watches.inside.lock().expect("nobody panicked").is_empty());
+        drop(enter(0, &[7]).expect("room again"));
+        drop((own, others));
+        assert!(watches.inside.lock().expect("nobody panicked").watched.is_empty());
         let single = Watches::with(Vec::new(), 1);
         assert!(single.enter(1000, &[7]).is_ok(), "one place is everybody's");
+    }
+
+    #[test]
+    fn an_owner_who_begins_many_watches_waits_and_others_do_not() {
+        let (mut inside, now) = (WatchesInside::default(), Instant::now());
+        let begins: Vec<Duration> = (0..BURST + 2).map(|_| inside.begin_of(1000, now) - now).collect();
+        assert!(begins[..BURST as usize].iter().all(Duration::is_zero), "{begins:?}");
+        assert_eq!(begins[BURST as usize..], [EACH, 2 * EACH]);
+        assert_eq!(inside.begin_of(1001, now), now);
+        let later = now + EACH * (BURST + 2);
+        assert_eq!(inside.begin_of(1000, later), later);
+        assert_eq!(inside.even.len(), 1, "who has paused is forgotten");
     }
 }

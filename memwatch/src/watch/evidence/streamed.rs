@@ -14,12 +14,13 @@ use memwatch_core::input::StackSelection;
 use memwatch_core::recording::Stopped;
 use memwatch_core::words::Tgid;
 
+use super::agent::agent_to_ask;
 use super::past::RecordedPeriod;
 use crate::client::protocol::watch::{WatchRequest, WatchedTensors};
 use crate::client::{AgentWatching, NoAgent, WatchNews};
 use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::watch::{TensorLevel, TensorRequest};
-use crate::options::{CommonArgs, DEFAULT_SOCKET, TimeWindow};
+use crate::options::{CommonArgs, TimeWindow};
 use crate::watch::recorded;
 use crate::watch::recording::Recorded;
 use crate::watch::signals::TerminationSignals;
@@ -93,10 +94,8 @@ impl Streamed<'_> {
         refused: ExitFailure,
         common: &CommonArgs,
     ) -> Result<AgentRecording, ExitFailure> {
-        if refused.exit != Exit::NotPermitted || common.no_agent || self.tgids.is_empty() {
-            return Err(refused);
-        }
-        let socket = common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET));
+        let socket = agent_to_ask(common).filter(|_| refused.exit == Exit::NotPermitted && !self.tgids.is_empty());
+        let Some(socket) = socket else { return Err(refused) };
         let duration_ms = u64::try_from(self.duration.unwrap_or(ENDLESS).as_millis()).unwrap_or(u64::MAX);
         let is_long = self.duration.is_none_or(|duration| duration >= LONG);
         let tgids = self.tgids.iter().map(|tgid| tgid.0).collect();

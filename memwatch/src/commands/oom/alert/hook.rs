@@ -6,12 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::process::{ExitStatus, Stdio};
 
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
+use crate::sources::process_handle::process_handle;
 use crate::sources::procfs::ProcReader;
 
 /// Maximum number of scans for new processes of a command that keeps starting them.
@@ -106,7 +107,7 @@ fn end(leader: u32) {
         if new.is_empty() {
             break;
         }
-        handles.extend(new.into_iter().filter_map(|tgid| Some((tgid, handle(tgid)?))));
+        handles.extend(new.into_iter().filter_map(|tgid| Some((tgid, process_handle(tgid)?))));
     }
     signal_group(leader, libc::SIGKILL);
     for tgid in &family {
@@ -119,16 +120,6 @@ fn signal_group(leader: u32, number: i32) {
         // SAFETY: a plain system call. The leader was not reaped, so the number is its group's.
         unsafe { libc::kill(-group, number) };
     }
-}
-
-/// Opens a handle that stays with the process even if its id is reused; `None` if it has exited.
-fn handle(tgid: u32) -> Option<OwnedFd> {
-    let tgid = libc::pid_t::try_from(tgid).ok()?;
-    // SAFETY: a plain system call.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, tgid, 0) };
-    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: the descriptor was just opened, and nothing else owns it.
-    Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn signal(process: &OwnedFd, number: i32) {
@@ -193,7 +184,7 @@ mod tests {
             std::thread::sleep(POLL);
         }
         let left = left();
-        left.iter().filter_map(|tgid| handle(*tgid)).for_each(|process| signal(&process, libc::SIGKILL));
+        left.iter().filter_map(|tgid| process_handle(*tgid)).for_each(|process| signal(&process, libc::SIGKILL));
         assert!(left.is_empty(), "they run on: {left:?}");
     }
 
