@@ -103,13 +103,12 @@ pub(crate) fn run(agent: &AgentArgs, common: &CommonArgs) -> Result<Exit, ExitFa
         }
         let (source, requests) = SnapshotSource::new();
         let access = AccessPolicy::new(CONNECTION_LIMIT);
-        let writer = Arc::default();
         let reception = Reception {
             source: source.clone(),
             access: access.clone(),
             group,
             timeouts: TIMEOUT,
-            writer,
+            writer: Arc::default(),
             page: Arc::clone(&page),
             watches: Watches::new(common),
         };
