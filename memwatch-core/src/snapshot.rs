@@ -9,7 +9,7 @@ mod places;
 mod process;
 mod rows;
 mod sums;
-mod viewer;
+pub(crate) mod viewer;
 
 pub use crate::allocators::bfc::ArenaView;
 pub use crate::allocators::ggml::{BufferTensorView, BuffersView, DeviceBuffersView, UsageView};

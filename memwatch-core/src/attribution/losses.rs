@@ -33,6 +33,15 @@ pub struct LossLedger {
 }
 
 impl LossLedger {
+    /// Returns the losses of the machine, and those of these processes.
+    #[must_use]
+    pub(crate) fn of(&self, is_one: impl Fn(Tgid) -> bool) -> Self {
+        let mut own = self.clone();
+        own.early.retain(|tgid, _| is_one(*tgid));
+        own.early_ns.retain(|tgid, _| is_one(*tgid));
+        own
+    }
+
     /// Counts losses of any process.
     pub fn count(&mut self, loss: Loss, count: u64) {
         *self.all.entry(loss).or_insert(0) += count;

@@ -52,6 +52,16 @@ pub struct Reconciliation {
 }
 
 impl Reconciliation {
+    /// Returns what is known of these processes, and of the devices.
+    #[must_use]
+    pub(crate) fn of(&self, is_one: impl Fn(Tgid) -> bool) -> Self {
+        let mut own = self.clone();
+        own.older_bytes.retain(|(tgid, _), _| is_one(*tgid));
+        own.held_bytes.retain(|(tgid, _), _| is_one(*tgid));
+        own.beyond_bytes.retain(|(tgid, _), _| is_one(*tgid));
+        own
+    }
+
     /// Compares the ledger of a process with a reading of all devices.
     pub fn compare(&mut self, process: &Process, reading: &DeviceReading) {
         // An older reading may lack allocations made before the attach, or list an earlier process

@@ -71,6 +71,20 @@ pub struct TracingStatus {
 }
 
 impl KernelDriver {
+    /// Returns the clients and ledgers of these processes.
+    #[must_use]
+    pub(crate) fn of(&self, is_one: impl Fn(Tgid) -> bool) -> Self {
+        let mut own = self.clone();
+        own.clients.retain(|_, client| is_one(client.tgid));
+        own.processes.retain(|tgid, _| is_one(*tgid));
+        let is_own = |key: &ObjectKey| own.clients.contains_key(&key.client);
+        own.imported.retain(|key, sharers| {
+            sharers.retain(is_own);
+            is_own(key) && !sharers.is_empty()
+        });
+        own
+    }
+
     /// Sets the version of the kernel driver.
     pub fn learn_version(&mut self, version: Option<String>) {
         if self.version != version {

@@ -1,6 +1,7 @@
 //! The whole pipeline: the state, and the detectors that analyse it.
 
 pub mod detectors;
+pub mod excerpt;
 mod reports;
 pub mod saved;
 

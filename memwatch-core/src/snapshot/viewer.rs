@@ -168,7 +168,7 @@ fn is_group_of(own: &[&ProcessView], others: &[&ProcessView], group: &str) -> bo
 }
 
 /// Returns a library file; outside of the system folders without its path and counters.
-fn public(library: &LibraryCoverage) -> LibraryCoverage {
+pub(crate) fn public(library: &LibraryCoverage) -> LibraryCoverage {
     if SYSTEM_FOLDERS.iter().any(|folder| library.path.starts_with(folder)) && !library.path.contains("/../") {
         return library.clone();
     }

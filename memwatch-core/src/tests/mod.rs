@@ -12,6 +12,7 @@ use crate::test_calls::*;
 use crate::words::{GpuUuid, Tgid};
 
 mod churn;
+mod excerpt;
 mod growth;
 mod kernel_driver;
 mod levels;

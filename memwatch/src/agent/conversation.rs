@@ -16,9 +16,10 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_
 use super::credentials::Peer;
 use super::publish::{Published, SnapshotSource};
 use super::socket::AccessPolicy;
+use super::watches::worker::PastOrder;
 use super::watches::{WatchEnd, Watches};
 use super::web::access::PageAccess;
-use crate::client::protocol::watch::WatchRequest;
+use crate::client::protocol::watch::{PastRequest, WatchRequest};
 use crate::client::protocol::{self, AgentAnswer, AgentRequest, Inbox, PROTOCOL, SnapshotMessage, Welcome};
 use crate::sources::login_users::login_user;
 
@@ -151,6 +152,7 @@ impl Reception {
                         AgentRequest::Outlook => self.outlook(stream, viewer).await?,
                         AgentRequest::Page => self.page(stream, viewer).await?,
                         AgentRequest::Watch(request) => return self.watch(stream, (peer, viewer), request).await,
+                        AgentRequest::Past(request) => return self.past(stream, (peer, viewer), request).await,
                         AgentRequest::EndWatch => return Err(ConnectionEnd::Refusal("not understood: no watch to end".to_owned())),
                         AgentRequest::Hello { .. } => return Err(ConnectionEnd::Refusal("not understood: a second hello".to_owned())),
                     },
@@ -218,6 +220,27 @@ impl Reception {
         request: WatchRequest,
     ) -> Result<(), ConnectionEnd> {
         match self.watches.serve(stream, client, request).await {
+            Ok(WatchEnd::Sent) => Ok(()),
+            Ok(WatchEnd::ClientLeft) => Err(ConnectionEnd::Disconnected),
+            Err(why) => Err(ConnectionEnd::Refusal(why)),
+        }
+    }
+
+    /// Sends the client's part of the history, which ends the conversation.
+    async fn past(
+        &self,
+        stream: &UnixStream,
+        (peer, viewer): (&Peer, Viewer),
+        request: PastRequest,
+    ) -> Result<(), ConnectionEnd> {
+        let Viewer::User(uid) = viewer else {
+            return Err(ConnectionEnd::Refusal("its history is readable as a file".to_owned()));
+        };
+        let kept = self.source.history().await.ok_or(ConnectionEnd::Disconnected)?;
+        let kept = kept.ok_or_else(|| ConnectionEnd::Refusal("it keeps no history".to_owned()))?;
+        let files = [Some(kept.file), kept.previous].into_iter().flatten().chain(kept.older).collect();
+        let order = PastOrder { files, uid, period: request };
+        match self.watches.serve_past(stream, peer, order).await {
             Ok(WatchEnd::Sent) => Ok(()),
             Ok(WatchEnd::ClientLeft) => Err(ConnectionEnd::Disconnected),
             Err(why) => Err(ConnectionEnd::Refusal(why)),

@@ -16,7 +16,7 @@ use protocol::{
     ANSWER_BYTES, AgentAnswer, AgentRequest, HISTORY_SINCE_MINOR, HistoryFiles, Inbox, OUTLOOK_SINCE_MINOR,
     OutlookMessage, PAGE_SINCE_MINOR, PEAKS_SINCE_MINOR, PROTOCOL, PageLink, SnapshotMessage, WATCH_SINCE_MINOR,
     Welcome,
-    watch::{self, WatchRequest},
+    watch::{self, PastRequest, WatchRequest},
 };
 
 /// Timeout for the agent's welcome. The agent may be attaching its probes.
@@ -234,9 +234,21 @@ impl AgentWatching {
     /// # Errors
     /// If there is no agent, or it refuses.
     pub(crate) async fn begin(path: &Path, request: WatchRequest) -> Result<Self, NoAgent> {
+        Self::ask(path, &AgentRequest::Watch(request)).await
+    }
+
+    /// Requests this user's part of the history of the agent on `path`.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub(crate) async fn past(path: &Path, request: PastRequest) -> Result<Self, NoAgent> {
+        Self::ask(path, &AgentRequest::Past(request)).await
+    }
+
+    async fn ask(path: &Path, request: &AgentRequest) -> Result<Self, NoAgent> {
         let (mut connection, welcome) = AgentConnection::open(path).await?;
         welcome.check(WATCH_SINCE_MINOR, "watches nothing for its clients")?;
-        connection.say(&AgentRequest::Watch(request))?;
+        connection.say(request)?;
         let silent = |_elapsed| NoAgent::Unusable(format!("it has begun no watch in {} s", WATCHING.as_secs()));
         match timeout(WATCHING, connection.answer()).await.map_err(silent)?? {
             AgentAnswer::Watching => Ok(Self { connection }),

@@ -2,6 +2,7 @@
 
 pub(crate) mod command;
 pub(crate) mod evidence;
+pub(crate) mod excerpt;
 pub(crate) mod filter;
 pub(crate) mod journal;
 pub(crate) mod kv_caches;

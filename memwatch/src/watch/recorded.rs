@@ -261,14 +261,15 @@ pub(crate) fn chosen(replay: &ReplayedRecording, path: &Path, selected: &Selecte
     let named: &[Tgid] = if choice.no_children { tgids } else { &[] };
     Selection::new(choice, named).apply(&mut snapshot);
     if snapshot.processes.is_empty() {
+        // What the agent sends has no name of its own.
+        let is_sent = path.starts_with("/proc/self/fd");
+        let name = if is_sent { "what the agent sent".to_owned() } else { path.display().to_string() };
         let sentence = match (&tgids[..], choice.is_empty()) {
             (tgids, true) => {
                 let wanted: Vec<String> = tgids.iter().map(|tgid| tgid.0.to_string()).collect();
-                format!("process {} is not in {}", wanted.join(", "), path.display())
+                format!("process {} is not in {name}", wanted.join(", "))
             }
-            (tgids, false) => {
-                format!("no process of {} is in {}", Selection::new(choice, tgids).describe(), path.display())
-            }
+            (tgids, false) => format!("no process of {} is in {name}", Selection::new(choice, tgids).describe()),
         };
         return Err(ExitFailure::new(Exit::NoTarget, sentence).advise(match &all[..] {
             [] => "The recording contains no process.".to_owned(),

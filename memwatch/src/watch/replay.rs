@@ -144,7 +144,7 @@ impl ReplayedRecording {
 }
 
 /// Restores the pipeline at the start of a recording.
-fn load(keyframe: &Keyframe, front: &Front) -> anyhow::Result<Pipeline> {
+pub(super) fn load(keyframe: &Keyframe, front: &Front) -> anyhow::Result<Pipeline> {
     if keyframe.front.layout != STATE {
         bail!("it contains keyframes of memwatch {}: only that version can read them", front.version);
     }
@@ -154,12 +154,13 @@ fn load(keyframe: &Keyframe, front: &Front) -> anyhow::Result<Pipeline> {
 
 /// Part of a recording to replay, in the clock of the recorded machine.
 #[derive(Clone, Copy, Debug)]
-struct ReplaySpan {
+pub(super) struct ReplaySpan {
     /// Start of the detectors; `None` for the first event.
     since_ns: Option<u64>,
-    until_ns: u64,
+    /// End of the period.
+    pub(super) until_ns: u64,
     /// Position to start from, if not the beginning.
-    byte: Option<u64>,
+    pub(super) byte: Option<u64>,
     /// Time of the keyframe at the start of the recording, if any.
     begins_ns: Option<u64>,
     begins_late_ns: Option<u64>,
@@ -181,7 +182,7 @@ impl ReplaySpan {
     ///
     /// # Errors
     /// The file cannot be read, or has no data of the period.
-    fn of(request: ReplayRequest, file: &mut File) -> anyhow::Result<Self> {
+    pub(super) fn of(request: ReplayRequest, file: &mut File) -> anyhow::Result<Self> {
         let places = RecordingReader::open(&mut *file)?.places()?;
         file.rewind()?;
         let times = Times::of(&places, request.now_unix_ns)?;

@@ -12,8 +12,10 @@ use memwatch_tests::mounts::SmallDisk;
 use memwatch_tests::report::ReportLine;
 use memwatch_tests::test;
 use memwatch_tests::{CommandOutcome, MIB, PrologueShape, SimulatedGpu, SimulatedWorkload, TIMEOUT, until};
+use serde_json::Value;
 
 const ANN: u32 = 64_001;
+const BOB: u32 = 64_002;
 const ROOT: u32 = 0;
 /// Options that request the whole history.
 const ALL: [&str; 2] = ["--since", "300d"];
@@ -106,11 +108,6 @@ fn history_reports_equal_those_of_a_recording() {
     let metadata = fs::metadata(&file).expect("it is there");
     assert_eq!((metadata.mode() & 0o7777, metadata.uid()), (0o640, 0));
     assert_eq!(fs::metadata(file.parent().expect("a directory")).expect("it is there").mode() & 0o777, 0o750);
-    for words in [&["leak", "--since", "10s"][..], &["ps", "--until", "1s"]] {
-        agent
-            .ask(&gpu, ANN, words)
-            .assert_ended_with(4, &["contains the processes of all users", "usermod -aG memwatch"]);
-    }
     for command in ["where", "simulate"] {
         asked(&[command, "--since", "10s"])
             .assert_ended_with(1, &["the agent does not trace tensors", "memwatch record"]);
@@ -247,4 +244,51 @@ fn history_refuses_shared_directories_and_a_size_of_zero() {
     let ask = |words: &[&str]| gpu.run_memwatch(&[words, &["leak", "--since", "10s"]].concat());
     ask(&["--agent", &nowhere]).assert_ended_with(1, &["no agent listens on", "--history"]);
     ask(&["--no-agent"]).assert_ended_with(1, &["which --no-agent forbids", "--in FILE"]);
+}
+
+#[test(alone)]
+fn user_reads_the_own_part_of_the_history_and_nothing_of_others() {
+    let gpu = machine();
+    let directory = tempfile::tempdir().expect("a directory");
+    let (mut agent, _) = keeping(&gpu, directory.path(), "4M");
+    let fails = |uid: u32, size: &str| {
+        let mut job = workload_of(&gpu, uid);
+        job.run(&["uuid 0", "device 0", &format!("alloc a {size}")]);
+        assert_ne!(job.ask("alloc huge 200G")["result"], 0);
+        job
+    };
+    let (mut of_ann, of_bob) = (fails(ANN, "24M"), fails(BOB, "40M"));
+    let (ann, bob) = (of_ann.tgid(), of_bob.tgid());
+    until_live(&gpu, &agent, &of_bob, 40 * MIB);
+    let failures_of = |report: &Value, tgid: u32| -> Vec<Value> {
+        let all = report["data"]["failures"].as_array().expect("a list").iter();
+        all.filter(|failure| failure["pid"] == tgid).cloned().collect()
+    };
+    let asked = |agent: &TestAgent, uid: u32, words: &[&str]| {
+        let outcome = agent.ask(&gpu, uid, words);
+        outcome.assert_ended_with(0, &[]);
+        outcome.stdout
+    };
+    let oom = |agent: &TestAgent, uid: u32| -> Value {
+        serde_json::from_str(&asked(agent, uid, &["oom", "--json", "--since", "10m"])).expect("one line of JSON")
+    };
+    let own = until("the failure is in the history", || {
+        Some(oom(&agent, ANN)).filter(|report| !failures_of(report, ann).is_empty())
+    });
+    assert_eq!(failures_of(&own, ann), failures_of(&oom(&agent, ROOT), ann));
+    assert_eq!(failures_of(&own, bob), [] as [Value; 0], "{own:#}");
+    let held = asked(&agent, ANN, &["ps", "--json", "--until", "1s"]);
+    let held = ReportLine::parse(&held);
+    assert_eq!(held.process(ann).expect("it is hers").only_gpu().number("driver_allocated_bytes"), 24 * MIB);
+    assert!(held.process(bob).is_none() && !held.json().to_string().contains(&format!("\"pid\":{bob}")));
+    // The morning after: the job is gone, and so is its agent.
+    of_ann.run(&["free a"]);
+    drop(of_ann);
+    agent.signal(libc::SIGTERM);
+    agent.end();
+    let (next, _) = keeping(&gpu, directory.path(), "4M");
+    let text = asked(&next, ANN, &["oom", "--since", "10m", "--until", "1s"]);
+    assert!(text.contains("200.00 GiB") && !text.contains(&bob.to_string()), "{text}");
+    let nothing = asked(&next, ROOT + 64_009, &["oom", "--since", "10m", "--until", "1s"]);
+    assert!(!nothing.contains(&ann.to_string()) && !nothing.contains("200.00 GiB"), "{nothing}");
 }

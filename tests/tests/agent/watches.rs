@@ -139,7 +139,11 @@ fn workers_end_with_their_agent() {
     agent.end();
     assert_eq!(client.wait().expect("it is ours").code(), Some(1));
     assert!(said(&messages).contains("closed the connection"), "{}", said(&messages));
-    let is_gone = |worker: &u32| !fs::exists(format!("/proc/{worker}")).unwrap_or(false);
+    // Nobody may have waited for it yet.
+    let is_gone = |worker: &u32| {
+        let state = fs::read_to_string(format!("/proc/{worker}/status")).unwrap_or_default();
+        state.is_empty() || state.contains("State:\tZ")
+    };
     until("the workers are gone", || all.iter().all(is_gone).then_some(()));
 }
 

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::rights::Asker;
-use super::worker::{ATTACHED, WorkerOrder};
+use super::worker::{ATTACHED, PastOrder, WatchOrder, WorkerOrder};
 use crate::client::protocol::watch::{PIECE_BYTES, WatchRequest, piece};
 use crate::client::protocol::{AgentAnswer, AgentRequest, Inbox, REQUEST_BYTES, frame};
 use crate::sources::process_handle::process_handle;
@@ -39,10 +39,57 @@ pub(in crate::agent) enum WatchEnd {
     ClientLeft,
 }
 
-/// A watch for a client.
+/// What a client gets.
+pub(super) enum ForwardOrder {
+    /// A watch, while the client has the right to it.
+    Watch {
+        /// The client.
+        asker: Asker,
+        /// Its request.
+        request: WatchRequest,
+    },
+    /// The client's part of the history.
+    Past(PastOrder),
+}
+
+impl ForwardOrder {
+    /// Returns the watched processes.
+    pub(super) fn tgids(&self) -> &[u32] {
+        match self {
+            Self::Watch { request, .. } => &request.tgids,
+            Self::Past(_) => &[],
+        }
+    }
+
+    /// Returns what the worker is to do.
+    fn of_worker(&self, targets: &Targets) -> WorkerOrder {
+        match self {
+            Self::Watch { request: WatchRequest { tensors, duration_ms, program, .. }, .. } => {
+                WorkerOrder::Watch(WatchOrder {
+                    processes: targets.0.iter().map(|target| (target.tgid, target.start_ns)).collect(),
+                    tensors: *tensors,
+                    program: program.clone(),
+                    duration_ms: (*duration_ms).min(u64::try_from(LONGEST.as_millis()).unwrap_or(u64::MAX)),
+                    most_bytes: MOST_BYTES,
+                })
+            }
+            Self::Past(order) => WorkerOrder::Past(order.clone()),
+        }
+    }
+
+    /// # Errors
+    /// The client has no right to a process that is watched.
+    fn check(&self, targets: &Targets) -> Result<(), Stop> {
+        match self {
+            Self::Watch { asker, .. } => targets.check(*asker),
+            Self::Past(_) => Ok(()),
+        }
+    }
+}
+
+/// A worker's output on its way to a client.
 pub(super) struct Forward {
-    pub(super) asker: Asker,
-    pub(super) request: WatchRequest,
+    pub(super) order: ForwardOrder,
     pub(super) socket: UnixStream,
     pub(super) options: Vec<OsString>,
 }
@@ -77,7 +124,7 @@ impl Forward {
     /// # Errors
     /// The worker cannot be started; the reason is a sentence.
     pub(super) fn run(mut self) -> Result<WatchEnd, String> {
-        let targets = Targets::open(&self.request.tgids)?;
+        let targets = Targets::open(self.order.tgids())?;
         let mut worker = self.start(&targets).map_err(|error| format!("a watch cannot be started: {error}"))?;
         let prepared = self.socket.set_nonblocking(false).and_then(|()| self.socket.set_write_timeout(Some(PATIENCE)));
         prepared.map_err(|error| format!("the connection: {error}"))?;
@@ -91,21 +138,13 @@ impl Forward {
     }
 
     fn start(&self, targets: &Targets) -> io::Result<WatchWorker> {
-        let WatchRequest { tensors, duration_ms, program, .. } = &self.request;
-        let order = WorkerOrder {
-            processes: targets.0.iter().map(|target| (target.tgid, target.start_ns)).collect(),
-            tensors: *tensors,
-            program: program.clone(),
-            duration_ms: (*duration_ms).min(u64::try_from(LONGEST.as_millis()).unwrap_or(u64::MAX)),
-            most_bytes: MOST_BYTES,
-        };
         // The file of this program, even if it was replaced by another version since.
         let mut command = Command::new("/proc/self/exe");
         command.args(&self.options).args(["--no-agent", "worker"]);
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let mut worker = WatchWorker(child);
         let stdin = worker.0.stdin.take();
-        serde_json::to_writer(stdin.ok_or(io::ErrorKind::BrokenPipe)?, &order)?;
+        serde_json::to_writer(stdin.ok_or(io::ErrorKind::BrokenPipe)?, &self.order.of_worker(targets))?;
         Ok(worker)
     }
 
@@ -137,14 +176,14 @@ impl Forward {
                 messages.extend_from_slice(&read[..room]);
                 if !is_attached && String::from_utf8_lossy(&messages).lines().any(|line| line == ATTACHED) {
                     is_attached = true;
-                    targets.check(self.asker)?;
+                    self.order.check(targets)?;
                     self.socket.write_all(&frame(&AgentAnswer::Watching)?).map_err(|_gone| Stop::Client)?;
                 }
             }
             if is_recorded {
                 let length = output.read(&mut read)?;
                 // After the reading: what was read is of the processes that are checked now.
-                targets.check(self.asker)?;
+                self.order.check(targets)?;
                 if length == 0 {
                     return outcome(worker, &messages);
                 }
@@ -153,7 +192,7 @@ impl Forward {
                     self.socket.write_all(&piece(&read[..length])).map_err(|_gone| Stop::Client)?;
                 }
             } else {
-                targets.check(self.asker)?;
+                self.order.check(targets)?;
             }
             if ends_by.is_some_and(|end| Instant::now() >= end) {
                 return Err(Stop::Reason("the watch did not end in time".to_owned()));

@@ -18,9 +18,10 @@ use memwatch_core::snapshot::Viewer;
 use tokio::net::UnixStream;
 use tokio::time::{Duration, Instant, sleep_until};
 
-use self::forward::Forward;
 pub(super) use self::forward::WatchEnd;
+use self::forward::{Forward, ForwardOrder};
 use self::rights::Asker;
+use self::worker::PastOrder;
 use super::credentials::Peer;
 use crate::client::protocol::watch::WatchRequest;
 use crate::options::CommonArgs;
@@ -127,10 +128,34 @@ impl Watches {
         for tgid in &request.tgids {
             asker.check(*tgid).map_err(|why| format!("process {tgid} cannot be watched for you: {why}"))?;
         }
-        let (permit, begin) = self.enter(login_user(peer.uid), &request.tgids)?;
+        let order = ForwardOrder::Watch { asker, request };
+        self.forward(stream, login_user(peer.uid), order).await
+    }
+
+    /// Sends a client its part of the history.
+    ///
+    /// # Errors
+    /// As [`Self::serve`].
+    pub(super) async fn serve_past(
+        self: &Arc<Self>,
+        stream: &UnixStream,
+        peer: &Peer,
+        order: PastOrder,
+    ) -> Result<WatchEnd, String> {
+        self.forward(stream, login_user(peer.uid), ForwardOrder::Past(order)).await
+    }
+
+    /// Takes a place, and passes on what a worker writes.
+    async fn forward(
+        self: &Arc<Self>,
+        stream: &UnixStream,
+        owner: u32,
+        order: ForwardOrder,
+    ) -> Result<WatchEnd, String> {
+        let (permit, begin) = self.enter(owner, order.tgids())?;
         sleep_until(begin).await;
         let socket = stream.as_fd().try_clone_to_owned().map_err(|error| format!("the connection: {error}"))?;
-        let forward = Forward { asker, request, socket: socket.into(), options: self.options.clone() };
+        let forward = Forward { order, socket: socket.into(), options: self.options.clone() };
         let ended = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             forward.run()

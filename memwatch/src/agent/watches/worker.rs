@@ -1,19 +1,24 @@
 //! A worker of the agent: records processes to standard output, with bounded memory.
 
 use std::ffi::OsString;
-use std::io::{self, Read as _};
+use std::io::{self, BufWriter, Read as _};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::client::protocol::watch::WatchedTensors;
+use crate::client::protocol::watch::{PastRequest, WatchedTensors};
 use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::watch::TensorRequest;
-use crate::options::{Checked, CommonArgs, Selected, TargetArgs};
+use crate::options::{Checked, CommonArgs, RecordingTime, Selected, TargetArgs, TimeWindow};
+use crate::sources::clock;
 use crate::sources::procfs::ProcReader;
+use crate::watch::excerpt::write_excerpt;
 use crate::watch::recorded;
 use crate::watch::recording::RecorderOptions;
+use crate::watch::replay::{ReplayRequest, has_some_of};
 use crate::watch::session::{Session, holdings};
 use crate::watch::signals::TerminationSignals;
 use crate::watch::subject::session_options;
@@ -44,7 +49,28 @@ impl Checked for WorkerArgs {}
 
 /// What a worker is to do.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct WorkerOrder {
+#[serde(rename_all = "snake_case")]
+pub(super) enum WorkerOrder {
+    /// To watch processes.
+    Watch(WatchOrder),
+    /// To read a history.
+    Past(PastOrder),
+}
+
+/// The part of a history that a user may see.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(in crate::agent) struct PastOrder {
+    /// The current recording, and those of earlier sessions, newest first.
+    pub(in crate::agent) files: Vec<PathBuf>,
+    /// The user.
+    pub(in crate::agent) uid: u32,
+    /// The period.
+    pub(in crate::agent) period: PastRequest,
+}
+
+/// A watch of processes.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct WatchOrder {
     /// The processes, each with its start: `CLOCK_BOOTTIME`, nanoseconds.
     pub(super) processes: Vec<(u32, u64)>,
     pub(super) tensors: WatchedTensors,
@@ -55,10 +81,10 @@ pub(super) struct WorkerOrder {
     pub(super) most_bytes: u64,
 }
 
-/// Records what the order on standard input names to standard output.
+/// Writes what the order on standard input names to standard output, as a recording.
 ///
 /// # Errors
-/// The processes cannot be traced, or the recording cannot be written.
+/// The processes cannot be traced, the history cannot be read, or the recording cannot be written.
 pub(crate) async fn run(_: &WorkerArgs, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     bound();
     let mut text = Vec::new();
@@ -67,6 +93,29 @@ pub(crate) async fn run(_: &WorkerArgs, common: &CommonArgs) -> Result<Exit, Exi
         let failure = ExitFailure::new(Exit::Error, format_args!("no order on standard input: {error}"));
         failure.advise("The agent starts this command for its clients.")
     })?;
+    match order {
+        WorkerOrder::Watch(order) => watch(order, common).await,
+        WorkerOrder::Past(order) => past(&order),
+    }
+}
+
+fn past(order: &PastOrder) -> Result<Exit, ExitFailure> {
+    let at = |unix_ns: Option<i64>| {
+        unix_ns.and_then(|unix_ns| Timestamp::from_nanosecond(unix_ns.into()).ok()).map(RecordingTime::At)
+    };
+    let PastRequest { since_unix_ns, until_unix_ns } = order.period;
+    let window = TimeWindow { since: at(since_unix_ns), until: at(until_unix_ns) };
+    let now_unix_ns = Some(clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
+    let request = ReplayRequest { window, all_events: true, now_unix_ns };
+    let is_meant = |file: &&PathBuf| until_unix_ns.is_none() || has_some_of(file, request);
+    let file = order.files.iter().find(is_meant).or(order.files.first());
+    let file = file.ok_or_else(|| ExitFailure::new(Exit::Error, "there is no history"))?;
+    eprintln!("{ATTACHED}");
+    write_excerpt(file, request, order.uid, &mut BufWriter::new(io::stdout().lock()))?;
+    Ok(Exit::Ok)
+}
+
+async fn watch(order: WatchOrder, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     let tgids: Vec<Tgid> = order.processes.iter().map(|(tgid, _)| Tgid(*tgid)).collect();
     let mut options = session_options(&TargetArgs::of(&Selected::of(&tgids)), request(order.tensors), common);
     if order.program.is_some() {

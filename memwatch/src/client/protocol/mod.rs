@@ -17,7 +17,7 @@ use memwatch_core::words::Tgid;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
-use self::watch::WatchRequest;
+use self::watch::{PastRequest, WatchRequest};
 
 /// Protocol version of this program. The major number changes when a side requires data that older
 /// versions do not send.
@@ -92,6 +92,9 @@ pub(crate) enum AgentRequest {
     /// Requests a recording of processes that the client may read. The connection is used for
     /// nothing else from then on.
     Watch(WatchRequest),
+    /// Requests the part of the history with the client's own processes, as a recording. The
+    /// connection is used for nothing else from then on.
+    Past(PastRequest),
     /// Ends the watch early. What it has is still sent.
     EndWatch,
 }

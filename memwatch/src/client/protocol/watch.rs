@@ -27,6 +27,15 @@ pub(crate) struct WatchRequest {
     pub(crate) program: Option<Vec<String>>,
 }
 
+/// Request for the client's part of the history, as times in nanoseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PastRequest {
+    /// Start of the period.
+    pub(crate) since_unix_ns: Option<i64>,
+    /// End of the period.
+    pub(crate) until_unix_ns: Option<i64>,
+}
+
 /// What is traced of PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct WatchedTensors {

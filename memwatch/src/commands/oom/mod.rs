@@ -99,7 +99,7 @@ fn replay(recording: &RecordedPeriod, args: &Oom, common: &CommonArgs) -> Result
     let mut replay = recorded::play_all(recording, |pipeline| prepare(pipeline, args))?;
     let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.selected)?;
     let (changes, taken_at) = (replay.pipeline.take_forecast_changes(), TakenAt::of(&replay));
-    let is_recorded = recording.streamed.is_none();
+    let is_recorded = !recording.is_of_now();
     let pipeline = &replay.pipeline;
     if args.follow {
         for change in &changes {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use memwatch_core::snapshot::Viewer;
 
+use super::streamed;
 use crate::client::protocol::HistoryFiles;
 use crate::client::{AgentClient, NoAgent};
 use crate::exit::{Exit, ExitFailure};
@@ -35,6 +36,11 @@ pub(crate) enum Needs {
 }
 
 impl RecordedPeriod {
+    /// Whether the agent has recorded it for a report of this moment.
+    pub(crate) const fn is_of_now(&self) -> bool {
+        self.streamed.is_some() && self.history.is_none()
+    }
+
     /// Selects a whole file.
     pub(crate) fn whole(path: &Path) -> Self {
         Self { path: path.to_owned(), window: TimeWindow::default(), history: None, streamed: None }
@@ -69,7 +75,7 @@ impl RecordedPeriod {
         let socket = common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET));
         let (kept, viewer) = AgentClient::history(socket).await.map_err(|why| without_agent(socket, &why))?;
         if viewer != Viewer::Everything {
-            return Err(not_for_all(&format!("the history of the agent on {}", socket.display())));
+            return Box::pin(streamed::past(socket, window)).await;
         }
         let Some(kept) = kept else {
             return Err(ExitFailure::new(

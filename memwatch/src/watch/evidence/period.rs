@@ -198,7 +198,7 @@ impl<'a> PeriodQuestion<'a> {
         let (snapshot, exit) = self.filtered(snapshot)?;
         let taken_at = TakenAt::of(&replay);
         let reported = report(&replay.pipeline, &snapshot, &taken_at);
-        let is_of_now = recording.streamed.is_some();
+        let is_of_now = recording.is_of_now();
         let (everybody, replay) = (self.are_all(), (!is_of_now).then_some((recording.path, replay)));
         Ok(Observation { snapshot, reported, taken_at, everybody, exit, replay })
     }

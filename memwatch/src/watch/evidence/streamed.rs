@@ -16,11 +16,13 @@ use memwatch_core::words::Tgid;
 
 use super::agent::agent_to_ask;
 use super::past::RecordedPeriod;
-use crate::client::protocol::watch::{WatchRequest, WatchedTensors};
+use crate::client::protocol::HistoryFiles;
+use crate::client::protocol::watch::{PastRequest, WatchRequest, WatchedTensors};
 use crate::client::{AgentWatching, NoAgent, WatchNews};
 use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::watch::{TensorLevel, TensorRequest};
-use crate::options::{CommonArgs, TimeWindow};
+use crate::options::{CommonArgs, RecordingTime, TimeWindow};
+use crate::sources::clock;
 use crate::watch::recorded;
 use crate::watch::recording::Recorded;
 use crate::watch::signals::TerminationSignals;
@@ -159,6 +161,22 @@ impl AgentRecording {
         let path = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
         RecordedPeriod { path, window: TimeWindow::default(), history: None, streamed: Some(Arc::new(self.file)) }
     }
+}
+
+/// Has the agent on this socket send the user's part of its history.
+///
+/// # Errors
+/// The agent's reason.
+pub(crate) async fn past(socket: &Path, window: TimeWindow) -> Result<RecordedPeriod, ExitFailure> {
+    let now_unix_ns = clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns());
+    let at = |time: RecordingTime| i64::try_from(time.unix_ns(now_unix_ns)).ok();
+    let request = PastRequest { since_unix_ns: window.since.and_then(at), until_unix_ns: window.until.and_then(at) };
+    let file = memory_file().map_err(|error| anyhow::Error::from(error).context("the agent's history"))?;
+    let watching = AgentWatching::past(socket, request).await;
+    let watching = watching.map_err(|why| of_agent(socket, &why.to_string(), Exit::Error))?;
+    let recording = AgentRecording { watching, file, socket: socket.to_owned(), is_long: false }.follow().await?;
+    let history = Some(HistoryFiles { file: recording.path.clone(), ..HistoryFiles::default() });
+    Ok(RecordedPeriod { window, history, ..recording })
 }
 
 /// Returns as many words of a command as fit into a request. They are its name until it has started.
