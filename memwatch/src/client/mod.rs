@@ -23,8 +23,8 @@ use protocol::{
 const WELCOME: Duration = Duration::from_secs(5);
 /// Timeout for a snapshot.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Timeout for the beginning of a watch. The agent attaches its probes, and who has begun many watches
-/// waits.
+/// Timeout for the beginning of a watch. The agent attaches its probes, and has users wait that have
+/// begun many watches.
 const WATCHING: Duration = Duration::from_secs(60);
 /// Time after which a client gives up on an agent that is gone. A restart takes less.
 const GONE: Duration = Duration::from_secs(15);

@@ -10,6 +10,7 @@ pub(crate) mod one_shot;
 pub(crate) mod priority;
 pub(crate) mod progress;
 pub(crate) mod recorded;
+pub(crate) mod recorded_period;
 pub(crate) mod recording;
 pub(crate) mod replay;
 pub(crate) mod selection;

@@ -1,4 +1,4 @@
-//! Watches by the agent for users who may not trace: the owner of a job gets what root gets, and
+//! Watches by the agent for users without the right to trace: the owner of a job gets what root gets, and
 //! nobody else gets anything.
 
 use std::collections::BTreeSet;

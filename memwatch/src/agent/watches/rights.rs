@@ -1,5 +1,5 @@
-//! Who may watch a process through the agent: root, members of the group, and the user of the
-//! process, by the kernel's rule for reading a process (`PTRACE_MODE_READ` of ptrace(2)).
+//! The right to watch a process through the agent: root, members of the group and the user of the
+//! process have it, by the kernel's rule for reading a process (`PTRACE_MODE_READ` of ptrace(2)).
 //!
 //! The kernel cannot be asked, since the agent is not the one that wants to read. The rule here is
 //! stricter: a process with capabilities of its own user namespace is its owner's for the kernel and

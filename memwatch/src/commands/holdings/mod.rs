@@ -21,9 +21,10 @@ use crate::options::CommonArgs;
 use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::sources::procfs::ProcReader;
-use crate::watch::evidence::past::{Needs, RecordedPeriod};
+use crate::watch::evidence::past::Needs;
 use crate::watch::evidence::streamed::{STREAMED, Streamed, read_only};
 use crate::watch::one_shot::tgids_to_read;
+use crate::watch::recorded_period::RecordedPeriod;
 use crate::watch::taken_at::TakenAt;
 use args::HoldingsArgs;
 

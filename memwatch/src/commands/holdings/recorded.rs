@@ -6,8 +6,8 @@ use memwatch_core::snapshot::Snapshot;
 use super::HoldingsReading;
 use super::args::HoldingsArgs;
 use crate::exit::{Exit, ExitFailure};
-use crate::watch::evidence::past::RecordedPeriod;
 use crate::watch::recorded;
+use crate::watch::recorded_period::RecordedPeriod;
 use crate::watch::replay::ReplayedRecording;
 use crate::watch::taken_at::TakenAt;
 

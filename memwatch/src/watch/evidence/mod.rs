@@ -19,12 +19,13 @@ use crate::frameworks::watch::TensorRequest;
 use crate::options::{CommonArgs, Past, Selected, TargetArgs};
 use crate::sources::clock;
 use crate::watch::recorded;
+use crate::watch::recorded_period::RecordedPeriod;
 use crate::watch::replay::ReplayedRecording;
 use crate::watch::session::{Session, SessionOptions, has_reading};
 use crate::watch::subject::session_options;
 use crate::watch::taken_at::TakenAt;
 use agent::{AgentWatch, agent_to_ask};
-use past::{Needs, RecordedPeriod};
+use past::Needs;
 
 /// Time limit for the last snapshot after a session ends.
 const LAST_WORD: Duration = Duration::from_secs(2);

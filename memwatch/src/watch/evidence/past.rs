@@ -2,8 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
 use memwatch_core::snapshot::Viewer;
 
@@ -12,19 +11,7 @@ use crate::client::protocol::HistoryFiles;
 use crate::client::{AgentClient, NoAgent};
 use crate::exit::{Exit, ExitFailure};
 use crate::options::{CommonArgs, DEFAULT_SOCKET, Past, TimeWindow};
-
-/// A recording and the period to report.
-#[derive(Clone, Debug)]
-pub(crate) struct RecordedPeriod {
-    /// The file.
-    pub(crate) path: PathBuf,
-    /// Start and end of the period.
-    pub(crate) window: TimeWindow,
-    /// Information from the agent if the recording is its history.
-    pub(crate) history: Option<HistoryFiles>,
-    /// The open file, if the agent has just recorded it for this report.
-    pub(crate) streamed: Option<Arc<File>>,
-}
+use crate::watch::recorded_period::RecordedPeriod;
 
 /// Level of detail that a report needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,16 +23,6 @@ pub(crate) enum Needs {
 }
 
 impl RecordedPeriod {
-    /// Whether the agent has recorded it for a report of this moment.
-    pub(crate) const fn is_of_now(&self) -> bool {
-        self.streamed.is_some() && self.history.is_none()
-    }
-
-    /// Selects a whole file.
-    pub(crate) fn whole(path: &Path) -> Self {
-        Self { path: path.to_owned(), window: TimeWindow::default(), history: None, streamed: None }
-    }
-
     /// Returns the source selected on the command line; `None` for a live session.
     ///
     /// # Errors
@@ -92,18 +69,6 @@ impl RecordedPeriod {
             eprintln!("memwatch: the agent cannot continue its history: {why}; reporting what it has so far");
         }
         Ok(Self { path, window, history: Some(kept), streamed: None })
-    }
-
-    /// Prints the start of the data if it is later than requested.
-    pub(crate) fn report_late(&self, begins: &str) {
-        let Some(kept) = &self.history else {
-            let name = self.path.display();
-            return eprintln!("memwatch: {name} starts at {begins}; the report covers the time from then on");
-        };
-        eprintln!("memwatch: the agent's history starts at {begins}; the report covers the time from then on");
-        if let Some(previous) = &kept.previous {
-            eprintln!("memwatch: for the agent's previous session: --in {}", previous.display());
-        }
     }
 }
 

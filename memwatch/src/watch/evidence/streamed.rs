@@ -1,4 +1,4 @@
-//! A watch by the agent of this machine, for users who may not trace: its recording is read as any
+//! A watch by the agent of this machine, for users that may not trace: its recording is read as any
 //! other, and the report is of this moment.
 
 use std::ffi::OsString;
@@ -15,7 +15,6 @@ use memwatch_core::recording::Stopped;
 use memwatch_core::words::Tgid;
 
 use super::agent::agent_to_ask;
-use super::past::RecordedPeriod;
 use crate::client::protocol::HistoryFiles;
 use crate::client::protocol::watch::{PastRequest, WatchRequest, WatchedTensors};
 use crate::client::{AgentWatching, NoAgent, WatchNews};
@@ -24,6 +23,7 @@ use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::{CommonArgs, RecordingTime, TimeWindow};
 use crate::sources::clock;
 use crate::watch::recorded;
+use crate::watch::recorded_period::RecordedPeriod;
 use crate::watch::recording::Recorded;
 use crate::watch::signals::TerminationSignals;
 
