@@ -19,6 +19,8 @@ use crate::sources::procfs::ProcReader;
 /// Interval of checks of the client's rights while nothing is recorded. What is recorded is passed
 /// on after a check only.
 const CHECK: Duration = Duration::from_millis(250);
+/// Minimum pause between two checks of children, as a multiple of what the last one took.
+const SPARING: u32 = 20;
 /// Time for a client to read what it was sent.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Maximum duration of a watch.
@@ -66,7 +68,7 @@ impl ForwardOrder {
         match self {
             Self::Watch { request: WatchRequest { tensors, duration_ms, program, .. }, .. } => {
                 WorkerOrder::Watch(WatchOrder {
-                    processes: targets.0.iter().map(|target| (target.tgid, target.start_ns)).collect(),
+                    processes: targets.all.iter().map(|target| (target.tgid, target.start_ns)).collect(),
                     tensors: *tensors,
                     program: program.clone(),
                     duration_ms: (*duration_ms).min(u64::try_from(LONGEST.as_millis()).unwrap_or(u64::MAX)),
@@ -79,7 +81,7 @@ impl ForwardOrder {
 
     /// # Errors
     /// The client has no right to a process that is watched.
-    fn check(&self, targets: &Targets) -> Result<(), Stop> {
+    fn check(&self, targets: &mut Targets) -> Result<(), Stop> {
         match self {
             Self::Watch { asker, .. } => targets.check(*asker),
             Self::Past(_) => Ok(()),
@@ -124,11 +126,11 @@ impl Forward {
     /// # Errors
     /// The worker cannot be started; the reason is a sentence.
     pub(super) fn run(mut self) -> Result<WatchEnd, String> {
-        let targets = Targets::open(self.order.tgids())?;
+        let mut targets = Targets::open(self.order.tgids())?;
         let mut worker = self.start(&targets).map_err(|error| format!("a watch cannot be started: {error}"))?;
         let prepared = self.socket.set_nonblocking(false).and_then(|()| self.socket.set_write_timeout(Some(PATIENCE)));
         prepared.map_err(|error| format!("the connection: {error}"))?;
-        let why = match self.pass_on(&mut worker, &targets) {
+        let why = match self.pass_on(&mut worker, &mut targets) {
             Ok(()) => None,
             Err(Stop::Client) => return Ok(WatchEnd::ClientLeft),
             Err(Stop::Reason(why)) => Some(why),
@@ -148,11 +150,12 @@ impl Forward {
         Ok(worker)
     }
 
-    fn pass_on(&mut self, worker: &mut WatchWorker, targets: &Targets) -> Result<(), Stop> {
+    fn pass_on(&mut self, worker: &mut WatchWorker, targets: &mut Targets) -> Result<(), Stop> {
         let (Some(mut output), Some(mut errors)) = (worker.0.stdout.take(), worker.0.stderr.take()) else {
             return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
         };
         let (mut inbox, mut read, mut messages) = (Inbox::new(REQUEST_BYTES), vec![0; PIECE_BYTES], Vec::new());
+        self.order.check(targets)?;
         let mut ends_by: Option<Instant> = None;
         // A closed pipe is always ready.
         let (mut has_errors, mut is_attached) = (true, false);
@@ -242,7 +245,11 @@ fn interrupt(worker: &WatchWorker) {
 }
 
 /// The processes of a watch.
-struct Targets(Vec<Target>);
+struct Targets {
+    all: Vec<Target>,
+    /// Time of the next check of their children, which takes a look at all processes of the machine.
+    children_due: Instant,
+}
 
 /// A process, with a handle that stays with it even if its number is reused.
 struct Target {
@@ -262,22 +269,28 @@ impl Targets {
             target.is_alive().then_some(target)
         };
         let all = tgids.iter().map(|tgid| open(*tgid).ok_or_else(|| format!("process {tgid} has ended")));
-        Ok(Self(all.collect::<Result<_, _>>()?))
+        Ok(Self { all: all.collect::<Result<_, _>>()?, children_due: Instant::now() })
     }
 
     /// Checks the rights to all living processes and their children. A process that has ended was
     /// checked while it lived, and its number may be another's by now.
-    fn check(&self, asker: Asker) -> Result<(), Stop> {
+    fn check(&mut self, asker: Asker) -> Result<(), Stop> {
         if asker == Asker::Everybody {
             return Ok(());
         }
         let refused = |tgid: u32, why| Stop::Reason(format!("process {tgid} may not be watched for you: {why}"));
-        let living: BTreeSet<u32> = self.living().map(|target| target.tgid).collect();
-        for child in ProcReader::new("/proc").descendants(&living).difference(&living) {
-            match asker.check(*child) {
-                Err(why) if Path::new("/proc").join(child.to_string()).exists() => return Err(refused(*child, why)),
-                _ => {}
+        let begun = Instant::now();
+        if begun >= self.children_due {
+            let living: BTreeSet<u32> = self.living().map(|target| target.tgid).collect();
+            for child in ProcReader::new("/proc").descendants(&living).difference(&living) {
+                match asker.check(*child) {
+                    Err(why) if Path::new("/proc").join(child.to_string()).exists() => {
+                        return Err(refused(*child, why));
+                    }
+                    _ => {}
+                }
             }
+            self.children_due = Instant::now() + SPARING * begun.elapsed();
         }
         for target in self.living() {
             match asker.check(target.tgid) {
@@ -289,7 +302,7 @@ impl Targets {
     }
 
     fn living(&self) -> impl Iterator<Item = &Target> {
-        self.0.iter().filter(|target| target.is_alive())
+        self.all.iter().filter(|target| target.is_alive())
     }
 }
 
