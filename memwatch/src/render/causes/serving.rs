@@ -27,13 +27,12 @@ pub(super) fn full_kv_cache(cause: &Cause, parts: &CauseParts) -> [String; 3] {
 pub(super) fn large_kv_cache(cause: &Cause, parts: &CauseParts) -> [String; 3] {
     let CauseParts { size, subject, number, .. } = parts;
     let period = duration(cause.period_ns.unwrap_or(0));
-    let evidence = cause.kv_cache.map_or_else(String::new, |fill| {
+    let in_use = cause.kv_cache.map_or_else(String::new, |fill| {
         let running = plural(fill.running, "request", "requests");
-        format!(
-            "at most {} of its blocks in use in {period}, by up to {running}",
-            percent(fill.used_blocks, fill.blocks)
-        )
+        format!(", at most {} of its blocks in use by up to {running}", percent(fill.used_blocks, fill.blocks))
     });
+    let spare = if cause.bytes == 0 { String::new() } else { format!("{size} beyond twice its need: ") };
+    let evidence = format!("{spare}in {period}{in_use}");
     let options = if subject == ServingEngine::Sglang.title() {
         format!("--mem-fraction-static down, or --max-total-tokens {number}")
     } else {
@@ -85,7 +84,10 @@ mod tests {
         };
         let [what, evidence, fix] = of(ServingEngine::Vllm, 23_895 << 21);
         assert_eq!(what, "the KV cache of vLLM is larger than its requests need");
-        assert_eq!(evidence, "at most 9.0 % of its blocks in use in 3 h 12 min, by up to 8 requests");
+        assert_eq!(
+            evidence,
+            "46.67 GiB beyond twice its need: in 3 h 12 min, at most 9.0 % of its blocks in use by up to 8 requests"
+        );
         assert!(fix.contains("--num-gpu-blocks-override 5246: frees 46.67 GiB"), "{fix}");
         let [_, _, fix] = of(ServingEngine::Sglang, 0);
         assert!(fix.contains("--max-total-tokens 5246; "), "{fix}");
