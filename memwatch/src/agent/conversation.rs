@@ -219,11 +219,7 @@ impl Reception {
         client: (&Peer, Viewer),
         request: WatchRequest,
     ) -> Result<(), ConnectionEnd> {
-        match self.watches.serve(stream, client, request).await {
-            Ok(WatchEnd::Sent) => Ok(()),
-            Ok(WatchEnd::ClientLeft) => Err(ConnectionEnd::Disconnected),
-            Err(why) => Err(ConnectionEnd::Refusal(why)),
-        }
+        end_of(self.watches.serve(stream, client, request).await)
     }
 
     /// Sends the client's part of the history, which ends the conversation.
@@ -238,19 +234,22 @@ impl Reception {
         };
         let kept = self.source.history().await.ok_or(ConnectionEnd::Disconnected)?;
         let kept = kept.ok_or_else(|| ConnectionEnd::Refusal("it keeps no history".to_owned()))?;
-        let files = [Some(kept.file), kept.previous].into_iter().flatten().chain(kept.older).collect();
-        let order = PastOrder { files, uid, period: request };
-        match self.watches.serve_past(stream, peer, order).await {
-            Ok(WatchEnd::Sent) => Ok(()),
-            Ok(WatchEnd::ClientLeft) => Err(ConnectionEnd::Disconnected),
-            Err(why) => Err(ConnectionEnd::Refusal(why)),
-        }
+        end_of(self.watches.serve_past(stream, peer, PastOrder { kept, uid, period: request }).await)
     }
 
     async fn send(&self, stream: &UnixStream, frame: &[u8]) -> Result<(), ConnectionEnd> {
         Ok(timeout(self.timeouts.answer, protocol::send(stream, frame))
             .await
             .map_err(|_elapsed| ConnectionEnd::TimedOut)??)
+    }
+}
+
+/// Returns how a conversation ends after a watch.
+fn end_of(watch: Result<WatchEnd, String>) -> Result<(), ConnectionEnd> {
+    match watch {
+        Ok(WatchEnd::Sent) => Ok(()),
+        Ok(WatchEnd::ClientLeft) => Err(ConnectionEnd::Disconnected),
+        Err(why) => Err(ConnectionEnd::Refusal(why)),
     }
 }
 

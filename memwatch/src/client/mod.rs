@@ -270,15 +270,12 @@ impl AgentWatching {
     /// # Errors
     /// If the agent is gone.
     pub(crate) async fn next(&mut self) -> Result<WatchNews, NoAgent> {
-        let AgentConnection { stream, inbox, .. } = &mut self.connection;
-        let frame = inbox.receive(stream).await?;
-        let frame = frame.ok_or_else(|| NoAgent::from(io::Error::from(io::ErrorKind::UnexpectedEof)))?;
+        let frame = self.connection.frame().await?;
         if let Some(bytes) = watch::recorded(&frame) {
             return Ok(WatchNews::Recorded(bytes.to_vec()));
         }
-        match serde_json::from_slice(&frame) {
-            Ok(AgentAnswer::WatchEnded { why }) => Ok(WatchNews::Ended(why)),
-            Ok(AgentAnswer::Refused { why }) => Err(NoAgent::Unusable(format!("it refused: {}", why.escape_debug()))),
+        match understand(&frame)? {
+            AgentAnswer::WatchEnded { why } => Ok(WatchNews::Ended(why)),
             _ => Err(NoAgent::Unusable("it sent an unexpected answer".to_owned())),
         }
     }
@@ -388,14 +385,23 @@ impl AgentConnection {
     }
 
     async fn answer(&mut self) -> Result<AgentAnswer<'static>, NoAgent> {
+        understand(&self.frame().await?)
+    }
+
+    async fn frame(&mut self) -> Result<Vec<u8>, NoAgent> {
         let frame = self.inbox.receive(&self.stream).await?;
-        let frame = frame.ok_or_else(|| NoAgent::from(io::Error::from(io::ErrorKind::UnexpectedEof)))?;
-        let answer: AgentAnswer<'static> = serde_json::from_slice(&frame).map_err(|error| {
-            NoAgent::Unusable(format!("its answer is not understood ({error}): use the same version of both"))
-        })?;
-        match answer {
-            AgentAnswer::Refused { why } => Err(NoAgent::Unusable(format!("it refused: {}", why.escape_debug()))),
-            answer => Ok(answer),
-        }
+        frame.ok_or_else(|| NoAgent::from(io::Error::from(io::ErrorKind::UnexpectedEof)))
+    }
+}
+
+/// # Errors
+/// If the agent refuses, or sent something else than an answer.
+fn understand(frame: &[u8]) -> Result<AgentAnswer<'static>, NoAgent> {
+    let answer: AgentAnswer<'static> = serde_json::from_slice(frame).map_err(|error| {
+        NoAgent::Unusable(format!("its answer is not understood ({error}): use the same version of both"))
+    })?;
+    match answer {
+        AgentAnswer::Refused { why } => Err(NoAgent::Unusable(format!("it refused: {}", why.escape_debug()))),
+        answer => Ok(answer),
     }
 }

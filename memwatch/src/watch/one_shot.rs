@@ -36,7 +36,7 @@ pub(crate) fn recorded_snapshot(
     selected: &Selected,
 ) -> Result<(Snapshot, TakenAt), ExitFailure> {
     let replay = recorded::play(recording, |_| {})?;
-    let snapshot = recorded::chosen(&replay, &recording.path, selected)?;
+    let snapshot = recorded::chosen(&replay, recording, selected)?;
     Ok((snapshot, TakenAt::of(&replay)))
 }
 

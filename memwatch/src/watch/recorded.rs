@@ -184,13 +184,13 @@ fn silently(
     let now_unix_ns = history.as_ref().map(|_| clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
     let request = ReplayRequest { window: *window, all_events, now_unix_ns };
     let earlier = history.as_ref().and_then(|kept| earlier_of(kept, request));
-    let path = earlier.as_ref().unwrap_or(path);
-    let replay = ReplayedRecording::play(path, request, prepare);
-    replay.map_err(|error| unreadable(error, path))
+    let name = earlier.as_ref().map_or_else(|| recording.name(), |earlier| earlier.display().to_string());
+    let replay = ReplayedRecording::play(earlier.as_ref().unwrap_or(path), request, prepare);
+    replay.map_err(|error| unreadable(error, &name))
 }
 
 /// Finds the previous history of the agent that covers a moment before the current history.
-fn earlier_of(kept: &HistoryFiles, request: ReplayRequest) -> Option<PathBuf> {
+pub(crate) fn earlier_of(kept: &HistoryFiles, request: ReplayRequest) -> Option<PathBuf> {
     let is_asked_for_end = request.window.until.is_some();
     if !is_asked_for_end || has_some_of(&kept.file, request) {
         return None;
@@ -202,14 +202,14 @@ fn earlier_of(kept: &HistoryFiles, request: ReplayRequest) -> Option<PathBuf> {
 
 /// Adds advice if permission is missing: a recording is readable by its owner only, which is
 /// usually root.
-fn unreadable(error: anyhow::Error, path: &Path) -> ExitFailure {
+fn unreadable(error: anyhow::Error, name: &str) -> ExitFailure {
     let is_denied = |cause: &io::Error| cause.kind() == io::ErrorKind::PermissionDenied;
     let denied = error.chain().filter_map(|cause| cause.downcast_ref()).any(is_denied);
-    let failure = ExitFailure::from(error.context(path.display().to_string()));
+    let failure = ExitFailure::from(error.context(name.to_owned()));
     if !denied {
         return failure;
     }
-    let advice = format!("Read it with sudo, or make it yours: sudo chown $USER {}", path.display());
+    let advice = format!("Read it with sudo, or make it yours: sudo chown $USER {name}");
     ExitFailure { exit: Exit::NotPermitted, ..failure }.advise(advice)
 }
 
@@ -219,8 +219,8 @@ fn played(
     prepare: impl FnOnce(&mut Pipeline),
 ) -> Result<ReplayedRecording, ExitFailure> {
     let replay = silently(recording, all_events, prepare)?;
-    let RecordedPeriod { path, history, streamed, .. } = recording;
-    let name = path.display();
+    let RecordedPeriod { history, streamed, .. } = recording;
+    let name = recording.name();
     if let Some(begins_ns) = replay.begins_late_ns {
         let clock = WallClock::local(replay.boottime_to_unix_ns);
         recording.report_late(&clock.moment(begins_ns, replay.now_ns()));
@@ -246,7 +246,11 @@ fn played(
 ///
 /// # Errors
 /// None of the processes is in the recording.
-pub(crate) fn chosen(replay: &ReplayedRecording, path: &Path, selected: &Selected) -> Result<Snapshot, ExitFailure> {
+pub(crate) fn chosen(
+    replay: &ReplayedRecording,
+    recording: &RecordedPeriod,
+    selected: &Selected,
+) -> Result<Snapshot, ExitFailure> {
     let Selected { tgids, choice } = selected;
     let mut snapshot = replay.snapshot();
     snapshot.processes.retain(|process| process.ended_ns.is_none_or(|ended_ns| Some(ended_ns) > replay.since_ns));
@@ -261,9 +265,7 @@ pub(crate) fn chosen(replay: &ReplayedRecording, path: &Path, selected: &Selecte
     let named: &[Tgid] = if choice.no_children { tgids } else { &[] };
     Selection::new(choice, named).apply(&mut snapshot);
     if snapshot.processes.is_empty() {
-        // What the agent sends has no name of its own.
-        let is_sent = path.starts_with("/proc/self/fd");
-        let name = if is_sent { "what the agent sent".to_owned() } else { path.display().to_string() };
+        let name = recording.name();
         let sentence = match (&tgids[..], choice.is_empty()) {
             (tgids, true) => {
                 let wanted: Vec<String> = tgids.iter().map(|tgid| tgid.0.to_string()).collect();

@@ -16,7 +16,7 @@ pub(crate) struct RecordedPeriod {
     pub(crate) window: TimeWindow,
     /// Information from the agent if the recording is its history.
     pub(crate) history: Option<HistoryFiles>,
-    /// The open file, if the agent has just recorded it for this report.
+    /// The open file, if the agent has sent the recording.
     pub(crate) streamed: Option<Arc<File>>,
 }
 
@@ -24,6 +24,14 @@ impl RecordedPeriod {
     /// Whether the agent has recorded it for a report of this moment.
     pub(crate) const fn is_of_now(&self) -> bool {
         self.streamed.is_some() && self.history.is_none()
+    }
+
+    /// Returns the name of the recording in messages.
+    pub(crate) fn name(&self) -> String {
+        match &self.streamed {
+            Some(_) => "what the agent sent".to_owned(),
+            None => self.path.display().to_string(),
+        }
     }
 
     /// Selects a whole file.
@@ -34,7 +42,7 @@ impl RecordedPeriod {
     /// Prints the start of the data if it is later than requested.
     pub(crate) fn report_late(&self, begins: &str) {
         let Some(kept) = &self.history else {
-            let name = self.path.display();
+            let name = self.name();
             return eprintln!("memwatch: {name} starts at {begins}; the report covers the time from then on");
         };
         eprintln!("memwatch: the agent's history starts at {begins}; the report covers the time from then on");

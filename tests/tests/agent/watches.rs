@@ -12,6 +12,8 @@ use memwatch_tests::test;
 use memwatch_tests::{CommandOutcome, PrologueShape, SimulatedGpu, TorchAllocator, TorchJob, until};
 use serde_json::Value;
 
+use crate::answers::run::{SCRIPT, SUMMARY};
+
 const ANN: u32 = 64_001;
 const BOB: u32 = 64_002;
 const ROOT: u32 = 0;
@@ -163,18 +165,8 @@ fn run_as_ann(gpu: &SimulatedGpu, agent: &TestAgent, script: &str) -> CommandOut
 fn run_as_a_user_sees_the_first_allocation_and_passes_the_commands_end_on() {
     let gpu = SimulatedGpu::new(PrologueShape::Cmp).with_own_libcuda();
     let agent = TestAgent::start(&gpu);
-    let script = "uuid 0\ndevice 0\nalloc a 4M\nalloc b 60M\nalloc huge 200G\nfree a\nexit 3\n";
-    let outcome = run_as_ann(&gpu, &agent, script);
-    outcome.assert_ended_with(
-        3,
-        &[
-            "peak        64.0 MiB on GPU 0; by kind device 64.0 MiB",
-            "calls       2 allocations, 1 freed, 1 failed",
-            "failed      out of memory: cuMemAlloc_v2 requested 200.00 GiB on GPU 0",
-            "at its end  1 allocation not freed by the program",
-            "complete",
-        ],
-    );
+    let outcome = run_as_ann(&gpu, &agent, SCRIPT);
+    outcome.assert_ended_with(3, &SUMMARY);
     assert_eq!(outcome.stdout.lines().count(), 6, "standard output is only the command's: {outcome:#?}");
     let mut command = agent.client(&gpu, ANN, &["run", "--", "sh", "-c", "id -u; exit 77"]);
     gpu.apply(&mut command);

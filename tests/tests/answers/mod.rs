@@ -16,6 +16,6 @@ mod oom_neighbours;
 mod profile;
 mod recording;
 mod recording_ring;
-mod run;
+pub(crate) mod run;
 mod simulate;
 mod timeline;

@@ -9,6 +9,17 @@ use memwatch_tests::test;
 use memwatch_tests::{CommandOutcome, PrologueShape, RunningProgram, SimulatedGpu};
 use serde_json::Value;
 
+/// Script of a program with two allocations, a refused one and an exit code of its own.
+pub(crate) const SCRIPT: &str = "uuid 0\ndevice 0\nalloc a 4M\nalloc b 60M\nalloc huge 200G\nfree a\nexit 3\n";
+/// What the summary of its run says.
+pub(crate) const SUMMARY: [&str; 5] = [
+    "peak        64.0 MiB on GPU 0; by kind device 64.0 MiB",
+    "calls       2 allocations, 1 freed, 1 failed",
+    "failed      out of memory: cuMemAlloc_v2 requested 200.00 GiB on GPU 0",
+    "at its end  1 allocation not freed by the program",
+    "complete",
+];
+
 /// Runs `memwatch run` on the workload program with this script on standard input.
 fn run_script(gpu: &SimulatedGpu, options: &[&str], script: &str) -> CommandOutcome {
     let file = gpu.directory().join("script");
@@ -22,22 +33,12 @@ fn run_script(gpu: &SimulatedGpu, options: &[&str], script: &str) -> CommandOutc
 #[test(alone)]
 fn run_sees_the_first_allocation_and_reports_the_peak_and_the_refusal() {
     let gpu = SimulatedGpu::new(PrologueShape::Cmp);
-    let script = "uuid 0\ndevice 0\nalloc a 4M\nalloc b 60M\nalloc huge 200G\nfree a\nexit 3\n";
-    let outcome = run_script(&gpu, &[], script);
-    outcome.assert_ended_with(
-        3,
-        &[
-            "peak        64.0 MiB on GPU 0; by kind device 64.0 MiB",
-            "calls       2 allocations, 1 freed, 1 failed",
-            "failed      out of memory: cuMemAlloc_v2 requested 200.00 GiB on GPU 0",
-            "at its end  1 allocation not freed by the program",
-            "complete",
-        ],
-    );
+    let outcome = run_script(&gpu, &[], SCRIPT);
+    outcome.assert_ended_with(3, &SUMMARY);
     // Standard output is only the command's.
     let lines: Vec<Value> = outcome.stdout.lines().map(|line| serde_json::from_str(line).expect("an answer")).collect();
     assert_eq!(lines.len(), 6, "{}", outcome.stdout);
-    let outcome = run_script(&gpu, &["--json"], script);
+    let outcome = run_script(&gpu, &["--json"], SCRIPT);
     outcome.assert_ended_with(3, &[]);
     let report = ReportLine::parse(outcome.stderr.lines().last().expect("a report"));
     assert_eq!(report.json()["schema"], "memwatch.run/3");

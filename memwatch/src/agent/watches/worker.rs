@@ -2,13 +2,13 @@
 
 use std::ffi::OsString;
 use std::io::{self, BufWriter, Read as _};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use crate::client::protocol::HistoryFiles;
 use crate::client::protocol::watch::{PastRequest, WatchedTensors};
 use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::watch::TensorRequest;
@@ -18,7 +18,7 @@ use crate::sources::procfs::ProcReader;
 use crate::watch::excerpt::write_excerpt;
 use crate::watch::recorded;
 use crate::watch::recording::RecorderOptions;
-use crate::watch::replay::{ReplayRequest, has_some_of};
+use crate::watch::replay::ReplayRequest;
 use crate::watch::session::{Session, holdings};
 use crate::watch::signals::TerminationSignals;
 use crate::watch::subject::session_options;
@@ -60,8 +60,8 @@ pub(super) enum WorkerOrder {
 /// The part of a history that a user may see.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::agent) struct PastOrder {
-    /// The current recording, and those of earlier sessions, newest first.
-    pub(in crate::agent) files: Vec<PathBuf>,
+    /// The history.
+    pub(in crate::agent) kept: HistoryFiles,
     /// The user.
     pub(in crate::agent) uid: u32,
     /// The period.
@@ -107,9 +107,8 @@ fn past(order: &PastOrder) -> Result<Exit, ExitFailure> {
     let window = TimeWindow { since: at(since_unix_ns), until: at(until_unix_ns) };
     let now_unix_ns = Some(clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
     let request = ReplayRequest { window, all_events: true, now_unix_ns };
-    let is_meant = |file: &&PathBuf| until_unix_ns.is_none() || has_some_of(file, request);
-    let file = order.files.iter().find(is_meant).or(order.files.first());
-    let file = file.ok_or_else(|| ExitFailure::new(Exit::Error, "there is no history"))?;
+    let earlier = recorded::earlier_of(&order.kept, request);
+    let file = earlier.as_ref().unwrap_or(&order.kept.file);
     eprintln!("{ATTACHED}");
     write_excerpt(file, request, order.uid, &mut BufWriter::new(io::stdout().lock()))?;
     Ok(Exit::Ok)

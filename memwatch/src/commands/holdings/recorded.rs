@@ -20,10 +20,10 @@ pub(super) fn found(
     args: &HoldingsArgs,
 ) -> Result<(Vec<HoldingsReading>, TakenAt), ExitFailure> {
     let replay = recorded::play(recording, |_| {})?;
-    let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.selected)?;
+    let snapshot = recorded::chosen(&replay, recording, &args.subject.selected)?;
     let found = of_replay(&replay, &snapshot, args);
     if found.is_empty() {
-        let why = format_args!("{} has no names of what these processes held", recording.path.display());
+        let why = format_args!("{} has no names of what these processes held", recording.name());
         return Err(ExitFailure::new(Exit::NoTarget, why).advise(
             "memwatch record --pid PID reads them from processes with PyTorch: at the attach, each minute and at the end.",
         ));

@@ -98,7 +98,7 @@ pub(crate) async fn run(args: &Oom, common: &CommonArgs) -> Result<Exit, ExitFai
 /// The recording cannot be read, or has none of the processes.
 fn replay(recording: &RecordedPeriod, args: &Oom, common: &CommonArgs) -> Result<Collected, ExitFailure> {
     let mut replay = recorded::play_all(recording, |pipeline| prepare(pipeline, args))?;
-    let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.selected)?;
+    let snapshot = recorded::chosen(&replay, recording, &args.subject.selected)?;
     let (changes, taken_at) = (replay.pipeline.take_forecast_changes(), TakenAt::of(&replay));
     let is_recorded = !recording.is_of_now();
     let pipeline = &replay.pipeline;

@@ -98,17 +98,18 @@ fn recorded_history(
         _ => only_with_torch(recording, selected)?,
     };
     let replay = recorded::play_all(recording, |pipeline| pipeline.state.keep_history(tgid, LONGEST_HISTORY))?;
-    let snapshot = recorded::chosen(&replay, &recording.path, &Selected::of(&[tgid]))?;
+    let snapshot = recorded::chosen(&replay, recording, &Selected::of(&[tgid]))?;
     Ok((snapshot, replay.pipeline.state.history(tgid, with_native), replay.boottime_to_unix_ns))
 }
 
 /// Returns the only process of a recording that uses PyTorch.
 fn only_with_torch(recording: &RecordedPeriod, selected: &Selected) -> Result<Tgid, ExitFailure> {
-    let path = &recording.path;
-    let snapshot = recorded::chosen(&recorded::play(recording, |_| {})?, path, selected)?;
+    let snapshot = recorded::chosen(&recorded::play(recording, |_| {})?, recording, selected)?;
     match &with_torch(&snapshot)[..] {
         [tgid] => Ok(*tgid),
-        [] => Err(ExitFailure::new(Exit::NoTarget, format_args!("there is no PyTorch process in {}", path.display()))),
+        [] => {
+            Err(ExitFailure::new(Exit::NoTarget, format_args!("there is no PyTorch process in {}", recording.name())))
+        }
         several => only(several),
     }
 }

@@ -67,7 +67,7 @@ impl Evidence {
     /// The recording cannot be read, or has none of the processes.
     fn recorded(recording: &RecordedPeriod, selected: &Selected) -> Result<Self, ExitFailure> {
         let replay = recorded::play(recording, |_| {})?;
-        let snapshot = recorded::chosen(&replay, &recording.path, selected)?;
+        let snapshot = recorded::chosen(&replay, recording, selected)?;
         let seen = TimedSnapshot { snapshot, boottime_to_unix_ns: replay.boottime_to_unix_ns, contradictions: 0 };
         Ok(Self::Recording(Box::new(RecordedEnd { seen, replay })))
     }

@@ -195,7 +195,7 @@ impl<'a> PeriodQuestion<'a> {
             ReplayedEvents::ForState => recorded::play(&recording, prepare)?,
             ReplayedEvents::All => recorded::play_all(&recording, prepare)?,
         };
-        let snapshot = recorded::chosen(&replay, &recording.path, self.selected())?;
+        let snapshot = recorded::chosen(&replay, &recording, self.selected())?;
         let (snapshot, exit) = self.filtered(snapshot)?;
         let taken_at = TakenAt::of(&replay);
         let reported = report(&replay.pipeline, &snapshot, &taken_at);
