@@ -1,11 +1,13 @@
 //! An untrusted recording, played into the pipeline.
 
+use std::io::Cursor;
 use std::panic::{self, AssertUnwindSafe};
 
 use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
 use memwatch_core::recording::{
-    Encoder, FORMAT, FORMAT_WITH_KEYFRAMES, Front, Keyframe, KeyframeFront, RecordingPart, RecordingReader,
+    Encoder, Ending, FORMAT, FORMAT_WITH_KEYFRAMES, Front, Keyframe, KeyframeFront, RecordingPart, RecordingReader,
+    thin,
 };
 
 /// Largest chunk that is built. Inputs of a fuzz target are shorter.
@@ -46,6 +48,18 @@ fn play(bytes: &[u8]) {
     }
     assert!(reader.ending().is_some() && reader.bytes() <= bytes.len() as u64);
     pipeline.snapshot();
+    shorten(bytes);
+}
+
+/// Thins the recording, as an agent does with a part of its history.
+fn shorten(bytes: &[u8]) {
+    let mut thinned = Vec::new();
+    if thin(vec![Cursor::new(bytes)], 1_000_000_000, &mut thinned).is_err() {
+        return;
+    }
+    let mut reader = RecordingReader::open(&thinned[..]).expect("it was just written");
+    while reader.next_part().expect("memory can be read").is_some() {}
+    assert!(matches!(reader.ending(), Some(Ending::Whole(_))), "{:?}", reader.ending());
 }
 
 /// Loads the bytes as a saved state, runs all queries on it, and continues from it.

@@ -13,6 +13,7 @@ mod lane;
 mod reader;
 #[cfg(test)]
 mod tests;
+mod thinned;
 
 use serde::{Deserialize, Serialize};
 
@@ -20,12 +21,18 @@ pub use chunk::Chunk;
 pub use encoder::Encoder;
 pub use keyframe::{Keyframe, KeyframeFront};
 pub use reader::{Ending, PartPosition, RecordingError, RecordingPart, RecordingReader};
+pub use thinned::thin;
 
 /// Format of recordings that contain all inputs.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 3;
 /// Format of recordings that keep only the newest inputs, with keyframes between the chunks. The
 /// first keyframe may precede all chunks.
-pub const FORMAT_WITH_KEYFRAMES: u32 = 2;
+pub const FORMAT_WITH_KEYFRAMES: u32 = 4;
+/// Format of recordings without some inputs between the keyframes: each keyframe replaces the
+/// state.
+pub const FORMAT_OF_STATES: u32 = 5;
+/// [`FORMAT`] and [`FORMAT_WITH_KEYFRAMES`] before ioctls had columns.
+const OLDER: [u32; 2] = [1, 2];
 
 /// First bytes of every recording. As in PNG, they are not text and do not survive line-end
 /// conversions.
@@ -49,7 +56,7 @@ const LONGEST_FRONT_BYTES: u32 = 1 << 20;
 /// Header of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Front {
-    /// [`FORMAT`] or [`FORMAT_WITH_KEYFRAMES`].
+    /// [`FORMAT`], [`FORMAT_WITH_KEYFRAMES`] or [`FORMAT_OF_STATES`].
     pub format: u32,
     /// Version of memwatch that wrote the recording.
     pub version: String,
@@ -59,6 +66,33 @@ pub struct Front {
     pub everybody: bool,
     /// Recorded target, as typed on the command line.
     pub command: Vec<String>,
+    /// Start of the machine, by the id that the kernel gives it; `None` in older recordings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<String>,
+    /// Start of the recorder: `CLOCK_BOOTTIME`, nanoseconds. Files of one recorder continue each
+    /// other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_ns: Option<u64>,
+    /// Minimum time between two keyframes of a recording without some inputs, nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub apart_ns: Option<u64>,
+}
+
+impl Front {
+    /// Whether there may be keyframes, even before all chunks.
+    pub const fn has_keyframes(&self) -> bool {
+        matches!(self.format, 2 | FORMAT_WITH_KEYFRAMES | FORMAT_OF_STATES)
+    }
+
+    /// Whether inputs are missing between the keyframes.
+    pub const fn is_of_states(&self) -> bool {
+        self.format == FORMAT_OF_STATES
+    }
+
+    /// Whether this version can read the recording.
+    pub(crate) fn is_known(format: u32) -> bool {
+        OLDER.contains(&format) || matches!(format, FORMAT | FORMAT_WITH_KEYFRAMES | FORMAT_OF_STATES)
+    }
 }
 
 /// Header of a chunk.

@@ -43,9 +43,13 @@ pub struct Inside {
     pub entered_ns: u64,
 }
 
+/// Returns the length of copied argument bytes without the zeros at their end.
+pub(crate) fn used_bytes(payload: &[u8]) -> usize {
+    payload.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
+}
+
 impl From<&RmRecord> for RmCall {
     fn from(record: &RmRecord) -> Self {
-        let used = record.payload.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         let inside = Inside { probe: record.probe, entered_ns: record.call_entered_ns };
         Self {
             tgid: Tgid(record.tgid),
@@ -59,7 +63,7 @@ impl From<&RmRecord> for RmCall {
             inside: (record.call_entered_ns != 0).then_some(inside),
             asked_bytes: record.asked_bytes,
             stack: record.stack,
-            payload: record.payload[..used].to_vec(),
+            payload: record.payload[..used_bytes(&record.payload)].to_vec(),
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::attribution::process::Process;
 use crate::input::{DeviceReading, Input, ProbeCoverage};
 use crate::pipeline::Pipeline;
 use crate::pipeline::detectors::Detectors;
+use crate::snapshot::Viewer;
 use crate::snapshot::viewer::public;
 use crate::state::State;
 use crate::words::Tgid;
@@ -30,7 +31,9 @@ impl Excerpt {
         let users = known.filter_map(|process| Some((process.tgid, process.facts.as_ref()?.uid?)));
         let excerpt = Self { uid, users: users.collect() };
         let state = excerpt.state(&everybody.state);
-        (excerpt, Pipeline { state, detectors: Detectors::default() })
+        // The failures are those of the log: of a time without inputs nothing else knows them.
+        let ooms = everybody.detectors.ooms.as_ref().map(|log| Box::new(log.of(Viewer::User(uid))));
+        (excerpt, Pipeline { state, detectors: Detectors { ooms, ..Detectors::default() } })
     }
 
     /// Returns the next input as the user may see it; `None` if it is about others.

@@ -3,6 +3,7 @@
 pub mod detectors;
 pub mod excerpt;
 mod reports;
+mod resumed;
 pub mod saved;
 
 use memwatch_common::record::CallRecord;

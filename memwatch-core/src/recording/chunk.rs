@@ -73,11 +73,10 @@ impl Chunk {
 }
 
 fn read_lane(bytes: &mut &[u8], inputs: usize) -> Option<(Lane, usize, Vec<NumberColumn>)> {
-    let kind = LaneKind::from_number(column::read_number(bytes)?)?;
-    let row = column::read_number(bytes)?.try_into().ok()?;
+    let lane = Lane::from_numbers(column::read_number(bytes)?, column::read_number(bytes)?)?;
     let rows = usize::try_from(column::read_number(bytes)?).ok().filter(|rows| *rows <= inputs)?;
-    let columns: Option<Vec<NumberColumn>> = (0..kind.width()).map(|_| column::read(bytes, rows)).collect();
-    Some((Lane { kind, row }, rows, columns?))
+    let columns: Option<Vec<NumberColumn>> = (0..lane.width()).map(|_| column::read(bytes, rows)).collect();
+    Some((lane, rows, columns?))
 }
 
 /// Reads the inputs that are stored as text, which must end the chunk.

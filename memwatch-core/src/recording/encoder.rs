@@ -72,7 +72,7 @@ impl Encoder {
         }
         let Self { lanes, by_lane, .. } = self;
         let index = *by_lane.entry(lane).or_insert_with(|| {
-            lanes.push((lane, vec![Vec::new(); lane.kind.width()]));
+            lanes.push((lane, vec![Vec::new(); lane.width()]));
             lanes.len() - 1
         });
         if let Some((_, columns)) = self.lanes.get_mut(index) {
@@ -80,7 +80,7 @@ impl Encoder {
         }
         self.order.push(index as u64);
         self.inputs += 1;
-        self.numbers += lane.kind.width();
+        self.numbers += lane.width();
         if lane.kind == LaneKind::Other {
             // Only records cannot be written as text, and they have lanes.
             write_text(&mut self.text, input);
@@ -169,11 +169,13 @@ impl Encoder {
             for number in [lane.kind as u64, u64::from(lane.row), rows as u64] {
                 column::write_number(&mut bytes, number);
             }
-            if let [times, others @ ..] = &columns[..] {
-                column::write_planes(&mut bytes, times);
-                for values in others {
-                    column::write(&mut bytes, values);
-                }
+            // Where lower bytes are noise, differences of two numbers compress worse than the numbers.
+            let (times, others) = columns.split_at(lane.times());
+            for values in times {
+                column::write_planes(&mut bytes, values);
+            }
+            for values in others {
+                column::write(&mut bytes, values);
             }
         }
         column::write(&mut bytes, &self.order);
@@ -183,8 +185,15 @@ impl Encoder {
 
     /// Returns the end mark of a recording.
     pub fn end(&self, stopped: Stopped) -> Vec<u8> {
+        EndMark { stopped, inputs: self.inputs }.bytes()
+    }
+}
+
+impl EndMark {
+    /// Returns the mark as it is in a recording.
+    pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = END_MAGIC.to_vec();
-        write_text(&mut bytes, &EndMark { stopped, inputs: self.inputs });
+        write_text(&mut bytes, self);
         bytes
     }
 }

@@ -42,11 +42,17 @@ impl Keyframe {
         let unpacked_bytes = length(state.len()).ok_or_else(too_long)?;
         let packed = zstd::bulk::compress(state, ZSTD_LEVEL)?;
         let packed_bytes = length(packed.len()).ok_or_else(too_long)?;
+        let front = KeyframeFront { packed_bytes, unpacked_bytes, ..front };
+        Ok(Self { front, packed }.bytes())
+    }
+
+    /// Returns the keyframe as it is in a recording.
+    pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = KEYFRAME_MAGIC.to_vec();
-        KeyframeFront { packed_bytes, unpacked_bytes, ..front }.write(&mut bytes);
-        bytes.extend_from_slice(&checksum(&bytes[KEYFRAME_MAGIC.len()..], &packed).to_le_bytes());
-        bytes.extend_from_slice(&packed);
-        Ok(bytes)
+        self.front.write(&mut bytes);
+        bytes.extend_from_slice(&checksum(&bytes[KEYFRAME_MAGIC.len()..], &self.packed).to_le_bytes());
+        bytes.extend_from_slice(&self.packed);
+        bytes
     }
 
     /// Returns the state; `None` if its length differs from the one in the header.

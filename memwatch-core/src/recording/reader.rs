@@ -8,8 +8,8 @@ use super::chunk::Chunk;
 use super::encoder::checksum;
 use super::keyframe::{Keyframe, KeyframeFront};
 use super::{
-    CHUNK_MAGIC, ChunkFront, END_MAGIC, EndMark, FORMAT, FORMAT_WITH_KEYFRAMES, Front, KEYFRAME_MAGIC,
-    LONGEST_CHUNK_BYTES, LONGEST_FRONT_BYTES, MAGIC,
+    CHUNK_MAGIC, ChunkFront, END_MAGIC, EndMark, FORMAT_OF_STATES, Front, KEYFRAME_MAGIC, LONGEST_CHUNK_BYTES,
+    LONGEST_FRONT_BYTES, MAGIC,
 };
 
 /// Error for a recording that cannot be read at all.
@@ -19,7 +19,7 @@ pub enum RecordingError {
     #[error("not a memwatch recording")]
     NoRecording,
     /// The recording has the format of another version.
-    #[error("recording format {0} is not supported; this memwatch reads formats {FORMAT} and {FORMAT_WITH_KEYFRAMES}")]
+    #[error("recording format {0} is not supported; this memwatch reads formats 1 to {FORMAT_OF_STATES}")]
     Format(u32),
     /// The header is invalid.
     #[error("the recording's header is damaged")]
@@ -67,6 +67,8 @@ pub struct PartPosition {
 pub struct RecordingReader<R> {
     source: R,
     front: Front,
+    /// Length of the header and what precedes it, bytes.
+    front_bytes: u64,
     /// Number of bytes read.
     byte: u64,
     ending: Option<Ending>,
@@ -89,12 +91,13 @@ impl<R: Read> RecordingReader<R> {
         let text = read_text(&mut source)?.ok_or(RecordingError::Front)?;
         let format = serde_json::from_slice(&text).map(|FormatHeader { format }| format);
         match format {
-            Ok(FORMAT | FORMAT_WITH_KEYFRAMES) => {}
+            Ok(format) if Front::is_known(format) => {}
             Ok(other) => return Err(RecordingError::Format(other)),
             Err(_) => return Err(RecordingError::Front),
         }
         let Ok(front) = serde_json::from_slice(&text) else { return Err(RecordingError::Front) };
-        Ok(Self { source, front, byte: (MAGIC.len() + 4 + text.len()) as u64, ending: None })
+        let byte = (MAGIC.len() + 4 + text.len()) as u64;
+        Ok(Self { source, front, front_bytes: byte, byte, ending: None })
     }
 
     /// Header of the recording.
@@ -105,6 +108,16 @@ impl<R: Read> RecordingReader<R> {
     /// End of the recording, once the last part has been read.
     pub const fn ending(&self) -> Option<Ending> {
         self.ending
+    }
+
+    /// Takes the end, so that reading can continue elsewhere.
+    pub(super) const fn take_ending(&mut self) -> Option<Ending> {
+        self.ending.take()
+    }
+
+    /// Position of the first part.
+    pub(super) const fn bytes_of_front(&self) -> u64 {
+        self.front_bytes
     }
 
     /// Number of bytes read.
@@ -147,7 +160,7 @@ impl<R: Read> RecordingReader<R> {
     }
 
     fn has_keyframes(&self) -> bool {
-        self.front.format == FORMAT_WITH_KEYFRAMES
+        self.front.has_keyframes()
     }
 
     fn read_chunk(&mut self, damaged: Ending) -> io::Result<Result<Chunk, Ending>> {
@@ -209,28 +222,40 @@ impl<R: Read + Seek> RecordingReader<R> {
     /// If the source cannot be read.
     pub fn places(&mut self) -> io::Result<Vec<PartPosition>> {
         let length = self.source.seek(SeekFrom::End(0))?;
-        let mut places = Vec::new();
-        let mut byte = self.byte;
-        let mut bytes = [0; CHUNK_MAGIC.len() + FRONT_BYTES];
-        loop {
-            self.source.seek(SeekFrom::Start(byte))?;
-            if fill(&mut self.source, &mut bytes)? < bytes.len() {
-                break;
-            }
-            let (magic, front) = bytes.split_at(CHUNK_MAGIC.len());
-            let front = front.get(..FRONT_BYTES - 4).unwrap_or_default();
-            let chunk = ChunkFront::read(front).filter(|_| magic == CHUNK_MAGIC);
-            let keyframe = KeyframeFront::read(front).filter(|_| magic == KEYFRAME_MAGIC);
-            let packed = keyframe.map(|front| front.packed_bytes).or(chunk.map(|front| front.packed_bytes));
-            let Some(end) = packed.map(|packed| byte + bytes.len() as u64 + u64::from(packed)) else { break };
-            if end > length {
-                break;
-            }
-            places.push(PartPosition { byte, keyframe, chunk });
+        let (mut places, mut byte) = (Vec::new(), self.byte);
+        while let Some((place, end)) = self.place(byte, length)? {
+            places.push(place);
             byte = end;
         }
         self.go_to(self.byte)?;
         Ok(places)
+    }
+
+    /// Returns the position of the first complete part from here on, as [`Self::places`] does.
+    ///
+    /// # Errors
+    /// If the source cannot be read.
+    pub fn first_place(&mut self) -> io::Result<Option<PartPosition>> {
+        let length = self.source.seek(SeekFrom::End(0))?;
+        let first = self.place(self.byte, length)?;
+        self.go_to(self.byte)?;
+        Ok(first.map(|(place, _)| place))
+    }
+
+    /// Returns the part at this byte and where it ends; `None` if there is no complete one.
+    fn place(&mut self, byte: u64, length: u64) -> io::Result<Option<(PartPosition, u64)>> {
+        let mut bytes = [0; CHUNK_MAGIC.len() + FRONT_BYTES];
+        self.source.seek(SeekFrom::Start(byte))?;
+        if fill(&mut self.source, &mut bytes)? < bytes.len() {
+            return Ok(None);
+        }
+        let (magic, front) = bytes.split_at(CHUNK_MAGIC.len());
+        let front = front.get(..FRONT_BYTES - 4).unwrap_or_default();
+        let chunk = ChunkFront::read(front).filter(|_| magic == CHUNK_MAGIC);
+        let keyframe = KeyframeFront::read(front).filter(|_| magic == KEYFRAME_MAGIC);
+        let packed = keyframe.map(|front| front.packed_bytes).or(chunk.map(|front| front.packed_bytes));
+        let end = packed.map(|packed| byte + bytes.len() as u64 + u64::from(packed)).filter(|end| *end <= length);
+        Ok(end.map(|end| (PartPosition { byte, keyframe, chunk }, end)))
     }
 
     /// Moves the reading position to this byte, where a part begins.

@@ -4,22 +4,32 @@ use std::sync::Arc;
 
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, ProcessRecord, RecordKind, RingRecord};
+use memwatch_common::rm::{FLAG_ARGUMENT_UNREADABLE, FLAG_WRAPPED, PAYLOAD_BYTES};
 use memwatch_common::tensor::{STATISTICS_WORDS, TEXT_BYTES, TensorRecord, TextRecord};
 use proptest::prelude::*;
 
+use super::chunk::NoChunk;
 use super::{
-    Encoder, EndMark, Ending, FORMAT, FORMAT_WITH_KEYFRAMES, Front, Keyframe, KeyframeFront, RecordingError,
-    RecordingPart, RecordingReader, Stopped,
+    Chunk, ChunkFront, Encoder, EndMark, Ending, FORMAT, FORMAT_OF_STATES, FORMAT_WITH_KEYFRAMES, Front, Keyframe,
+    KeyframeFront, RecordingError, RecordingPart, RecordingReader, Stopped, column,
 };
+use crate::input::rm::{Inside, RmCall};
 use crate::input::{DeviceReading, Input, NvmlState, ProbeCoverage, ProcessFacts};
 use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
 use crate::stack::{PythonCode, PythonFrame, PythonModule, PythonStack};
 use crate::test_calls::rm;
-use crate::words::Tgid;
+use crate::words::{Tgid, Tid};
 
 fn front() -> Front {
     let command = vec!["memwatch".to_owned(), "record".to_owned()];
-    Front { format: FORMAT, version: "0.1.0".to_owned(), host: "node-7".to_owned(), everybody: false, command }
+    Front {
+        format: FORMAT,
+        version: "0.1.0".to_owned(),
+        host: "node-7".to_owned(),
+        everybody: false,
+        command,
+        ..Front::default()
+    }
 }
 
 /// Returns the bytes of a recording of these chunks without an end mark, and the end mark.
@@ -107,6 +117,84 @@ fn one_of_each() -> Vec<Input> {
         rm::video(rm::NEWEST, (0xc1d0_0001, 2, 3), 1, 4096).inside("cuMemAlloc_v2", 89).at(90, 92).input(),
         tick(100),
     ]
+}
+
+/// Returns ioctls with the extremes of every field, and payloads that no recorder writes.
+fn diverse_ioctls() -> Vec<Input> {
+    let full = [0xa5; PAYLOAD_BYTES].to_vec();
+    let inside = |probe, entered_ns| Some(Inside { probe, entered_ns });
+    let usual = rm::video(rm::NEWEST, (0xc1d0_0001, 2, 3), 1, 4096).inside("cuMemAlloc_v2", 89).at(90, 92).stack(5).0;
+    let empty = RmCall { payload: Vec::new(), ..usual.clone() };
+    let calls = [
+        RmCall::default(),
+        RmCall { inside: None, answer: -1, flags: FLAG_WRAPPED | FLAG_ARGUMENT_UNREADABLE, ..usual.clone() },
+        RmCall {
+            answer: i32::MIN,
+            flags: u8::MAX,
+            nr: u8::MAX,
+            size: u16::MAX,
+            payload: full.clone(),
+            ..usual.clone()
+        },
+        RmCall { inside: inside(0, 90), entered_ns: 90, returned_ns: 80, ..empty.clone() },
+        RmCall { inside: inside(u16::MAX, u64::MAX), entered_ns: u64::MAX, returned_ns: 0, ..usual.clone() },
+        RmCall { inside: inside(1, 0), tgid: Tgid(u32::MAX), tid: Tid(u32::MAX), stack: u64::MAX, ..empty.clone() },
+        RmCall { asked_bytes: u64::MAX, payload: vec![1], ..usual.clone() },
+        RmCall { payload: vec![0, 0, 0, 0, 0, 0, 0, 0, 1], ..usual.clone() },
+        RmCall { payload: vec![1, 2, 3, 4, 5, 6, 7, 8], ..usual.clone() },
+        RmCall { payload: vec![0], ..usual.clone() },
+        RmCall { payload: vec![1, 2, 0, 0, 0, 0, 0, 0, 0], ..usual.clone() },
+        RmCall { payload: [&full[..], &[0]].concat(), ..usual.clone() },
+        RmCall { payload: [&full[..], &[1]].concat(), ..usual },
+        empty,
+    ];
+    calls.map(|call| Input::Rm(Box::new(call))).into()
+}
+
+#[test]
+fn ioctls_of_every_shape_come_back_as_they_were() {
+    let inputs: Vec<Input> = diverse_ioctls().into_iter().flat_map(|ioctl| [ioctl.clone(), tick(100), ioctl]).collect();
+    let (bytes, _) = recorded(&[&inputs, &diverse_ioctls()]);
+    assert_eq!(read(&bytes).0, [inputs, diverse_ioctls()].concat());
+}
+
+/// Reads a chunk with this number of inputs, which unpacks to these bytes.
+fn read_unpacked(inputs: u32, unpacked: &[u8]) -> Result<Vec<Input>, NoChunk> {
+    let chunk = Chunk::read(ChunkFront { inputs, ..ChunkFront::default() }, unpacked)?;
+    let mut read = Vec::new();
+    chunk.for_each(|input| read.push(input)).expect("every row is an input");
+    Ok(read)
+}
+
+#[test]
+fn ioctls_stored_as_text_are_read() {
+    let ioctls = diverse_ioctls();
+    // One lane of others without columns, and every input is in it.
+    let mut unpacked = vec![1, 0xff, 1, 0, 0, 0, 0];
+    for ioctl in &ioctls {
+        let text = serde_json::to_vec(ioctl).expect("it can be written as text");
+        unpacked.extend(u32::try_from(text.len()).expect("it is short").to_le_bytes());
+        unpacked.extend(text);
+    }
+    assert_eq!(read_unpacked(14, &unpacked), Ok(ioctls));
+}
+
+/// Returns a chunk of one input in a lane with these numbers, whose columns are all 0.
+fn one_lane(kind: u8, row: u64, width: usize) -> Vec<u8> {
+    let mut unpacked = vec![1, kind];
+    column::write_number(&mut unpacked, row);
+    unpacked.push(1);
+    unpacked.resize(unpacked.len() + 2 * width, 0);
+    [&unpacked[..], &[0, 0]].concat()
+}
+
+#[test]
+fn lanes_of_an_unknown_kind_or_too_long_a_payload_are_refused() {
+    let ioctl = Input::Rm(Box::new(RmCall { nr: 0x2b, ..RmCall::default() }));
+    assert_eq!(read_unpacked(1, &one_lane(8, 0x2b + (22 << 8), 11 + 22)), Ok(vec![ioctl]));
+    for (kind, row, width) in [(8, 0x2b + (23 << 8), 11 + 23), (8, 1 << 16, 11), (5, 0, 1), (9, 0, 1)] {
+        assert_eq!(read_unpacked(1, &one_lane(kind, row, width)), Err(NoChunk), "{kind} {row}");
+    }
 }
 
 #[test]
@@ -274,8 +362,8 @@ fn recording_of_another_format_or_version_is_refused() {
     for bytes in [&b""[..], b"\x89MWR", b"{\"schema\":\"memwatch.ps/1\"}"] {
         assert_eq!(refused(bytes), RecordingError::NoRecording.to_string());
     }
-    let newer = Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES + 1, ..front() });
-    assert!(refused(&newer).contains("format 3 is not supported"), "{}", refused(&newer));
+    let newer = Encoder::front(&Front { format: FORMAT_OF_STATES + 1, ..front() });
+    assert!(refused(&newer).contains("format 6 is not supported"), "{}", refused(&newer));
     let front = Encoder::front(&front());
     assert_eq!(refused(&front[..front.len() - 1]), RecordingError::Front.to_string());
 }
@@ -311,14 +399,33 @@ fn steady_events_take_few_bytes_each() {
     assert!(bytes.len() < 20_000 * 6, "{} bytes", bytes.len());
 }
 
+#[test]
+fn steady_ioctls_take_few_bytes_each() {
+    let ioctl = |index: u64| {
+        let object = 0x5c00_0070 + u32::try_from(index / 4 % 20).expect("below 20");
+        let entered_ns = index * 40_000 + (index * 7_919) % 1_000;
+        let ioctl = match index % 4 {
+            0 => rm::video(rm::NEWEST, (0xc1d0_0001, 0x5c00_0001, object), 2 << 20, 2 << 20),
+            1 => rm::mapped((0xc1d0_0001, object), u64::from(object) << 21, 2 << 20),
+            2 => rm::unmapped(34, u64::from(object) << 21, 2 << 20),
+            _ => rm::free(0xc1d0_0001, object),
+        };
+        ioctl.inside("cuMemAlloc_v2", entered_ns - 9).at(entered_ns, entered_ns + 9_000 + (index * 6_131) % 500).input()
+    };
+    let inputs: Vec<Input> = (1..20_000).map(ioctl).collect();
+    let (bytes, _) = recorded(&[&inputs]);
+    assert!(bytes.len() < 20_000 * 6, "{} bytes", bytes.len());
+    assert_eq!(read(&bytes).0, inputs);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
     fn recording_round_trips_arbitrary_numbers(
-        rows in prop::collection::vec((any::<[u64; 6]>(), any::<[u64; 2]>(), any::<[u64; 5]>(), any::<[u32; 4]>(), any::<u16>()), 1..40)
+        rows in prop::collection::vec((any::<[u64; 6]>(), any::<[u64; 2]>(), any::<[u64; 5]>(), any::<[u32; 4]>(), any::<u16>(), prop::collection::vec(any::<u8>(), 0..PAYLOAD_BYTES + 4)), 1..40)
     ) {
-        let inputs: Vec<Input> = rows.iter().flat_map(|(args, out, peek, small, probe)| {
+        let inputs: Vec<Input> = rows.iter().flat_map(|(args, out, peek, small, probe, payload)| {
             let [tgid, tid, status, reserved] = *small;
             let (kind, flags) = (RecordKind::Call as u8, probe.to_le_bytes()[0]);
             let (entered_ns, returned_ns) = (args[5], out[0]);
@@ -332,10 +439,18 @@ proptest! {
                 kind, flags, probe: probe.saturating_add(UNKNOWN_ROW), tid, tgid, reserved, time_ns, args: *args, extra: *out, stack,
             };
             let words = Box::new([peek[2]; STATISTICS_WORDS]);
+            let [_, nr] = probe.to_le_bytes();
+            let inside = (out[1] % 2 == 0).then_some(Inside { probe: *probe, entered_ns: peek[3] });
+            let (asked_bytes, size, payload) = (args[1], *probe, payload.clone());
+            let (tgid, tid) = (Tgid(tgid), Tid(tid));
+            let ioctl = RmCall {
+                tgid, tid, flags, nr, size, answer: status, entered_ns, returned_ns, inside, asked_bytes, stack, payload,
+            };
             [
                 Input::Record(RingRecord::Call(call)),
                 Input::Record(RingRecord::Tensor(tensor)),
-                Input::Statistics { tgid: Tgid(tgid), allocator: args[0], time_ns, words },
+                Input::Statistics { tgid, allocator: args[0], time_ns, words },
+                Input::Rm(Box::new(ioctl)),
             ]
         }).collect();
         let (bytes, _) = recorded(&[&inputs]);

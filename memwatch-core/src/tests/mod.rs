@@ -21,6 +21,7 @@ mod peaks;
 mod profile;
 mod properties;
 mod refused;
+mod resumed;
 mod room;
 mod state;
 mod switching;

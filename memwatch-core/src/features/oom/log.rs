@@ -10,7 +10,7 @@ use super::view::OomView;
 use super::{DEATH_NS, ONE_NS};
 use crate::attribution::workload::WorkloadKey;
 use crate::kernel_driver::process_ledger::REFUSED_KEPT;
-use crate::snapshot::{RefusedView, Snapshot};
+use crate::snapshot::{ProcessView, RefusedView, Snapshot, Viewer};
 use crate::words::{OUT_OF_MEMORY, Tgid, Tid};
 
 /// Maximum number of failures. The owner with most failures loses its oldest one, so that one owner
@@ -105,28 +105,65 @@ impl OomLog {
         (self.shown(), self.forgotten)
     }
 
+    /// Takes over the failures since `since_ns` from the log of a later moment, which knows more of
+    /// failures that both have.
+    pub(crate) fn take_over(&mut self, later: Self, since_ns: u64) {
+        let key = |one: &LoggedFailure| (one.view.tgid, one.view.time_ns);
+        for failure in later.kept.into_iter().filter(|one| one.view.time_ns >= since_ns) {
+            if let Some(own) = self.kept.iter_mut().find(|one| key(one) == key(&failure)) {
+                *own = failure;
+            } else {
+                self.make_place();
+                self.kept.push_back(failure);
+            }
+        }
+        self.doubtful_until_ns = self.doubtful_until_ns.max(later.doubtful_until_ns);
+        self.requests.take_over(later.requests, since_ns);
+    }
+
+    /// Returns the failures of processes that the viewer may see, each with what that viewer may see
+    /// of its moment.
+    pub(crate) fn of(&self, viewer: Viewer) -> Self {
+        let is_shown = |one: &&LoggedFailure| {
+            let failed = |process: &&ProcessView| process.tgid == one.view.tgid;
+            // A pid may have been reused, and the last of several processes is the one that failed.
+            one.view.snapshot.processes.iter().rfind(failed).is_some_and(|process| process.is_shown_to(viewer))
+        };
+        let cut = |one: &LoggedFailure| {
+            let mut own = one.clone();
+            *own.view.snapshot = one.view.snapshot.observed_by(viewer);
+            own
+        };
+        let kept = self.kept.iter().filter(is_shown).map(cut).collect();
+        Self { kept, doubtful_until_ns: self.doubtful_until_ns, ..Self::default() }
+    }
+
     /// Returns the confirmed failures.
     fn shown(&self) -> impl Iterator<Item = &OomView> {
         self.kept.iter().filter(|failure| !failure.is_hidden()).map(|failure| &failure.view)
     }
 
     pub(super) fn keep(&mut self, view: OomView, (tid, open): (Tid, Option<OpenCall>), owner: FailureOwner) {
-        if self.kept.len() >= KEPT {
-            let count = |owner: &FailureOwner| self.kept.iter().filter(|one| one.owner == *owner).count();
-            // Of several owners with the same count the one with the oldest failure.
-            let most = self.kept.iter().enumerate().rev().max_by_key(|(_, one)| count(&one.owner));
-            if let Some(at) = most
-                .map(|(_, one)| one.owner.clone())
-                .and_then(|owner| self.kept.iter().position(|one| one.owner == owner))
-            {
-                self.kept.remove(at);
-                self.forgotten += 1;
-            }
-        }
+        self.make_place();
         let last_ns = view.time_ns;
         self.doubt_from(last_ns);
         let open = open.into_iter().collect();
         self.kept.push_back(LoggedFailure { view, owner, last_ns, open, tid, granted: 0 });
+    }
+
+    /// Drops a failure if there are too many.
+    fn make_place(&mut self) {
+        if self.kept.len() < KEPT {
+            return;
+        }
+        let count = |owner: &FailureOwner| self.kept.iter().filter(|one| one.owner == *owner).count();
+        // Of several owners with the same count the one with the oldest failure.
+        let most = self.kept.iter().enumerate().rev().max_by_key(|(_, one)| count(&one.owner));
+        let owner = most.map(|(_, one)| one.owner.clone());
+        if let Some(at) = owner.and_then(|owner| self.kept.iter().position(|one| one.owner == owner)) {
+            self.kept.remove(at);
+            self.forgotten += 1;
+        }
     }
 
     /// Adds a refused call to the failure that it belongs to; returns the refused requests if there

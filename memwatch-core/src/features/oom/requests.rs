@@ -84,6 +84,17 @@ impl RefusedRequests {
         self.survived.push_back(one);
     }
 
+    /// Takes over what was refused since `since_ns` from the list of a later moment.
+    pub(super) fn take_over(&mut self, later: Self, since_ns: u64) {
+        self.open = later.open.into_iter().filter(|one| one.refused.time_ns >= since_ns).collect();
+        for one in later.survived.into_iter().filter(|one| one.refused.time_ns >= since_ns) {
+            match self.survived.iter_mut().find(|own| own.tgid == one.tgid && own.refused == one.refused) {
+                Some(own) => *own = one,
+                None => self.survive(one),
+            }
+        }
+    }
+
     /// Returns the requests without a resulting failure, as far as is known, oldest first.
     pub(super) fn survived(&self) -> impl Iterator<Item = SurvivedView> {
         self.survived.iter().chain(&self.open).cloned()

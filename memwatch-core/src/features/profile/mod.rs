@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::decode::{Call, TensorEvent};
+use crate::features::oom::OomLog;
 use crate::features::profile::view::{
     CourseView, DeviceProfileView, GpuProfileView, ProcessProfileView, ProfileView, RatioView,
 };
@@ -99,10 +100,28 @@ impl MemoryProfile {
     /// Ends the series of a process that is about to exit or to execute another image.
     fn end(&mut self, tgid: Tgid, time_ns: u64, state: &State) {
         self.samples.advance(time_ns);
-        let Some(process) = state.processes.get(&tgid) else { return };
+        if let Some(process) = state.processes.get(&tgid) {
+            self.leave(process, time_ns, Some(time_ns));
+        }
+    }
+
+    /// Ends the series of a process at this time. `ended_ns` is the end of the process, if it is
+    /// known to have ended.
+    pub(crate) fn leave(&mut self, process: &Process, time_ns: u64, ended_ns: Option<u64>) {
         let life = ProcessLifetime::of(process);
         self.samples.end(life, time_ns);
-        self.gone.insert(life, named(process, Some(time_ns)));
+        self.gone.insert(life, named(process, ended_ns));
+    }
+
+    /// Adds the failures of a log after this time (`CLOCK_BOOTTIME`, nanoseconds), of which there was
+    /// no call.
+    pub(crate) fn learn_failures(&mut self, log: &OomLog, after_ns: u64, state: &State) {
+        let Some(events) = &mut self.events else { return };
+        for failure in log.failures().0.filter(|failure| failure.time_ns > after_ns) {
+            if let Some(process) = state.processes.get(&failure.tgid).or_else(|| state.ended.last(failure.tgid)) {
+                events.learn_failure(process, failure);
+            }
+        }
     }
 
     fn gpu_profiles(&self, state: &State) -> Vec<GpuProfileView> {

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::allocators::threads::{Attribution, Phase};
 use crate::attribution::process::Process;
 use crate::decode::{Call, TensorChange, TensorEvent};
+use crate::features::oom::view::OomView;
 use crate::features::samples::ProcessLifetime;
-use crate::words::{OUT_OF_MEMORY, Ordinal};
+use crate::words::{Name, OUT_OF_MEMORY, Ordinal};
 
 /// Maximum numbers of events and spans; the oldest are dropped.
 const KEPT_EVENTS: usize = 1 << 12;
@@ -20,7 +21,7 @@ pub(super) struct TimelineEvent {
     pub(super) failed: bool,
     pub(super) ordinal: Option<Ordinal>,
     pub(super) bytes: u64,
-    pub(super) symbol: Option<&'static str>,
+    pub(super) symbol: Option<Name>,
     pub(super) whose: Option<Attribution>,
 }
 
@@ -122,6 +123,19 @@ impl Events {
         }
     }
 
+    /// Records a failure that a log has, instead of its call.
+    pub(crate) fn learn_failure(&mut self, process: &Process, failure: &OomView) {
+        self.note(TimelineEvent {
+            time_ns: failure.time_ns,
+            life: ProcessLifetime::of(process),
+            failed: true,
+            ordinal: failure.device.map(Ordinal),
+            bytes: failure.wanted_bytes,
+            symbol: failure.symbol.clone(),
+            whose: None,
+        });
+    }
+
     /// Records a driver call after it was processed.
     pub(crate) fn observe_call(&mut self, process: &Process, call: &Call) {
         let Some(bytes) = call.action.requested_bytes() else { return };
@@ -129,7 +143,7 @@ impl Events {
         // For PyTorch every tensor is reported instead.
         let is_large = call.status == 0 && bytes >= self.large_bytes && process.current_tensors().is_none();
         if failed || is_large {
-            let (time_ns, life, symbol) = (call.returned_ns, ProcessLifetime::of(process), Some(call.symbol));
+            let (time_ns, life, symbol) = (call.returned_ns, ProcessLifetime::of(process), Some(call.symbol.into()));
             self.note(TimelineEvent { time_ns, life, failed, ordinal: None, bytes, symbol, whose: None });
         }
     }

@@ -110,7 +110,7 @@ fn event_view(state: &State, event: &TimelineEvent) -> EventView {
         uuid,
         bytes: Some(event.bytes),
         level: Some(if event.symbol.is_some() { "driver" } else { "tensor" }.into()),
-        symbol: event.symbol.map(Name::from),
+        symbol: event.symbol.clone(),
         whose: tensors.zip(event.whose).map(|(tensors, own)| whose(tensors.names(), &own)),
     }
 }
