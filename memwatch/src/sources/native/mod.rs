@@ -123,8 +123,13 @@ impl NativeProcess {
 
     /// Returns file number and address of each frame.
     fn places(&mut self, files: &mut NativeFiles, copy: &NativeItem<'_>) -> (Vec<(usize, u64)>, NativeEnd) {
+        self.maps.begin_use();
+        let unwound = unwind::unwind(&mut self.maps, &mut files.images, copy);
+        if self.maps.are_used_ones_present() {
+            return unwound;
+        }
         self.maps.be_as_new_as(copy.time_ns, &mut files.images);
-        unwind::unwind(&self.maps, &mut files.images, copy)
+        unwind::unwind(&mut self.maps, &mut files.images, copy)
     }
 }
 

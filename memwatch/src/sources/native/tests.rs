@@ -96,9 +96,9 @@ fn every_caller_is_found_that_the_c_library_finds() {
     let mut files = NativeFiles::default();
     let mut maps = Maps::new(std::process::id());
     maps.be_as_new_as(clock::boottime_ns(), &mut files.images);
-    let (frames, end) = unwind::unwind(&maps, &mut files.images, &copied.item());
+    let (frames, end) = unwind::unwind(&mut maps, &mut files.images, &copied.item());
     assert_eq!(end, NativeEnd::Complete);
-    let place = |address: u64| match maps.code(address - 1) {
+    let mut place = |address: u64| match maps.code(address - 1) {
         CodeLocation::OfFile(image, offset) => {
             (image, files.images.named(image).expect("it is there").0.address(offset).expect("loaded"))
         }

@@ -10,7 +10,7 @@ use super::rules::{NoCaller, R12, RBP, RBX, REGISTERS, RETURN_ADDRESS, RSP, Regi
 
 /// Returns the frames of a copy as file numbers and addresses in the files, and why the stack ends
 /// there.
-pub(super) fn unwind(maps: &Maps, images: &mut Images, copy: &NativeItem<'_>) -> (Vec<(usize, u64)>, NativeEnd) {
+pub(super) fn unwind(maps: &mut Maps, images: &mut Images, copy: &NativeItem<'_>) -> (Vec<(usize, u64)>, NativeEnd) {
     let mut values = first(copy);
     let mut frames = Vec::new();
     // A return address may be the first byte of the next function, so the byte before it is looked
@@ -49,7 +49,7 @@ pub(super) fn unwind(maps: &Maps, images: &mut Images, copy: &NativeItem<'_>) ->
     (frames, end)
 }
 
-fn place(maps: &Maps, images: &mut Images, at: u64) -> Result<(usize, u64), NativeEnd> {
+fn place(maps: &mut Maps, images: &mut Images, at: u64) -> Result<(usize, u64), NativeEnd> {
     match maps.code(at) {
         CodeLocation::OfFile(image, offset) => {
             let address = images.get_mut(image).and_then(|image| image.address(offset));
