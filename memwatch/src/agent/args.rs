@@ -4,6 +4,7 @@ use crate::options::{Checked, DEFAULT_SOCKET, values};
 use crate::sources::kernel::pins::BPFFS;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::push::args::Otlp;
 
@@ -22,12 +23,14 @@ pub(crate) struct AgentArgs {
     /// Keep a history in this directory, for --since and --until of other commands (default: off)
     #[arg(long, value_name = "DIR", env = "MEMWATCH_HISTORY")]
     pub(crate) history: Option<PathBuf>,
-    /// Maximum size of the history; the oldest events go first: 256M, 2G; at least 1M. The previous run keeps as much again
+    /// Maximum size of the history, of which older parts keep fewer details: 256M, 2G; at least 1M
     #[arg(long, value_name = "SIZE", default_value = "64M", env = "MEMWATCH_HISTORY_SIZE")]
     #[arg(value_parser = values::history_bytes)]
     pub(crate) history_size: u64,
     #[command(flatten)]
     pub(crate) otlp: Otlp,
+    #[command(flatten)]
+    pub(crate) events: EventArgs,
     #[command(flatten)]
     pub(crate) left: SurvivalArgs,
     /// Run without NVML, on a machine that has none: /readyz does not wait for it
@@ -36,6 +39,20 @@ pub(crate) struct AgentArgs {
     /// Also serve metrics of the N largest processes: off, or N up to 1000
     #[arg(long, value_name = "N", default_value = "off", value_parser = process_metrics)]
     pub(crate) process_metrics: ProcessMetrics,
+}
+
+/// What the agent does on an event.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct EventArgs {
+    /// On each out-of-memory failure and each change of a forecast run this shell command, with it as JSON on its standard input
+    #[arg(long, value_name = "CMD", env = "MEMWATCH_ON_EVENT")]
+    pub(crate) on_event: Option<String>,
+    /// Timeout of that command
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::duration)]
+    pub(crate) on_event_timeout: Duration,
+    /// Post the same JSON to this address: http://host:port/path
+    #[arg(long, value_name = "URL", env = "MEMWATCH_EVENT_WEBHOOK", value_parser = values::webhook)]
+    pub(crate) event_webhook: Option<String>,
 }
 
 /// Options of the transport.

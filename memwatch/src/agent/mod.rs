@@ -8,6 +8,7 @@ mod conversation;
 mod credentials;
 mod descriptors;
 mod directory;
+pub(crate) mod events;
 pub(crate) mod history;
 mod http;
 mod memory;
@@ -33,6 +34,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::conversation::{Reception, TIMEOUT};
+use self::events::{AgentEvents, EventForms};
 use self::history::AgentHistory;
 use self::http::Serving;
 use self::http::tls::Certificate;
@@ -70,7 +72,7 @@ const COUNTERS: Duration = Duration::from_secs(5);
 ///
 /// Steps that need more privileges than the session come first. The extra privileges are then
 /// dropped, before a second thread exists.
-pub(crate) fn run(agent: &AgentArgs, common: &CommonArgs) -> Result<Exit, ExitFailure> {
+pub(crate) fn run(agent: &AgentArgs, forms: EventForms, common: &CommonArgs) -> Result<Exit, ExitFailure> {
     if agent.left.uninstall {
         return survival::uninstall(agent);
     }
@@ -97,7 +99,7 @@ pub(crate) fn run(agent: &AgentArgs, common: &CommonArgs) -> Result<Exit, ExitFa
         if let Some(history) = &mut history {
             history.begin(&mut session);
         }
-        session.pipeline_mut().watch_growth();
+        let events = begin_events(agent, forms, &mut session);
         if let Some(sentence) = lacking {
             eprintln!("memwatch: {sentence}");
         }
@@ -119,16 +121,22 @@ pub(crate) fn run(agent: &AgentArgs, common: &CommonArgs) -> Result<Exit, ExitFa
         let pushes = receiver.map(|pusher| begin(pusher, source));
         notifier.ready();
         eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
-        let keeps = agent.left.keep;
         let publisher = Publisher::after(history.as_ref().and_then(AgentHistory::earlier));
-        let agent = Loop { session, history, publisher, notifier, access, pushes, beginning, trim: Trim::default() };
+        let trim = Trim::default();
+        let turns = Loop { session, history, events, publisher, notifier, access, pushes, beginning, trim };
         // In a task: to wake the future of `block_on` tokio writes to its own pipe each time.
-        tokio::spawn(agent.live(requests, signals, keeps)).await.map_err(anyhow::Error::from)?;
+        tokio::spawn(turns.live(requests, signals, agent.left.keep)).await.map_err(anyhow::Error::from)?;
         Ok(Exit::Ok)
     });
     // A thread may still be working for a client that gets no answer.
     runtime.shutdown_background();
     ended
+}
+
+/// Turns the detectors on that run without a client, and begins to report events.
+fn begin_events(agent: &AgentArgs, forms: EventForms, session: &mut Session) -> AgentEvents {
+    session.pipeline_mut().watch_growth();
+    AgentEvents::begin(&agent.events, forms, session)
 }
 
 /// Opens the socket for clients.
@@ -237,6 +245,7 @@ fn restrict(agent: &AgentArgs, options: &SessionOptions) -> Result<Option<String
 struct Loop {
     session: Session,
     history: Option<AgentHistory>,
+    events: AgentEvents,
     publisher: Publisher,
     notifier: Notifier,
     access: Arc<AccessPolicy>,
@@ -277,6 +286,7 @@ impl Loop {
                     if let Some(history) = &mut self.history {
                         history.tend(&mut self.session);
                     }
+                    self.events.tend(&mut self.session);
                     self.publisher.tend(self.session.pipeline_mut());
                     self.trim.tend();
                     self.notifier.alive();
@@ -298,10 +308,11 @@ impl Loop {
 impl Loop {
     /// Answers a request. The client may have left by now.
     fn answer(&mut self, question: PublisherRequest) {
-        let Self { session, history, publisher, access, pushes, .. } = self;
+        let Self { session, history, events, publisher, access, pushes, .. } = self;
         let state = AgentState {
             history: history.as_ref().map(AgentHistory::state),
             survives: session.survives(),
+            events_left_out: events.left_out(),
             pushes: pushes.as_deref().map(Pushes::state),
             ..access.state()
         };

@@ -50,6 +50,7 @@ impl Published {
             driver_version,
             history: self.agent.history,
             survives: Some(self.agent.survives),
+            events_left_out: Some(self.agent.events_left_out),
             pushes: self.agent.pushes,
             contradictions: Some(self.agent.contradictions),
             own: OwnUse::read(),
@@ -74,6 +75,8 @@ pub(crate) struct AgentState {
     pub(crate) history: Option<HistoryState>,
     /// Whether the session can be resumed after the agent is killed.
     pub(crate) survives: bool,
+    /// Number of events that exceeded their user's share.
+    pub(crate) events_left_out: u64,
     /// State of the OTLP push, if enabled.
     pub(crate) pushes: Option<PushState>,
     /// Number of snapshots made since the start.

@@ -54,7 +54,7 @@ commands! {
     }
     Machine {
         /// Watch the whole machine and serve memwatch and Prometheus
-        Agent(agent::args::AgentArgs) => direct agent::run;
+        Agent(agent::args::AgentArgs) => direct crate::commands::agent::run;
         /// List workloads, nodes or GPUs of many machines, from a Prometheus
         Fleet(fleet::args::FleetArgs) => awaited fleet::run;
         /// Open the agent's page in a browser, or print its link

@@ -1,5 +1,6 @@
 //! Commands, one module each: arguments, implementation and output.
 
+pub(crate) mod agent;
 pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod explain;

@@ -117,14 +117,23 @@ fn history_reports_equal_those_of_a_recording() {
     assert!(!long.stderr.contains("is incomplete") && !long.stderr.contains("previous.mwr"), "{long:?}");
 }
 
+/// Returns the complete files of a history, oldest first.
+fn complete(directory: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(directory).expect("it is there").map(|entry| entry.expect("it is ours").path());
+    let is_complete = |path: &PathBuf| path.to_string_lossy().contains("/history-");
+    let mut files: Vec<PathBuf> = files.filter(is_complete).collect();
+    files.sort();
+    files
+}
+
 #[test(alone)]
-fn history_keeps_the_previous_watch_and_survives_a_killed_agent() {
+fn history_is_read_as_one_across_restarts_and_a_killed_agent() {
     let gpu = machine();
     let directory = gpu.directory().join("history");
-    let previous = directory.join("previous.mwr");
     let (mut agent, file) = keeping(&gpu, &directory, "64M");
     let mut job = workload_of(&gpu, ANN);
     job.run(&["uuid 0", "device 0", "alloc held 4M"]);
+    assert_eq!(job.ask("alloc huge 200000000000")["result"], 2);
     until_live(&gpu, &agent, &job, 4 * MIB);
     let before_restart = Instant::now();
     agent.signal(libc::SIGTERM);
@@ -141,13 +150,11 @@ fn history_keeps_the_previous_watch_and_survives_a_killed_agent() {
     let first = fs::read(&file).expect("it is there");
 
     let (mut agent, _) = keeping(&gpu, &directory, "64M");
-    assert_eq!(fs::read(&previous).expect("it is kept"), first);
-    agent
-        .ask(&gpu, ROOT, &[&["ps"], &ALL[..]].concat())
-        .assert_ended_with(0, &["the agent's previous session", "previous.mwr"]);
+    assert_eq!(fs::read(&complete(&directory)[0]).expect("it is kept"), first);
     let ago = format!("{}ms", before_restart.elapsed().as_millis());
     let then = agent.ask(&gpu, ROOT, &["ps", "--json", "--until", &ago]);
-    then.assert_ended_with(0, &["before the agent's last start", "previous.mwr"]);
+    then.assert_ended_with(0, &[]);
+    assert!(then.stderr.is_empty(), "{then:?}");
     let held = ReportLine::parse(&then.stdout)
         .process(tgid)
         .expect("it was there")
@@ -155,17 +162,25 @@ fn history_keeps_the_previous_watch_and_survives_a_killed_agent() {
         .number("driver_allocated_bytes");
     assert_eq!(held, 4 * MIB, "{then:?}");
     job.run(&["alloc more 8M"]);
+    assert_eq!(job.ask("alloc huge 200000000000")["result"], 2);
     // The job's earlier memory is unknown to this agent.
     until_live(&gpu, &agent, &job, 8 * MIB);
+    let all = |agent: &TestAgent, words: &[&str]| agent.ask(&gpu, ROOT, &[words, &["--json"], &ALL[..]].concat());
+    assert_eq!(failures(&all(&agent, &["oom"])), 2, "one of each session");
     agent.signal(libc::SIGKILL);
     agent.end();
     assert_eq!(recording(&file), "cut");
-    let nobody = agent.ask(&gpu, ROOT, &["leak", "--since", "10s"]);
-    nobody.assert_ended_with(1, &["cannot be used", "memwatch agent --history"]);
-    // Without the history option the agent reports that, and does not touch the existing file.
-    let agent = TestAgent::start(&gpu);
-    agent.ask(&gpu, ROOT, &["leak", "--since", "10s"]).assert_ended_with(1, &["keeps no history", "--history"]);
-    assert_eq!(recording(&file), "cut");
+
+    let (agent, _) = keeping(&gpu, &directory, "64M");
+    assert_eq!(complete(&directory).len(), 2);
+    until_live(&gpu, &agent, &job, 0);
+    assert_eq!(failures(&all(&agent, &["oom"])), 2);
+    let owners = agent.ask(&gpu, ANN, &[&["oom", "--json"], &ALL[..]].concat());
+    assert_eq!(failures(&owners), 2, "the owner reads all sessions, too");
+    drop(agent);
+    let nobody = TestAgent::start(&gpu);
+    nobody.ask(&gpu, ROOT, &["leak", "--since", "10s"]).assert_ended_with(1, &["keeps no history", "--history"]);
+    assert_eq!(recording(&complete(&directory)[1]), "cut", "without the option nothing of it changes");
 }
 
 #[test(alone)]

@@ -3,6 +3,7 @@
 mod alertmanager;
 mod clients;
 mod deploy;
+mod events;
 mod fleet;
 mod history;
 mod otlp;

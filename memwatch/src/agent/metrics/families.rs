@@ -376,6 +376,12 @@ pub(crate) const AGENT_HISTORY_FAILURES: MetricFamily = counter(
     NONE,
     "Failed attempts to write or begin the history; the next attempt follows after 10 s. Absent without --history.",
 );
+/// Beginning of the history.
+pub(crate) const AGENT_HISTORY_OLDEST: MetricFamily =
+    gauge("memwatch_agent_history_oldest_timestamp_seconds", "seconds", NONE, "Time at which the history begins.");
+/// Number of events beyond their user's share.
+pub(crate) const AGENT_EVENTS_LEFT_OUT: MetricFamily =
+    counter("memwatch_agent_events_left_out", "", NONE, "Failures that exceed their user's share of events.");
 /// Whether OTLP pushes succeed.
 pub(crate) const AGENT_PUSH_UP: MetricFamily = gauge(
     "memwatch_agent_otlp_up",
@@ -431,7 +437,7 @@ pub(crate) const OWN_FILES_LIMIT: MetricFamily =
 
 /// All families in the order of the exposition.
 #[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
-pub(crate) const ALL: [&MetricFamily; 56] = [
+pub(crate) const ALL: [&MetricFamily; 58] = [
     &BUILD,
     &GPU_FACTS,
     &GPU_UP,
@@ -476,6 +482,8 @@ pub(crate) const ALL: [&MetricFamily; 56] = [
     &AGENT_SUPPRESSED,
     &AGENT_HISTORY_UP,
     &AGENT_HISTORY_FAILURES,
+    &AGENT_HISTORY_OLDEST,
+    &AGENT_EVENTS_LEFT_OUT,
     &AGENT_SURVIVES,
     &AGENT_PUSH_UP,
     &AGENT_PUSH_FAILURES,

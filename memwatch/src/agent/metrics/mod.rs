@@ -50,6 +50,9 @@ pub(crate) struct MetricsInput<'a> {
     /// Whether the session survives a kill of the agent; `None` if the snapshot does not come from
     /// an agent.
     pub(crate) survives: Option<bool>,
+    /// Number of events that exceeded their user's share; `None` if the snapshot does not come from
+    /// an agent.
+    pub(crate) events_left_out: Option<u64>,
     /// State of the OTLP pushes; `None` without OTLP.
     pub(crate) pushes: Option<PushState>,
     /// Number of contradictions in the agent's reports by kind; `None` if the snapshot does not
@@ -234,6 +237,10 @@ impl Metrics {
         out.family(&families::AGENT_HISTORY_UP, history.map(|own| ([], Number::Whole(own.is_written.into()))));
         let failures = history.map(|own| ([], Number::Whole(own.failures_total)));
         out.family(&families::AGENT_HISTORY_FAILURES, failures);
+        let oldest = history.and_then(|own| own.oldest_unix_ns);
+        out.family(&families::AGENT_HISTORY_OLDEST, oldest.map(|unix_ns| ([], seconds(unix_ns))));
+        let left_out = facts.events_left_out.map(|count| ([], Number::Whole(count)));
+        out.family(&families::AGENT_EVENTS_LEFT_OUT, left_out);
         out.family(&families::AGENT_SURVIVES, facts.survives.map(|survives| ([], Number::Whole(survives.into()))));
         let pushes = facts.pushes;
         let is_up = pushes.and_then(|pushes| pushes.is_up);

@@ -124,7 +124,8 @@ fn own() -> OwnUse {
 
 pub(super) fn facts(snapshot: &Snapshot) -> MetricsInput<'_> {
     let boottime_to_unix_ns = fixture::clock().boottime_to_unix_ns;
-    let history = Some(HistoryState { is_written: true, failures_total: 2 });
+    let history =
+        Some(HistoryState { is_written: true, failures_total: 2, oldest_unix_ns: Some(1_764_400_000_500_000_000) });
     let (collect_ns, driver_version) = (Some(250_000), "580.65.06");
     let pushes = Some(PushState { is_up: Some(true), failures_total: 3 });
     let survives = Some(true);
@@ -137,6 +138,7 @@ pub(super) fn facts(snapshot: &Snapshot) -> MetricsInput<'_> {
         driver_version,
         history,
         survives,
+        events_left_out: Some(4),
         pushes,
         contradictions,
         own,

@@ -106,6 +106,7 @@ async fn metrics(held: &ExportSource, common: &CommonArgs) -> Result<Exit, ExitF
         driver_version: "",
         history,
         survives: None,
+        events_left_out: None,
         pushes: None,
         contradictions: None,
         own,

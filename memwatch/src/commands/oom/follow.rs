@@ -8,11 +8,11 @@ use memwatch_core::features::oom::view::OomView;
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::Tgid;
 
-use super::alert::Alerts;
 use super::{forecast_json, forecast_text, json, text};
 use crate::exit::ExitFailure;
 use crate::options::CommonArgs;
 use crate::render::output::{style, unless_closed};
+use crate::watch::alert::Alerts;
 use crate::watch::session::Session;
 use crate::watch::taken_at::TakenAt;
 

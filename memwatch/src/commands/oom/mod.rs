@@ -1,7 +1,6 @@
 //! `memwatch oom`: forecasts when memory runs out and explains failed allocations, in a session or
 //! in a recording.
 
-pub(crate) mod alert;
 pub(crate) mod args;
 mod follow;
 pub(crate) mod forecast;
@@ -20,11 +19,13 @@ use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView}
 use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
+use crate::agent::events::EventForms;
 use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::CommonArgs;
 use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
+use crate::watch::alert::{AlertActions, Alerts};
 use crate::watch::evidence::past::Needs;
 use crate::watch::evidence::streamed::Streamed;
 use crate::watch::kv_caches::KvCaches;
@@ -35,10 +36,25 @@ use crate::watch::session::{Session, SessionOptions};
 use crate::watch::signals::TerminationSignals;
 use crate::watch::subject::everybody;
 use crate::watch::taken_at::TakenAt;
-use alert::{AlertActions, Alerts};
 use args::{Oom, OomFound};
 use follow::{Receivers, show};
 use words::{Failed, OomReport};
+
+/// How the agent writes failures and changes of forecasts.
+pub(crate) const EVENTS: EventForms = EventForms {
+    line: text::event,
+    failure: |failure, taken_at| {
+        let mut line = Vec::new();
+        // A vector takes everything. The report's own numbers are those of the failure's moment.
+        let _ = json::write_failure(&mut line, failure, &failure.snapshot, taken_at.origin());
+        line
+    },
+    change: |change, snapshot, taken_at| {
+        let mut line = Vec::new();
+        let _ = forecast_json::write(&mut line, change, snapshot, taken_at.origin());
+        line
+    },
+};
 
 /// Forecast levels that `--fail-on` treats as failures.
 const WARNING: [&str; 3] = ["medium", "high", "critical"];
@@ -136,7 +152,7 @@ async fn watch(args: &Oom, common: &CommonArgs) -> Result<Collected, ExitFailure
     let mut signals = TerminationSignals::listen()?;
     let deadline = args.duration.map(|duration| Instant::now() + duration);
     let Oom { exec, exec_timeout, webhook, .. } = args.clone();
-    let alerts = Alerts::new(AlertActions { exec, exec_timeout, webhook });
+    let alerts = Alerts::new(AlertActions { exec, exec_timeout, webhook, options: ["--exec", "--webhook"] });
     let mut receivers = Receivers::new(args.follow, alerts, common);
     let (mut changes, mut forecasts) = (Vec::new(), ForecastsView::default());
     let mut is_reported = false;

@@ -11,7 +11,7 @@ use crate::commands::oom::words::{Failed, OomReport, advice, arena, holders, out
 use crate::render::Tone;
 use crate::render::causes;
 use crate::render::explained::refused;
-use crate::render::format::{UNKNOWN, bytes, count, duration, known, percent, plural};
+use crate::render::format::{UNKNOWN, bytes, count, duration, known, percent, plural, printable};
 use crate::render::places;
 use crate::render::sentences::{self, Sentence};
 use crate::render::text::{TableOptions, TextPage};
@@ -121,6 +121,17 @@ fn title(oom: &OomView, clock: &WallClock) -> String {
         _ => "CUDA OUT OF MEMORY",
     };
     format!("{what}  {time}  PID {} {name}{on}", oom.tgid.0)
+}
+
+/// Formats a failure and its outcome in one line, for a log.
+pub(crate) fn event(oom: &OomView, clock: &WallClock) -> String {
+    let user = of(oom).and_then(|process| process.user.as_deref()).map(|user| format!("  user {user}"));
+    let at_most = if oom.gpu().is_some_and(|gpu| has_taken_more(oom, gpu)) { "at most " } else { "" };
+    let free = oom.free_bytes().map(|free_bytes| format!(", {at_most}{} free", bytes(free_bytes)));
+    let parts = [user, Some(format!(": requested {}", bytes(oom.wanted_bytes))), free];
+    let parts: String = parts.into_iter().flatten().collect();
+    let outcome = fate(oom).map(|fate| format!("; {fate}")).unwrap_or_default();
+    printable(&format!("{}{parts}{outcome}", title(oom, clock))).into_owned()
 }
 
 fn of(oom: &OomView) -> Option<&ProcessView> {

@@ -13,14 +13,15 @@ use std::collections::HashMap;
 use self::messages::{CumulativeSum, DataPointValue, Gauge, KeyValue, Metric, NumberDataPoint, Points, Temporality};
 use super::MetricsInput;
 use super::families::{
-    AGENT_CONTRADICTIONS, AGENT_HISTORY_FAILURES, AGENT_PUSH_FAILURES, MetricFamily, MetricKind, OWN_CPU,
+    AGENT_CONTRADICTIONS, AGENT_EVENTS_LEFT_OUT, AGENT_HISTORY_FAILURES, AGENT_PUSH_FAILURES, MetricFamily, MetricKind,
+    OWN_CPU,
 };
 use super::samples::{MetricSink, Number};
 
 /// Counters that start with the agent's process. All others start with its session, which may be
 /// older.
-const OF_THE_PROCESS: [&MetricFamily; 4] =
-    [&OWN_CPU, &AGENT_HISTORY_FAILURES, &AGENT_PUSH_FAILURES, &AGENT_CONTRADICTIONS];
+const OF_THE_PROCESS: [&MetricFamily; 5] =
+    [&OWN_CPU, &AGENT_HISTORY_FAILURES, &AGENT_EVENTS_LEFT_OUT, &AGENT_PUSH_FAILURES, &AGENT_CONTRADICTIONS];
 
 /// State of the counters between collections.
 #[derive(Debug, Default)]

@@ -1,4 +1,5 @@
-//! Actions on a forecast change: a user's command and a webhook. Neither delays the session.
+//! Actions on a failure or a forecast change: a user's command and a webhook. Neither delays the
+//! session.
 
 mod hook;
 
@@ -28,6 +29,8 @@ pub(crate) struct AlertActions {
     pub(crate) exec_timeout: Duration,
     /// URL that the change is posted to.
     pub(crate) webhook: Option<String>,
+    /// Names of the two options, for messages.
+    pub(crate) options: [&'static str; 2],
 }
 
 /// Actions in progress.
@@ -55,12 +58,12 @@ impl Alerts {
             eprintln!("memwatch: {UNDER_WAY} commands or posts are still running; this change is not sent");
             return;
         }
-        let AlertActions { exec, exec_timeout, webhook } = self.request.clone();
+        let AlertActions { exec, exec_timeout, webhook, options: [exec_option, webhook_option] } = self.request.clone();
         if let Some(line) = exec {
             let json = json.to_vec();
             self.under_way.spawn(async move {
                 if let Err(why) = execute(&line, exec_timeout, &json).await {
-                    eprintln!("memwatch: --exec {line:?}: {why}");
+                    eprintln!("memwatch: {exec_option} {line:?}: {why}");
                 }
             });
         }
@@ -69,7 +72,7 @@ impl Alerts {
             self.under_way.spawn(async move {
                 let posted = timeout(TIMEOUT, post(&url, json)).await;
                 if let Err(why) = posted.unwrap_or_else(|_| Err(format!("no answer within {} s", TIMEOUT.as_secs()))) {
-                    eprintln!("memwatch: --webhook {url}: {why}");
+                    eprintln!("memwatch: {webhook_option} {url}: {why}");
                 }
             });
         }
