@@ -1,14 +1,16 @@
-//! The agent's history: a recording that keeps the newest data of the current session, next to
-//! recordings of earlier sessions.
+//! The agent's history: a recording of several files, across sessions. The older a file, the fewer
+//! details it keeps ([`store`]).
 //!
 //! Disk errors never stop the agent: it reports them and retries at intervals.
+
+mod store;
 
 use std::fs::{self, File};
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use anyhow::bail;
 use memwatch_core::recording::{RecordingReader, Stopped};
@@ -20,15 +22,16 @@ use crate::client::protocol::HistoryFiles;
 use crate::own_folder::unless_absent;
 use crate::sources::clock;
 use crate::watch::recorded::front;
-use crate::watch::recording::{Recorder, RecorderOptions, copy_of};
+use crate::watch::recording::segments::{begin_of, complete_files, free_name};
+use crate::watch::recording::{AtLimit, Recorder, RecorderOptions};
 use crate::watch::session::Session;
 
-/// File names of the current recording and of the previous session's recording.
+/// File name of the current recording.
 const FILE: &str = "history.mwr";
-const PREVIOUS: &str = "previous.mwr";
-/// Maximum number of earlier recordings: `previous.mwr`, `previous-2.mwr` and so on, newest first.
-/// Fewer are kept if they do not fit the size limit.
-const MOST_EARLIER: usize = 32;
+/// How names of unfinished copies begin and end ([`copy_of`]).
+const UNFINISHED: (&str, &str) = (".history", ".mwr.new");
+/// What names of earlier recordings began with in older versions.
+const FORMERLY: &str = "previous";
 /// File mode: readable by root and the group only, since the file contains all users' processes.
 const FILE_MODE: u32 = 0o640;
 /// Directory mode; files inherit the group.
@@ -43,6 +46,8 @@ pub(crate) struct HistoryState {
     pub(crate) is_written: bool,
     /// Number of failures to create or write the history.
     pub(crate) failures_total: u64,
+    /// Time of its oldest data in nanoseconds since 1970; `None` if there is none.
+    pub(crate) oldest_unix_ns: Option<i128>,
 }
 
 /// History of the current session.
@@ -54,6 +59,9 @@ pub(crate) struct AgentHistory {
     failing: Option<(String, Instant)>,
     /// A failed recording, until its thread has closed the file.
     failed: Option<Recorder>,
+    /// The thread that shortens the complete files, and the number of those that it knows.
+    store: Option<JoinHandle<store::Tended>>,
+    tended_files: u64,
 }
 
 impl AgentHistory {
@@ -83,15 +91,16 @@ impl AgentHistory {
             path: directory.join(FILE),
             force: false,
             limit_bytes: Some(agent.history_size),
-            keeps_newest: true,
+            at_limit: AtLimit::NextFile,
             mode: Some(FILE_MODE),
             waits: false,
             front: front(true, true),
         };
-        Ok(Some(Self { directory, options, state: HistoryState::default(), failing: None, failed: None }))
+        let state = HistoryState::default();
+        Ok(Some(Self { directory, options, state, failing: None, failed: None, store: None, tended_files: 0 }))
     }
 
-    /// Starts writing. The recording of the previous agent becomes the previous history.
+    /// Starts writing. The recording of the previous agent gets a name of its own.
     pub(crate) fn begin(&mut self, session: &mut Session) {
         let begun = self
             .make_room()
@@ -103,25 +112,50 @@ impl AgentHistory {
                     eprintln!("memwatch: the history is written again");
                 }
                 self.state.is_written = true;
+                self.shorten();
             }
             Err(error) => self.fail(format!("{error:#}")),
         }
     }
 
-    /// Returns a receiver of per-GPU data of the previous history, which is read in the background.
+    /// Returns a receiver of per-GPU data of the files before this session, which are read in the
+    /// background.
     pub(crate) fn earlier(&self) -> Option<Receiver<Trail>> {
-        let previous = self.directory.join(PREVIOUS);
+        let files = complete_files(&self.options.path).unwrap_or_default();
         let (report, earlier) = channel();
-        let read = move || match past::of_recording(&previous, clock::boottime_to_unix_ns()) {
-            // The agent may have exited, so that the receiver is gone.
-            Ok(trail) => drop(report.send(trail)),
-            Err(error) => log::info!("{}: {error}", previous.display()),
-        };
+        // The agent may have exited, so that the receiver is gone.
+        let read = move || drop(report.send(past::of_files(&files, clock::boottime_to_unix_ns())));
         thread::Builder::new().name("history".to_owned()).spawn(read).is_ok().then_some(earlier)
+    }
+
+    /// Has a thread shorten the complete files to their limit, unless one does already.
+    fn shorten(&mut self) {
+        if self.store.is_some() {
+            return;
+        }
+        let (path, limit_bytes) = (self.options.path.clone(), self.options.limit_bytes.unwrap_or(u64::MAX));
+        let tend = move || store::tend(&path, limit_bytes);
+        self.store = thread::Builder::new().name("history".to_owned()).spawn(tend).ok();
+    }
+
+    /// Learns what the thread has done, and starts it again if there are more files.
+    fn tend_files(&mut self, complete_files: u64) {
+        if let Some(store) = self.store.take_if(|store| store.is_finished()) {
+            match store.join() {
+                Ok(Ok(oldest_unix_ns)) => self.state.oldest_unix_ns = oldest_unix_ns,
+                Ok(Err(error)) => self.report(format!("cannot shorten its files: {error}")),
+                Err(_) => self.report("the thread that shortens its files has ended".to_owned()),
+            }
+        }
+        if complete_files != self.tended_files && self.store.is_none() {
+            self.tended_files = complete_files;
+            self.shorten();
+        }
     }
 
     /// Checks whether the history is still being written, and retries if not.
     pub(crate) fn tend(&mut self, session: &mut Session) {
+        self.tend_files(session.complete_files());
         if let Some(recorder) = session.take_ended_recording() {
             self.state.is_written = false;
             self.failed = Some(recorder);
@@ -155,12 +189,11 @@ impl AgentHistory {
 
     /// Returns the paths, for users who may read the files.
     pub(crate) fn kept(&self) -> HistoryFiles {
-        let previous = self.directory.join(PREVIOUS);
-        let older = (2..=MOST_EARLIER).map(|number| self.earlier_file(number));
+        let mut complete = complete_files(&self.options.path).unwrap_or_default().into_iter().rev();
         HistoryFiles {
             file: self.options.path.clone(),
-            previous: previous.exists().then_some(previous),
-            older: older.take_while(|file| file.exists()).collect(),
+            previous: complete.next(),
+            older: complete.collect(),
             failing: self.failing.as_ref().map(|(why, _)| match why.as_str() {
                 "" => "unknown reason".to_owned(),
                 why => why.to_owned(),
@@ -168,49 +201,38 @@ impl AgentHistory {
         }
     }
 
-    /// Renames the current recording to the previous one, or removes it if empty, so that its name
-    /// is free.
+    /// Gives the current recording a name of its own, or removes it if empty, so that its name is
+    /// free.
     fn make_room(&self) -> io::Result<()> {
         let file = &self.options.path;
-        // A killed agent may have left an unfinished copy.
-        fs::remove_file(copy_of(file)).or_else(unless_absent)?;
+        self.clean()?;
         if is_empty(file) {
             return fs::remove_file(file);
         }
-        if !file.exists() {
-            return Ok(());
+        match begin_of(file) {
+            Some(unix_ns) => fs::rename(file, free_name(file, unix_ns)?),
+            // It is none of ours, or of another version: nothing is known of its time.
+            None if file.exists() => {
+                let modified = fs::metadata(file)?.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
+                fs::rename(file, free_name(file, modified.as_nanos().try_into().unwrap_or(i128::MAX))?)
+            }
+            None => Ok(()),
         }
-        self.age()?;
-        fs::rename(file, self.directory.join(PREVIOUS))
     }
 
-    /// Returns the path of an earlier session's recording; 1 is the most recent.
-    fn earlier_file(&self, number: usize) -> PathBuf {
-        if number == 1 {
-            return self.directory.join(PREVIOUS);
-        }
-        self.directory.join(format!("previous-{number}.mwr"))
-    }
-
-    /// Renumbers the earlier recordings to free the first place, and removes the oldest ones that
-    /// do not fit.
-    fn age(&self) -> io::Result<()> {
-        let bytes_of = |file: &Path| fs::metadata(file).map_or(0, |found| found.len());
-        let there: Vec<PathBuf> =
-            (1..=MOST_EARLIER).map(|number| self.earlier_file(number)).take_while(|file| file.exists()).collect();
-        let limit_bytes = self.options.limit_bytes.unwrap_or(u64::MAX);
-        let mut bytes = bytes_of(&self.options.path);
-        let fits = |file: &&PathBuf| {
-            bytes = bytes.saturating_add(bytes_of(file));
-            bytes <= limit_bytes
-        };
-        let kept = there.iter().take_while(fits).take(MOST_EARLIER - 1).count();
-        for file in &there[kept..] {
-            fs::remove_file(file).or_else(unless_absent)?;
-        }
-        for (place, file) in there[..kept].iter().enumerate().rev() {
-            // Numbers start at 1, and each recording moves to the next number.
-            fs::rename(file, self.earlier_file(place + 2))?;
+    /// Removes unfinished copies of a killed agent, and renames the recordings of earlier sessions by
+    /// an older version of memwatch.
+    fn clean(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.directory)? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if name.starts_with(UNFINISHED.0) && name.ends_with(UNFINISHED.1) {
+                fs::remove_file(&path).or_else(unless_absent)?;
+            } else if name.starts_with(FORMERLY)
+                && let Some(unix_ns) = begin_of(&path)
+            {
+                fs::rename(&path, free_name(&self.options.path, unix_ns)?)?;
+            }
         }
         Ok(())
     }
@@ -253,6 +275,7 @@ mod tests {
 
     use super::*;
     use crate::cli::{Command, MemwatchArgs};
+    use crate::watch::recording::copy_of;
 
     fn prepared(directory: &Path) -> anyhow::Result<AgentHistory> {
         prepared_for(directory, None)
@@ -272,55 +295,54 @@ mod tests {
         bytes
     }
 
+    /// Names of the complete files, oldest first.
+    fn complete(history: &AgentHistory) -> Vec<String> {
+        let files = complete_files(&history.options.path).expect("it can be read");
+        files.iter().map(|file| file.file_name().expect("it has one").to_string_lossy().into_owned()).collect()
+    }
+
     #[test]
-    fn a_history_becomes_the_previous_one_and_an_empty_one_goes() {
+    fn a_history_is_named_by_its_begin_and_an_empty_one_goes() {
         let directory = tempfile::tempdir().expect("a directory");
         let history = prepared(directory.path()).expect("it is ours");
-        let [file, previous] = [FILE, PREVIOUS].map(|name| directory.path().join(name));
-        let copy = copy_of(&file);
+        let file = directory.path().join(FILE);
+        let copies = [copy_of(&file), copy_of(&directory.path().join("history-19700101T000000Z.mwr"))];
         history.make_room().expect("there is nothing");
-        fs::write(&file, recording(3)).expect("it is ours");
-        fs::write(&copy, "half").expect("it is ours");
-        history.make_room().expect("it is ours");
-        assert!(!file.exists() && !copy.exists());
-        assert_eq!(history.kept().previous.as_ref(), Some(&previous));
+        for _ in 0..2 {
+            fs::write(&file, recording(3)).expect("it is ours");
+            copies.iter().for_each(|copy| fs::write(copy, "half").expect("it is ours"));
+            history.make_room().expect("it is ours");
+            assert!(!file.exists() && copies.iter().all(|copy| !copy.exists()));
+        }
+        let both = ["history-19700101T000000Z.mwr", "history-19700101T000000Z_02.mwr"];
+        assert_eq!(complete(&history), both, "each keeps a name of its own");
+        let kept = history.kept();
+        assert_eq!(kept.previous, Some(directory.path().join(both[1])));
+        assert_eq!(kept.older, [directory.path().join(both[0])]);
         for empty in [recording(0), Vec::new()] {
             fs::write(&file, empty).expect("it is ours");
             history.make_room().expect("it is ours");
             assert!(!file.exists());
-            assert_eq!(fs::read(&previous).expect("it is kept"), recording(3));
+            assert_eq!(complete(&history), both);
         }
         // A file that is not a recording is not removed.
         fs::write(&file, "something").expect("it is ours");
         history.make_room().expect("it is ours");
-        assert_eq!(fs::read(&previous).expect("it is kept"), b"something");
+        let other = complete(&history).pop().expect("it is the newest");
+        assert_eq!(fs::read(directory.path().join(other)).expect("it is kept"), b"something");
     }
 
     #[test]
-    fn restarts_keep_earlier_histories_in_order_as_far_as_they_fit() {
+    fn recordings_of_an_older_version_are_found_by_their_begin() {
         let directory = tempfile::tempdir().expect("a directory");
-        let mut history = prepared(directory.path()).expect("it is ours");
-        let file = directory.path().join(FILE);
-        let restart = |history: &AgentHistory, content: &str| {
-            fs::write(&file, content).expect("it is ours");
-            history.make_room().expect("it is ours");
-        };
-        let all = |history: &AgentHistory| {
-            let kept = history.kept();
-            let files = kept.previous.into_iter().chain(kept.older);
-            files.map(|file| fs::read_to_string(file).expect("it is kept")).collect::<Vec<_>>()
-        };
-        for content in ["first", "second", "third"] {
-            restart(&history, content);
+        let history = prepared(directory.path()).expect("it is ours");
+        for name in ["previous.mwr", "previous-2.mwr"] {
+            fs::write(directory.path().join(name), recording(1)).expect("it is ours");
         }
-        assert_eq!(all(&history), ["third", "second", "first"]);
-        history.make_room().expect("there is nothing");
-        assert_eq!(all(&history).len(), 3, "a start without a history ages nothing");
-        history.options.limit_bytes = Some(14);
-        restart(&history, "fourth");
-        assert_eq!(all(&history), ["fourth", "third"], "what is beyond the size goes, the oldest first");
-        restart(&history, "larger than all of the size");
-        assert_eq!(all(&history), ["larger than all of the size"]);
+        fs::write(directory.path().join("previous.txt"), "a note").expect("it is ours");
+        history.make_room().expect("it is ours");
+        assert_eq!(complete(&history).len(), 2);
+        assert!(directory.path().join("previous.txt").exists() && !directory.path().join("previous.mwr").exists());
     }
 
     #[test]

@@ -15,6 +15,12 @@ pub(crate) fn boottime_to_unix_ns() -> i128 {
     read(libc::CLOCK_REALTIME) - read(libc::CLOCK_BOOTTIME)
 }
 
+/// Returns the kernel's id of this start of the machine; `None` if `/proc` has none.
+pub(crate) fn boot_id() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned())
+}
+
 fn read(clock: libc::clockid_t) -> i128 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a live timespec; all these clocks exist on every kernel that memwatch runs

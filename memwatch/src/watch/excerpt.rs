@@ -1,69 +1,78 @@
 //! Writes the part of a recording that one user may see.
 
-use std::fs::File;
-use std::io::{BufReader, Write};
-use std::path::Path;
+use std::io::Write;
 
-use anyhow::Context as _;
 use memwatch_core::Pipeline;
 use memwatch_core::pipeline::excerpt::Excerpt;
 use memwatch_core::pipeline::saved::STATE;
-use memwatch_core::recording::{
-    Encoder, FORMAT_WITH_KEYFRAMES, Front, Keyframe, KeyframeFront, RecordingPart, RecordingReader, Stopped,
-};
+use memwatch_core::recording::{Encoder, FORMAT_OF_STATES, Front, Keyframe, KeyframeFront, RecordingPart, Stopped};
 
+use crate::watch::joined::{JoinedReader, RecordingFile};
 use crate::watch::replay::{ReplayRequest, ReplaySpan, load};
 
 /// Writes a recording that begins with the state at the last keyframe before the period, and ends
 /// with the period or with what is complete of the recording.
 ///
 /// # Errors
-/// The file cannot be read, has no data of the period, or is of another version; or writing fails.
-pub(crate) fn write_excerpt(path: &Path, request: ReplayRequest, uid: u32, out: &mut impl Write) -> anyhow::Result<()> {
-    let mut file = File::open(path).context("the history cannot be read")?;
-    // The file is read through a single descriptor, since it may be replaced at any time.
-    let span = ReplaySpan::of(request, &mut file)?;
-    let mut reader = RecordingReader::open(BufReader::with_capacity(1 << 20, file))?;
+/// A file cannot be read, has no data of the period, or is of another version; or writing fails.
+pub(crate) fn write_excerpt(
+    files: Vec<RecordingFile>,
+    request: ReplayRequest,
+    uid: u32,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let span = ReplaySpan::of(request, &files)?;
+    let apart_ns = files.iter().filter_map(|file| file.front.apart_ns).max();
+    let mut reader = JoinedReader::begin(files, span.first, span.last)?;
     let front = reader.front().clone();
-    if let Some(byte) = span.byte {
-        reader.go_to(byte)?;
+    let mut part = reader.next_part()?;
+    // What stands before the first keyframe is nobody's.
+    let (mut excerpt, own) = Excerpt::begin(uid, &Pipeline::new(!front.everybody));
+    out.write_all(&Encoder::front(&Front { format: FORMAT_OF_STATES, command: Vec::new(), apart_ns, ..front }))?;
+    if !matches!(part, Some(RecordingPart::Keyframe(_))) {
+        write_state(KeyframeFront::default(), &own, out)?;
     }
-    let mut first = reader.next_part()?;
-    let (mut state, mut everybody) = (KeyframeFront::default(), Pipeline::new(!front.everybody));
-    if let Some(RecordingPart::Keyframe(keyframe)) = &first {
-        (state, everybody) = (keyframe.front, load(keyframe, &front)?);
-        first = None;
-    }
-    let (mut excerpt, own) = Excerpt::begin(uid, &everybody);
-    drop(everybody);
-    out.write_all(&Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES, command: Vec::new(), ..front }))?;
-    out.write_all(&Keyframe::pack(KeyframeFront { layout: STATE, inputs: 0, ..state }, &own.save())?)?;
     let (mut encoder, mut is_over) = (Encoder::default(), false);
-    while let Some(part) = first.take().map_or_else(|| reader.next_part(), |part| Ok(Some(part)))? {
-        let RecordingPart::Chunk(chunk) = part else { continue };
-        let boottime_to_unix_ns = chunk.front.boottime_to_unix_ns;
-        let mut written = Ok(());
-        let read = chunk.for_each(|input| {
-            is_over |= input.time_ns().is_some_and(|time_ns| time_ns > span.until_ns);
-            if is_over || written.is_err() {
-                return;
+    while let Some(found) = part.take() {
+        match found {
+            RecordingPart::Keyframe(keyframe) if keyframe.front.time_ns > span.until_ns => is_over = true,
+            RecordingPart::Keyframe(keyframe) => {
+                let own;
+                (excerpt, own) = Excerpt::begin(uid, &load(&keyframe, reader.front())?);
+                write_state(keyframe.front, &own, out)?;
             }
-            if let Some(input) = excerpt.take(input) {
-                encoder.push(&input);
+            RecordingPart::Chunk(chunk) => {
+                let boottime_to_unix_ns = chunk.front.boottime_to_unix_ns;
+                let mut written = Ok(());
+                let read = chunk.for_each(|input| {
+                    is_over |= input.time_ns().is_some_and(|time_ns| time_ns > span.until_ns);
+                    if is_over || written.is_err() {
+                        return;
+                    }
+                    if let Some(input) = excerpt.take(input) {
+                        encoder.push(&input);
+                    }
+                    if encoder.is_full() {
+                        written = write_chunk(&mut encoder, boottime_to_unix_ns, out);
+                    }
+                });
+                written?;
+                // A chunk has one offset to the wall clock.
+                write_chunk(&mut encoder, boottime_to_unix_ns, out)?;
+                is_over |= read.is_err();
             }
-            if encoder.is_full() {
-                written = write_chunk(&mut encoder, boottime_to_unix_ns, out);
-            }
-        });
-        written?;
-        // A chunk has one offset to the wall clock.
-        write_chunk(&mut encoder, boottime_to_unix_ns, out)?;
-        if is_over || read.is_err() {
+        }
+        if is_over {
             break;
         }
+        part = reader.next_part()?;
     }
     out.write_all(&encoder.end(Stopped::Asked))?;
     Ok(out.flush()?)
+}
+
+fn write_state(front: KeyframeFront, own: &Pipeline, out: &mut impl Write) -> anyhow::Result<()> {
+    Ok(out.write_all(&Keyframe::pack(KeyframeFront { layout: STATE, inputs: 0, ..front }, &own.save())?)?)
 }
 
 fn write_chunk(encoder: &mut Encoder, boottime_to_unix_ns: i64, out: &mut impl Write) -> anyhow::Result<()> {

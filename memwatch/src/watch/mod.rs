@@ -1,9 +1,12 @@
 //! Sources of reports: a session from attach to detach, or a recording.
 
+pub(crate) mod alert;
 pub(crate) mod command;
 pub(crate) mod evidence;
 pub(crate) mod excerpt;
 pub(crate) mod filter;
+pub(crate) mod history;
+pub(crate) mod joined;
 pub(crate) mod journal;
 pub(crate) mod kv_caches;
 pub(crate) mod one_shot;

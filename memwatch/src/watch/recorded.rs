@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io::{self, IsTerminal as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use memwatch_core::Pipeline;
@@ -12,17 +12,18 @@ use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::{Framework, GpuUuid, Tgid};
 use tokio::time::{Instant, interval};
 
-use crate::client::protocol::HistoryFiles;
 use crate::exit::{Exit, ExitFailure};
 use crate::options::{RecorderArgs, Selected};
 use crate::output_file;
+use crate::render::format::duration;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
+use crate::watch::history::HistoryPart;
 use crate::watch::progress::Progress;
 use crate::watch::recorded_period::RecordedPeriod;
-use crate::watch::recording::{Recorded, RecorderOptions};
-use crate::watch::replay::{ReplayRequest, ReplayedRecording, has_some_of};
+use crate::watch::recording::{AtLimit, Recorded, RecorderOptions};
+use crate::watch::replay::{RecordedStates, ReplayRequest, ReplayedRecording};
 use crate::watch::selection::Selection;
 use crate::watch::session::Session;
 use crate::watch::signals::{TerminationSignals, at};
@@ -47,7 +48,8 @@ pub(crate) fn recorder(path: &Path, args: &RecorderArgs, everybody: bool) -> Res
     }
     let front = front(keeps_newest, everybody);
     let (path, force, limit_bytes) = (path.to_owned(), args.force, args.max_size);
-    Ok(RecorderOptions { path, force, limit_bytes, keeps_newest, mode: None, waits: true, front })
+    let at_limit = if keeps_newest { AtLimit::DropOldest } else { AtLimit::End };
+    Ok(RecorderOptions { path, force, limit_bytes, at_limit, mode: None, waits: true, front })
 }
 
 /// Returns the header of a recording made by this program.
@@ -59,6 +61,7 @@ pub(crate) fn front(keeps_newest: bool, everybody: bool) -> Front {
         host: host_name(),
         everybody,
         command: words.collect(),
+        ..Front::default()
     }
 }
 
@@ -180,24 +183,17 @@ fn silently(
     all_events: bool,
     prepare: impl FnOnce(&mut Pipeline),
 ) -> Result<ReplayedRecording, ExitFailure> {
-    let RecordedPeriod { path, window, history, .. } = recording;
+    let RecordedPeriod { path, window, history, streamed } = recording;
     let now_unix_ns = history.as_ref().map(|_| clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
     let request = ReplayRequest { window: *window, all_events, now_unix_ns };
-    let earlier = history.as_ref().and_then(|kept| earlier_of(kept, request));
-    let name = earlier.as_ref().map_or_else(|| recording.name(), |earlier| earlier.display().to_string());
-    let replay = ReplayedRecording::play(earlier.as_ref().unwrap_or(path), request, prepare);
-    replay.map_err(|error| unreadable(error, &name))
-}
-
-/// Finds the previous history of the agent that covers a moment before the current history.
-pub(crate) fn earlier_of(kept: &HistoryFiles, request: ReplayRequest) -> Option<PathBuf> {
-    let is_asked_for_end = request.window.until.is_some();
-    if !is_asked_for_end || has_some_of(&kept.file, request) {
-        return None;
-    }
-    let found = kept.previous.iter().chain(&kept.older).find(|file| has_some_of(file, request))?;
-    eprintln!("memwatch: the requested time is before the agent's last start: reading {}", found.display());
-    Some(found.clone())
+    let replay = match history {
+        Some(kept) if streamed.is_none() => HistoryPart::of(kept, request).and_then(|part| {
+            part.notes.iter().for_each(|note| eprintln!("memwatch: {note}"));
+            ReplayedRecording::play_files(part.files, request, prepare)
+        }),
+        _ => ReplayedRecording::play(path, request, prepare),
+    };
+    replay.map_err(|error| unreadable(error, &recording.name()))
 }
 
 /// Adds advice if permission is missing: a recording is readable by its owner only, which is
@@ -225,6 +221,9 @@ fn played(
         let clock = WallClock::local(replay.boottime_to_unix_ns);
         recording.report_late(&clock.moment(begins_ns, replay.now_ns()));
     }
+    if let Some(states) = replay.states {
+        report_states(states, &replay);
+    }
     match replay.ending {
         None | Some(Ending::Whole(_)) => {}
         // The history is still being written.
@@ -239,6 +238,20 @@ fn played(
         }
     }
     Ok(replay)
+}
+
+/// Says of which time only states are recorded, and what is missing therefore.
+fn report_states(states: RecordedStates, replay: &ReplayedRecording) {
+    let clock = WallClock::local(replay.boottime_to_unix_ns);
+    let [first, last] = [states.first_ns, states.last_ns].map(|time_ns| clock.moment(time_ns, replay.now_ns()));
+    let apart = duration(states.apart_ns);
+    if states.first_ns == states.last_ns {
+        return eprintln!("memwatch: of that time the history has a state every {apart}: this is the one of {last}");
+    }
+    eprintln!(
+        "memwatch: from {first} to {last} the history has a state every {apart}: what came and went in between is \
+         missing, and peaks are those since the agent began to watch"
+    );
 }
 
 /// Returns the state at the end of a recording, for these processes and their children or for all

@@ -41,13 +41,7 @@ impl RecordedPeriod {
 
     /// Prints the start of the data if it is later than requested.
     pub(crate) fn report_late(&self, begins: &str) {
-        let Some(kept) = &self.history else {
-            let name = self.name();
-            return eprintln!("memwatch: {name} starts at {begins}; the report covers the time from then on");
-        };
-        eprintln!("memwatch: the agent's history starts at {begins}; the report covers the time from then on");
-        if let Some(previous) = &kept.previous {
-            eprintln!("memwatch: for the agent's previous session: --in {}", previous.display());
-        }
+        let name = if self.history.is_some() { "the agent's history".to_owned() } else { self.name() };
+        eprintln!("memwatch: {name} starts at {begins}; the report covers the time from then on");
     }
 }

@@ -1,6 +1,7 @@
 //! Writes a recording in chunks, so that a killed recorder loses at most the last second.
 
 pub(crate) mod ring;
+pub(crate) mod segments;
 
 use std::fs::{File, Permissions};
 use std::io::{self, Write as _};
@@ -13,10 +14,11 @@ use memwatch_core::input::Input;
 use memwatch_core::recording::{Encoder, Ending, Front, KeyframeFront, Stopped};
 
 pub(crate) use self::ring::copy_of;
-use self::ring::{FileContents, RingFile};
+use self::ring::{FileContents, RingFile, RingLimits};
 use crate::exit::ExitFailure;
 use crate::output_file;
 use crate::render::format::bytes;
+use crate::sources::clock;
 
 /// Maximum time between two chunks.
 const LONGEST_UNWRITTEN: Duration = Duration::from_secs(1);
@@ -32,14 +34,26 @@ pub(crate) struct RecorderOptions {
     pub(crate) force: bool,
     /// Maximum size in bytes.
     pub(crate) limit_bytes: Option<u64>,
-    /// At the limit drop the oldest data and continue.
-    pub(crate) keeps_newest: bool,
+    /// What happens at the limit.
+    pub(crate) at_limit: AtLimit,
     /// Mode of the file, if not derived from the umask.
     pub(crate) mode: Option<u32>,
     /// Wait for a slow disk instead of ending the recording.
     pub(crate) waits: bool,
     /// Header.
     pub(crate) front: Front,
+}
+
+/// What a recording does when it has reached its size limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtLimit {
+    /// It ends.
+    End,
+    /// It drops the oldest data and continues.
+    DropOldest,
+    /// It continues in a new file from a part of the limit on, and the complete file gets a name of
+    /// its own ([`segments`]).
+    NextFile,
 }
 
 /// Writer of a recording in progress.
@@ -130,7 +144,8 @@ impl Recorder {
         // Only the files of a service have an explicit mode.
         let create = if options.mode.is_some() { output_file::create_own } else { output_file::create };
         let made = create(path, options.force);
-        let front = Encoder::front(&options.front);
+        let (boot, session_ns) = (clock::boot_id(), Some(clock::boottime_ns()));
+        let front = Encoder::front(&Front { boot, session_ns, ..options.front.clone() });
         let made = made.and_then(|file| {
             let permissions = options.mode.map(Permissions::from_mode);
             permissions.map_or(Ok(()), |permissions| file.set_permissions(permissions)).map(|()| file)
@@ -138,10 +153,13 @@ impl Recorder {
         let written = made.and_then(|mut file| file.write_all(&front).map(|()| file));
         let limit_bytes = options.limit_bytes.unwrap_or(u64::MAX);
         let target = written.and_then(|file| {
-            if options.keeps_newest {
-                return RingFile::start(path, file, front, limit_bytes, options.waits).map(RecorderSink::Ring);
-            }
-            Ok(RecorderSink::File { file, bytes: front.len() as u64, limit_bytes })
+            let continues = match options.at_limit {
+                AtLimit::End => return Ok(RecorderSink::File { file, bytes: front.len() as u64, limit_bytes }),
+                AtLimit::DropOldest => false,
+                AtLimit::NextFile => true,
+            };
+            let limits = RingLimits { limit_bytes, waits: options.waits, continues };
+            RingFile::start(path, file, front, limits).map(RecorderSink::Ring)
         });
         let target = target.map_err(|error| ExitFailure::cannot_make(path, &error))?;
         let (path, encoder) = (path.clone(), Encoder::default());
@@ -201,8 +219,15 @@ impl Recorder {
             let layout = memwatch_core::pipeline::saved::STATE;
             let front = KeyframeFront { layout, time_ns, inputs, boottime_to_unix_ns, ..KeyframeFront::default() };
             // Copying the state is faster than encoding it, so the ring's thread encodes it.
-            ring.keyframe(front, pipeline.clone());
+            let begun = Instant::now();
+            let copy = pipeline.clone();
+            ring.keyframe(front, copy, begun.elapsed());
         }
+    }
+
+    /// Number of files that are complete because the recording continues in another one.
+    pub(crate) fn complete_files(&self) -> u64 {
+        if let RecorderSink::Ring(ring) = &self.target { ring.complete_files() } else { 0 }
     }
 
     /// Whether the recording is still in progress.
@@ -247,7 +272,7 @@ impl Recorder {
             Err(error) => return self.fail(&error),
         };
         match &self.target {
-            RecorderSink::Ring(ring) => ring.append(chunk),
+            RecorderSink::Ring(ring) => ring.append(chunk, self.encoder.latest_ns()),
             RecorderSink::File { .. } if chunk.len() as u64 > self.room_bytes() => {
                 self.encoder.leave_out(inputs);
                 self.finish(Stopped::Limit);
@@ -305,8 +330,8 @@ mod tests {
         let (path, limit_bytes) = (directory.path().join("job.mwr"), 20_000);
         let front = Front { format: FORMAT, ..Front::default() };
         let (limit, force) = (Some(limit_bytes), false);
-        let options =
-            RecorderOptions { path, force, limit_bytes: limit, keeps_newest: false, mode: None, waits: true, front };
+        let at_limit = AtLimit::End;
+        let options = RecorderOptions { path, force, limit_bytes: limit, at_limit, mode: None, waits: true, front };
         let mut recorder = Recorder::create(&options).expect("the directory is ours");
         let mut noted = 0_u64;
         while recorder.is_going() {

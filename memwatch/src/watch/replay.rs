@@ -1,7 +1,7 @@
 //! Replays a recording into a pipeline, which can then be used like that of a live session.
 
-use std::fs::File;
-use std::io::{BufReader, Seek as _};
+mod span;
+
 use std::path::Path;
 
 use anyhow::bail;
@@ -9,13 +9,13 @@ use memwatch_common::record::{CallRecord, RingRecord};
 use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
 use memwatch_core::pipeline::saved::STATE;
-use memwatch_core::recording::{
-    Ending, FORMAT_WITH_KEYFRAMES, Front, Keyframe, PartPosition, RecordingPart, RecordingReader,
-};
+use memwatch_core::recording::{Ending, Front, Keyframe, RecordingPart};
 use memwatch_core::snapshot::Snapshot;
 
-use crate::options::{RecordingTime, TimeWindow};
-use crate::render::wall_clock::WallClock;
+pub(super) use self::span::ReplaySpan;
+pub(crate) use self::span::have_some_of;
+use crate::options::TimeWindow;
+use crate::watch::joined::{JoinedReader, RecordingFile};
 use crate::watch::recording::RecordingFacts;
 
 /// Maximum number of calls per batch, as in a live session.
@@ -52,6 +52,19 @@ pub(crate) struct ReplayedRecording {
     pub(crate) since_ns: Option<u64>,
     /// Time of the first event, if the requested start was earlier.
     pub(crate) begins_late_ns: Option<u64>,
+    /// Part of the period of which only states are recorded.
+    pub(crate) states: Option<RecordedStates>,
+}
+
+/// A time of which only states are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecordedStates {
+    /// First state: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(crate) first_ns: u64,
+    /// Last state: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(crate) last_ns: u64,
+    /// Time between two of them, nanoseconds, at most where it varies.
+    pub(crate) apart_ns: u64,
 }
 
 impl ReplayedRecording {
@@ -65,59 +78,66 @@ impl ReplayedRecording {
         request: ReplayRequest,
         prepare: impl FnOnce(&mut Pipeline),
     ) -> anyhow::Result<Self> {
-        let mut file = File::open(path)?;
-        // The file is read through a single descriptor, since it may be replaced at any time.
-        let span = if request.window.is_whole() { ReplaySpan::default() } else { ReplaySpan::of(request, &mut file)? };
-        let mut reader = RecordingReader::open(BufReader::with_capacity(1 << 20, file))?;
-        let front = reader.front().clone();
-        if let Some(byte) = span.byte {
-            reader.go_to(byte)?;
-        }
-        let mut first = if front.format == FORMAT_WITH_KEYFRAMES { reader.next_part()? } else { None };
+        let is_whole = request.window.is_whole();
+        let file = if is_whole { RecordingFile::open_whole(path)? } else { RecordingFile::open(path)? };
+        Self::play_files(vec![file], request, prepare)
+    }
+
+    /// Replays a recording of several files of one start of the machine, oldest first.
+    ///
+    /// # Errors
+    /// As [`Self::play`].
+    pub(crate) fn play_files(
+        files: Vec<RecordingFile>,
+        request: ReplayRequest,
+        prepare: impl FnOnce(&mut Pipeline),
+    ) -> anyhow::Result<Self> {
+        let span = ReplaySpan::of(request, &files)?;
+        let mut reader = JoinedReader::begin(files, span.first, span.last)?;
+        let mut front = reader.front().clone();
         let mut player = Player::new(&span, prepare);
-        let (mut offset, mut events_since_ns) = (0, None);
-        let mut pipeline = if let Some(RecordingPart::Keyframe(keyframe)) = &first {
-            (player.inputs, player.last_ns) = (keyframe.front.inputs, keyframe.front.time_ns);
-            offset = keyframe.front.boottime_to_unix_ns;
-            events_since_ns = if span.byte.is_some() { span.begins_ns } else { Some(keyframe.front.time_ns) };
-            let pipeline = load(keyframe, &front)?;
-            first = None;
-            pipeline
-        } else {
-            Pipeline::new(!front.everybody)
-        };
+        let first = if front.has_keyframes() { reader.next_part()? } else { None };
+        let (mut pipeline, mut first) = player.begin(first, &front)?;
+        let events_since_ns = if span.first.is_some() { span.begins_ns } else { player.begun_ns };
         pipeline.state.keep_ended(!front.everybody || request.all_events || span.since_ns.is_some());
         if span.since_ns.is_none() {
             player.open(&mut pipeline);
         }
         while let Some(part) = first.take().map_or_else(|| reader.next_part(), |part| Ok(Some(part)))? {
-            let RecordingPart::Chunk(chunk) = part else { continue };
-            offset = chunk.front.boottime_to_unix_ns;
-            if !player.take_chunk(chunk, &mut pipeline) {
-                reader.note_damage();
+            match part {
+                RecordingPart::Chunk(chunk) => {
+                    if !player.take_chunk(chunk, &mut pipeline) {
+                        reader.note_damage();
+                    }
+                }
+                RecordingPart::Keyframe(keyframe) => {
+                    front.clone_from(reader.front());
+                    player.resume(&keyframe, &front, &mut pipeline)?;
+                }
             }
             if player.is_over {
                 break;
             }
         }
         player.open(&mut pipeline);
-        let ending = if player.is_over { None } else { Some(reader.ending().unwrap_or(Ending::Cut)) };
+        let is_over = player.is_over || span.last.is_some();
+        let ending = if is_over { None } else { Some(reader.ending().unwrap_or(Ending::Cut)) };
         if !matches!(ending, Some(Ending::Whole(_))) {
             // The recording has no event at this end, so a tick sets the time.
             pipeline.step(Input::Tick { time_ns: if player.is_over { span.until_ns } else { player.last_ns } });
         }
-        let (bytes, inputs, boottime_to_unix_ns) = (reader.bytes(), player.inputs, i128::from(offset));
         let ReplaySpan { since_ns, begins_late_ns, .. } = span;
         Ok(Self {
             front,
             pipeline,
             ending,
-            boottime_to_unix_ns,
-            bytes,
-            inputs,
+            boottime_to_unix_ns: i128::from(player.offset),
+            bytes: reader.bytes(),
+            inputs: player.inputs,
             events_since_ns,
             since_ns,
             begins_late_ns,
+            states: player.states,
         })
     }
 
@@ -152,116 +172,6 @@ pub(super) fn load(keyframe: &Keyframe, front: &Front) -> anyhow::Result<Pipelin
     loaded.ok_or_else(|| anyhow::anyhow!("its first keyframe is damaged, so the rest cannot be read"))
 }
 
-/// Part of a recording to replay, in the clock of the recorded machine.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ReplaySpan {
-    /// Start of the detectors; `None` for the first event.
-    since_ns: Option<u64>,
-    /// End of the period.
-    pub(super) until_ns: u64,
-    /// Position to start from, if not the beginning.
-    pub(super) byte: Option<u64>,
-    /// Time of the keyframe at the start of the recording, if any.
-    begins_ns: Option<u64>,
-    begins_late_ns: Option<u64>,
-}
-
-impl Default for ReplaySpan {
-    fn default() -> Self {
-        Self { since_ns: None, until_ns: u64::MAX, byte: None, begins_ns: None, begins_late_ns: None }
-    }
-}
-
-/// Checks whether a recording is readable and covers the requested period.
-pub(crate) fn has_some_of(path: &Path, request: ReplayRequest) -> bool {
-    File::open(path).is_ok_and(|mut file| ReplaySpan::of(request, &mut file).is_ok())
-}
-
-impl ReplaySpan {
-    /// Determines the period of a recording, and rewinds the file.
-    ///
-    /// # Errors
-    /// The file cannot be read, or has no data of the period.
-    pub(super) fn of(request: ReplayRequest, file: &mut File) -> anyhow::Result<Self> {
-        let places = RecordingReader::open(&mut *file)?.places()?;
-        file.rewind()?;
-        let times = Times::of(&places, request.now_unix_ns)?;
-        let begins_ns = places.first().and_then(|place| Some(place.keyframe?.time_ns));
-        let mut span = Self { begins_ns, ..Self::default() };
-        if let Some(moment) = request.window.until {
-            span.until_ns = times
-                .boottime_ns(moment)
-                .map_err(|begins| anyhow::anyhow!("it starts at {begins}, after the requested time"))?;
-        }
-        if let Some(moment) = request.window.since {
-            if let Ok(since_ns) = times.boottime_ns(moment) {
-                span.since_ns = Some(since_ns);
-            } else {
-                (span.since_ns, span.begins_late_ns) = (begins_ns, Some(times.begin_ns));
-            }
-        }
-        if span.since_ns.is_some_and(|since_ns| since_ns >= span.until_ns) {
-            bail!("--since is not before --until");
-        }
-        if let Some(since_ns) =
-            span.since_ns.filter(|since_ns| *since_ns > times.end_ns && request.now_unix_ns.is_none())
-        {
-            let clock = WallClock::local(times.end_offset);
-            bail!("it ends at {}, before --since {}", clock.moment(times.end_ns, 0), clock.moment(since_ns, 0));
-        }
-        let earliest_ns = span.since_ns.or((!request.all_events).then_some(span.until_ns));
-        let is_before = |place: &&PartPosition| {
-            place.keyframe.is_some_and(|front| Some(front.time_ns) <= earliest_ns && front.layout == STATE)
-        };
-        span.byte = places.iter().rfind(is_before).map(|place| place.byte);
-        Ok(span)
-    }
-}
-
-/// Times of the parts of a recording, with wall-clock offsets.
-struct Times {
-    /// First and last time of each part with events, and the offset to nanoseconds since 1970.
-    all: Vec<(u64, u64, i128)>,
-    begin_ns: u64,
-    begin_offset: i128,
-    end_ns: u64,
-    end_offset: i128,
-    /// Reference of relative times: the end of the recording, or the current time.
-    end_unix_ns: i128,
-}
-
-impl Times {
-    fn of(places: &[PartPosition], now_unix_ns: Option<i128>) -> anyhow::Result<Self> {
-        let times = |place: &PartPosition| match (place.chunk, place.keyframe) {
-            (Some(chunk), _) => (chunk.first_ns, chunk.last_ns, i128::from(chunk.boottime_to_unix_ns)),
-            (_, Some(front)) => (front.time_ns, front.time_ns, i128::from(front.boottime_to_unix_ns)),
-            (None, None) => (0, 0, 0),
-        };
-        let all: Vec<_> = places.iter().map(times).filter(|(first_ns, ..)| *first_ns > 0).collect();
-        let (Some((begin_ns, _, begin_offset)), Some((_, end_ns, end_offset))) =
-            (all.first().copied(), all.last().copied())
-        else {
-            bail!("it is empty");
-        };
-        let end_unix_ns = now_unix_ns.unwrap_or(i128::from(end_ns) + end_offset);
-        Ok(Self { all, begin_ns, begin_offset, end_ns, end_offset, end_unix_ns })
-    }
-
-    /// Converts a moment to the recorded machine's clock. If the moment is earlier than the
-    /// recording, the error holds the recording's first time.
-    fn boottime_ns(&self, moment: RecordingTime) -> Result<u64, String> {
-        let unix_ns = moment.unix_ns(self.end_unix_ns);
-        // The wall clock may have been set during the recording, so the part before the moment
-        // provides the offset.
-        let before = self.all.iter().rfind(|(_, last_ns, offset)| i128::from(*last_ns) + offset <= unix_ns);
-        let time_ns = unix_ns - before.map_or(self.begin_offset, |(.., offset)| *offset);
-        if time_ns < i128::from(self.begin_ns) {
-            return Err(WallClock::local(self.begin_offset).moment(self.begin_ns, 0));
-        }
-        Ok(u64::try_from(time_ns).unwrap_or(u64::MAX))
-    }
-}
-
 /// Passes inputs to a pipeline.
 struct Player<F> {
     calls: Vec<CallRecord>,
@@ -273,13 +183,45 @@ struct Player<F> {
     prepare: Option<F>,
     /// Whether an input was later than the period.
     is_over: bool,
+    /// Offset to nanoseconds since 1970 at the last part.
+    offset: i64,
+    /// Time of the keyframe that the replay began with, if any.
+    begun_ns: Option<u64>,
+    states: Option<RecordedStates>,
 }
 
 impl<F: FnOnce(&mut Pipeline)> Player<F> {
     fn new(span: &ReplaySpan, prepare: F) -> Self {
         let ReplaySpan { since_ns, until_ns, .. } = *span;
         let calls = Vec::with_capacity(TOGETHER);
-        Self { calls, inputs: 0, last_ns: 0, since_ns, until_ns, prepare: Some(prepare), is_over: false }
+        Self {
+            calls,
+            inputs: 0,
+            last_ns: 0,
+            since_ns,
+            until_ns,
+            prepare: Some(prepare),
+            is_over: false,
+            offset: 0,
+            begun_ns: None,
+            states: None,
+        }
+    }
+
+    /// Begins with a keyframe, or without one. Returns the state, and the part if it is none.
+    fn begin(
+        &mut self,
+        first: Option<RecordingPart>,
+        front: &Front,
+    ) -> anyhow::Result<(Pipeline, Option<RecordingPart>)> {
+        let Some(RecordingPart::Keyframe(keyframe)) = first else {
+            return Ok((Pipeline::new(!front.everybody), first));
+        };
+        let begun = keyframe.front;
+        (self.inputs, self.last_ns, self.offset) = (begun.inputs, begun.time_ns, begun.boottime_to_unix_ns);
+        self.begun_ns = Some(begun.time_ns);
+        self.note_states(front, begun.time_ns);
+        Ok((load(&keyframe, front)?, None))
     }
 
     /// Enables the detectors, once.
@@ -296,9 +238,39 @@ impl<F: FnOnce(&mut Pipeline)> Player<F> {
         }
     }
 
+    /// Continues with a state before which inputs are missing.
+    fn resume(&mut self, keyframe: &Keyframe, front: &Front, pipeline: &mut Pipeline) -> anyhow::Result<()> {
+        let time_ns = keyframe.front.time_ns;
+        self.is_over |= time_ns > self.until_ns;
+        if self.is_over {
+            return Ok(());
+        }
+        let later = load(keyframe, front)?;
+        if Some(time_ns) > self.since_ns {
+            self.open(pipeline);
+        }
+        pipeline.step_calls(&std::mem::take(&mut self.calls));
+        pipeline.resume(later, self.since_ns.unwrap_or(0));
+        self.last_ns = self.last_ns.max(time_ns);
+        self.offset = keyframe.front.boottime_to_unix_ns;
+        self.note_states(front, time_ns);
+        Ok(())
+    }
+
+    /// Notes a state in place of inputs.
+    fn note_states(&mut self, front: &Front, time_ns: u64) {
+        if !front.is_of_states() || Some(time_ns) < self.since_ns {
+            return;
+        }
+        let apart_ns = front.apart_ns.unwrap_or(0);
+        let states = self.states.get_or_insert(RecordedStates { first_ns: time_ns, last_ns: time_ns, apart_ns });
+        (states.last_ns, states.apart_ns) = (time_ns, states.apart_ns.max(apart_ns));
+    }
+
     /// Replays one chunk. Returns false if an item is not a valid input.
     fn take_chunk(&mut self, chunk: memwatch_core::recording::Chunk, pipeline: &mut Pipeline) -> bool {
         self.last_ns = self.last_ns.max(chunk.front.last_ns);
+        self.offset = chunk.front.boottime_to_unix_ns;
         let read = chunk.for_each(|input| {
             let time_ns = input.time_ns();
             self.is_over |= time_ns.is_some_and(|time_ns| time_ns > self.until_ns);
@@ -340,9 +312,10 @@ mod tests {
     use std::path::PathBuf;
     use std::time::Duration;
 
-    use memwatch_core::recording::{Encoder, FORMAT, KeyframeFront, Stopped};
+    use memwatch_core::recording::{Encoder, FORMAT, FORMAT_WITH_KEYFRAMES, KeyframeFront, Stopped};
 
     use super::*;
+    use crate::options::RecordingTime;
 
     const SECOND_NS: u64 = 1_000_000_000;
 

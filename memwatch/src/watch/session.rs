@@ -57,7 +57,7 @@ use crate::sources::own::OwnProcesses;
 use crate::sources::presence::Presence;
 use crate::sources::procfs::ProcReader;
 use crate::watch::priority::read_before_others;
-use crate::watch::recording::Recorder;
+use crate::watch::recording::{AtLimit, Recorder};
 
 /// A running session.
 pub(crate) struct Session {
@@ -143,7 +143,7 @@ impl Session {
         if options.logs_tensors {
             self.parts.sink.state_mut().log_tensors();
         }
-        if options.recorder.as_ref().is_some_and(|recorder| recorder.keeps_newest) {
+        if options.recorder.as_ref().is_some_and(|recorder| recorder.at_limit != AtLimit::End) {
             self.enable_detectors();
         }
         self.collectors.collect_before_records(&mut self.parts);

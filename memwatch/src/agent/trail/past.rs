@@ -1,36 +1,62 @@
-//! Reads the memory of each GPU from a recording. The reading runs once, on a thread of its own,
-//! and reads only a part of a long recording.
+//! Reads the memory of each GPU from recordings. The reading runs once, on a thread of its own, and
+//! reads only a part of long recordings.
 
 use std::fs::File;
 use std::io::BufReader;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use memwatch_core::input::Input;
 use memwatch_core::recording::{ChunkFront, RecordingError, RecordingPart, RecordingReader};
 
 use super::{AT_REST_NS, LOOKS, Trail};
 
-/// Reads NVML's numbers from a recording, up to the first damaged part.
+/// Reads NVML's numbers from recordings, oldest first, each up to its first damaged part. Files that
+/// cannot be read are skipped.
 ///
-/// `boottime_to_unix_ns` is the machine's present offset. The recording may be from an earlier
-/// boot.
-///
-/// # Errors
-/// If the file is not a recording, or cannot be read at all.
-pub(crate) fn of_recording(path: &Path, boottime_to_unix_ns: i128) -> Result<Trail, RecordingError> {
-    let mut reader = RecordingReader::open(BufReader::new(File::open(path)?))?;
-    let chunks = reader.places()?.into_iter().filter_map(|place| Some((place.byte, place.chunk?)));
-    // A session records times between readings, so a chunk without any time contains no reading.
-    let chunks: Vec<(u64, ChunkFront)> = chunks.filter(|(_, front)| front.last_ns != 0).collect();
+/// `boottime_to_unix_ns` is the machine's present offset. The recordings may be from earlier boots.
+pub(crate) fn of_files(paths: &[PathBuf], boottime_to_unix_ns: i128) -> Trail {
     let now = |front: &ChunkFront, time_ns: u64| {
         let time_ns = i128::from(time_ns) + i128::from(front.boottime_to_unix_ns) - boottime_to_unix_ns;
         i64::try_from(time_ns).unwrap_or(i64::MIN)
     };
-    let (Some((_, first)), Some((_, last))) = (chunks.first(), chunks.last()) else { return Ok(Trail::default()) };
-    let span_ns = now(last, last.last_ns).abs_diff(now(first, first.first_ns));
+    let mut span: Option<(i64, i64)> = None;
+    for (_, chunks) in paths.iter().filter_map(|path| chunks_of(path).ok()) {
+        let times = chunks.iter().map(|(_, front)| (now(front, front.first_ns), now(front, front.last_ns)));
+        for (first_ns, last_ns) in times {
+            let (begin_ns, end_ns) = span.unwrap_or((first_ns, last_ns));
+            span = Some((begin_ns.min(first_ns), end_ns.max(last_ns)));
+        }
+    }
+    let Some((begin_ns, end_ns)) = span else { return Trail::default() };
     // Half of the points are reserved for the present agent.
-    let apart_ns = (2 * span_ns / LOOKS as u64).max(AT_REST_NS);
+    let apart_ns = (2 * end_ns.abs_diff(begin_ns) / LOOKS as u64).max(AT_REST_NS);
     let mut trail = Trail::default();
+    for path in paths {
+        if let Err(error) = read_into(&mut trail, path, apart_ns, now) {
+            log::info!("{}: {error}", path.display());
+        }
+    }
+    trail
+}
+
+type Chunks = (RecordingReader<BufReader<File>>, Vec<(u64, ChunkFront)>);
+
+/// Opens a recording and finds its chunks with readings.
+fn chunks_of(path: &Path) -> Result<Chunks, RecordingError> {
+    let mut reader = RecordingReader::open(BufReader::new(File::open(path)?))?;
+    let chunks = reader.places()?.into_iter().filter_map(|place| Some((place.byte, place.chunk?)));
+    // A session records times between readings, so a chunk without any time contains no reading.
+    let chunks = chunks.filter(|(_, front)| front.last_ns != 0).collect();
+    Ok((reader, chunks))
+}
+
+fn read_into(
+    trail: &mut Trail,
+    path: &Path,
+    apart_ns: u64,
+    now: impl Fn(&ChunkFront, u64) -> i64,
+) -> Result<(), RecordingError> {
+    let (mut reader, chunks) = chunks_of(path)?;
     for (byte, front) in &chunks {
         let due_ns = trail.looks.last().map_or(i64::MIN, |look| look.time_ns.saturating_add_unsigned(apart_ns));
         if now(front, front.last_ns) < due_ns {
@@ -48,7 +74,7 @@ pub(crate) fn of_recording(path: &Path, boottime_to_unix_ns: i128) -> Result<Tra
             break;
         }
     }
-    Ok(trail)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -103,7 +129,7 @@ mod tests {
     }
 
     fn times(file: &NamedTempFile, boottime_to_unix_ns: i128) -> Vec<i64> {
-        let trail = of_recording(file.path(), boottime_to_unix_ns).expect("it is a recording");
+        let trail = of_files(&[file.path().to_owned()], boottime_to_unix_ns);
         let used = |look: &super::super::GpuMemoryPoint| look.bytes[0][0].is_some_and(|bytes| bytes > 0);
         assert!(trail.looks.iter().all(used) && trail.looks.len() < LOOKS, "{trail:?}");
         trail.looks.iter().map(|look| look.time_ns / 1_000_000_000).collect()
@@ -134,6 +160,6 @@ mod tests {
         std::fs::write(file.path(), &bytes).expect("it is ours");
         assert_eq!(times(&file, 0), [1, 20]);
         std::fs::write(file.path(), "something").expect("it is ours");
-        assert!(of_recording(file.path(), 0).is_err());
+        assert!(of_files(&[file.path().to_owned()], 0).looks.is_empty());
     }
 }

@@ -16,8 +16,9 @@ use crate::options::{Checked, CommonArgs, RecordingTime, Selected, TargetArgs, T
 use crate::sources::clock;
 use crate::sources::procfs::ProcReader;
 use crate::watch::excerpt::write_excerpt;
+use crate::watch::history::HistoryPart;
 use crate::watch::recorded;
-use crate::watch::recording::RecorderOptions;
+use crate::watch::recording::{AtLimit, RecorderOptions};
 use crate::watch::replay::ReplayRequest;
 use crate::watch::session::{Session, holdings};
 use crate::watch::signals::TerminationSignals;
@@ -107,10 +108,9 @@ fn past(order: &PastOrder) -> Result<Exit, ExitFailure> {
     let window = TimeWindow { since: at(since_unix_ns), until: at(until_unix_ns) };
     let now_unix_ns = Some(clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
     let request = ReplayRequest { window, all_events: true, now_unix_ns };
-    let earlier = recorded::earlier_of(&order.kept, request);
-    let file = earlier.as_ref().unwrap_or(&order.kept.file);
+    let part = HistoryPart::of(&order.kept, request)?;
     eprintln!("{ATTACHED}");
-    write_excerpt(file, request, order.uid, &mut BufWriter::new(io::stdout().lock()))?;
+    write_excerpt(part.files, request, order.uid, &mut BufWriter::new(io::stdout().lock()))?;
     Ok(Exit::Ok)
 }
 
@@ -126,7 +126,7 @@ async fn watch(order: WatchOrder, common: &CommonArgs) -> Result<Exit, ExitFailu
         path: "-".into(),
         force: false,
         limit_bytes: Some(order.most_bytes),
-        keeps_newest: false,
+        at_limit: AtLimit::End,
         mode: None,
         waits: true,
         front: recorded::front(false, false),

@@ -141,14 +141,14 @@ pub(crate) struct Welcome {
     pub(crate) viewer: Viewer,
 }
 
-/// Location of an agent's history, as paths of the agent.
+/// Files of an agent's history, as paths of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HistoryFiles {
     /// Current recording.
     pub(crate) file: PathBuf,
-    /// Recording of the agent's previous session.
+    /// File before it.
     pub(crate) previous: Option<PathBuf>,
-    /// Recordings of earlier sessions, newest first.
+    /// Files before that one, newest first.
     #[serde(default)]
     pub(crate) older: Vec<PathBuf>,
     /// Reason why the recording cannot be written at the moment.

@@ -11,9 +11,10 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use memwatch_core::Pipeline;
 use memwatch_core::recording::{Keyframe, KeyframeFront};
@@ -23,11 +24,33 @@ use memwatch_core::recording::{Keyframe, KeyframeFront};
 const WAITING: usize = 64;
 /// Number of keyframes in a full file, unless the keyframes themselves are large.
 const KEYFRAMES: u64 = 8;
+/// The same for a file that another one continues, which begins with one.
+const KEYFRAMES_IN_ONE_OF_SEVERAL: u64 = 2;
+/// Part of the limit that one of several files takes, unless the state itself is large.
+pub(crate) const SEGMENTS: u64 = 16;
+/// Maximum time between two keyframes of a recording that continues in other files, in nanoseconds:
+/// of its older part only such states are kept.
+const BETWEEN_KEYFRAMES_NS: u64 = 60_000_000_000;
+/// Copying the state takes at most this part of the time.
+const COPYING: u64 = 1000;
+
+/// Limits of the files.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RingLimits {
+    /// Maximum size in bytes of all files together.
+    pub(crate) limit_bytes: u64,
+    /// Whether the session waits for a slow disk.
+    pub(crate) waits: bool,
+    /// Whether the recording continues in a new file.
+    pub(crate) continues: bool,
+}
 
 /// Order to the writing thread.
 enum RingFileOrder {
-    Chunk(Vec<u8>),
-    Keyframe(KeyframeFront, Box<Pipeline>),
+    /// A chunk, and the latest time of all inputs so far: `CLOCK_BOOTTIME`, nanoseconds.
+    Chunk(Vec<u8>, u64),
+    /// A state, and how long it took to copy it.
+    Keyframe(KeyframeFront, Box<Pipeline>, Duration),
     /// The end mark.
     End(Vec<u8>),
 }
@@ -51,11 +74,13 @@ pub(crate) struct FileContents {
 }
 
 #[derive(Debug, Default)]
-struct Flags {
+pub(super) struct Flags {
     /// Whether a keyframe is wanted.
-    is_due: AtomicBool,
+    pub(super) is_due: AtomicBool,
     /// Whether a write has failed, or the disk does not keep up.
     has_failed: AtomicBool,
+    /// Number of complete files.
+    pub(super) complete_files: AtomicU64,
 }
 
 impl RingFile {
@@ -63,20 +88,22 @@ impl RingFile {
     ///
     /// # Errors
     /// The file is not a regular file and so cannot be replaced, or no thread can be started.
-    pub(crate) fn start(path: &Path, file: File, front: Vec<u8>, limit_bytes: u64, waits: bool) -> io::Result<Self> {
+    pub(crate) fn start(path: &Path, file: File, front: Vec<u8>, limits: RingLimits) -> io::Result<Self> {
         if !file.metadata()?.is_file() {
             return Err(io::Error::other("not a regular file, which --keep newest needs"));
         }
         // A symbolic link stays; the file that it leads to is replaced.
         let path = path.canonicalize()?;
         let flags = Arc::new(Flags::default());
-        let kept = FileContents { bytes: front.len() as u64, since_ns: None };
-        let (keyframes, since) = (VecDeque::new(), 0);
-        let writer =
-            RingFileWriter { path, file, front, kept, limit_bytes, keyframes, since, flags: Arc::clone(&flags) };
+        let writer = RingFileWriter::new(path, file, front, limits, Arc::clone(&flags));
         let (orders, waiting) = sync_channel(WAITING);
         let thread = thread::Builder::new().name("recording".to_owned()).spawn(move || writer.run(&waiting))?;
-        Ok(Self { orders, thread, flags, waits })
+        Ok(Self { orders, thread, flags, waits: limits.waits })
+    }
+
+    /// Number of complete files.
+    pub(crate) fn complete_files(&self) -> u64 {
+        self.flags.complete_files.load(Ordering::Relaxed)
     }
 
     /// Whether the recording is still in progress.
@@ -89,8 +116,9 @@ impl RingFile {
         self.flags.is_due.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn append(&self, chunk: Vec<u8>) {
-        self.order(RingFileOrder::Chunk(chunk));
+    /// Adds a chunk. `latest_ns` is the latest time of all inputs so far.
+    pub(crate) fn append(&self, chunk: Vec<u8>, latest_ns: u64) {
+        self.order(RingFileOrder::Chunk(chunk, latest_ns));
     }
 
     fn order(&self, order: RingFileOrder) {
@@ -107,10 +135,11 @@ impl RingFile {
         self.thread.is_finished()
     }
 
-    /// Adds a keyframe after the last chunk.
-    pub(crate) fn keyframe(&self, front: KeyframeFront, pipeline: Pipeline) {
+    /// Adds a keyframe after the last chunk. `took` is the time in which the session copied its
+    /// state.
+    pub(crate) fn keyframe(&self, front: KeyframeFront, pipeline: Pipeline, took: Duration) {
         self.flags.is_due.store(false, Ordering::Relaxed);
-        self.order(RingFileOrder::Keyframe(front, Box::new(pipeline)));
+        self.order(RingFileOrder::Keyframe(front, Box::new(pipeline), took));
     }
 
     /// Writes the end mark. Returns the contents of the file, and whether everything was written.
@@ -124,20 +153,30 @@ impl RingFile {
 }
 
 /// State of the writing thread.
-struct RingFileWriter {
-    path: PathBuf,
-    file: File,
-    front: Vec<u8>,
-    kept: FileContents,
-    limit_bytes: u64,
+pub(super) struct RingFileWriter {
+    pub(super) path: PathBuf,
+    pub(super) file: File,
+    pub(super) front: Vec<u8>,
+    pub(super) kept: FileContents,
+    limits: RingLimits,
     /// Byte position and time of each keyframe in the file.
-    keyframes: VecDeque<(u64, u64)>,
+    pub(super) keyframes: VecDeque<(u64, u64)>,
     /// Bytes written since the last keyframe.
-    since: u64,
-    flags: Arc<Flags>,
+    pub(super) since: u64,
+    /// First keyframe of the file.
+    pub(super) begun: Option<KeyframeFront>,
+    /// When the next keyframe is due whatever the size is: `CLOCK_BOOTTIME`, nanoseconds.
+    next_keyframe_ns: u64,
+    pub(super) flags: Arc<Flags>,
 }
 
 impl RingFileWriter {
+    fn new(path: PathBuf, file: File, front: Vec<u8>, limits: RingLimits, flags: Arc<Flags>) -> Self {
+        let kept = FileContents { bytes: front.len() as u64, since_ns: None };
+        let (keyframes, since) = (VecDeque::new(), 0);
+        Self { path, file, front, kept, limits, keyframes, since, begun: None, next_keyframe_ns: u64::MAX, flags }
+    }
+
     fn run(mut self, orders: &Receiver<RingFileOrder>) -> (FileContents, io::Result<()>) {
         let mut done = Ok(());
         for order in orders {
@@ -146,11 +185,16 @@ impl RingFileWriter {
                 break;
             }
             done = match order {
-                RingFileOrder::Chunk(chunk) => self.add(&chunk),
-                RingFileOrder::Keyframe(front, pipeline) => {
+                RingFileOrder::Chunk(chunk, latest_ns) => self.add(&chunk, latest_ns),
+                RingFileOrder::Keyframe(front, pipeline, took) => {
                     let state = pipeline.save();
                     drop(pipeline);
-                    Keyframe::pack(front, &state).and_then(|keyframe| self.add_keyframe(&keyframe, front.time_ns))
+                    if self.limits.continues {
+                        let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+                        let apart_ns = BETWEEN_KEYFRAMES_NS.max(took_ns.saturating_mul(COPYING));
+                        self.next_keyframe_ns = front.time_ns.saturating_add(apart_ns);
+                    }
+                    Keyframe::pack(front, &state).and_then(|keyframe| self.add_keyframe(&keyframe, front))
                 }
                 RingFileOrder::End(mark) => self.append(&mark).and_then(|()| self.file.sync_data()),
             };
@@ -163,19 +207,24 @@ impl RingFileWriter {
     }
 
     /// Returns the size at which the file is replaced. The rest of the limit is reserved for the
-    /// copy.
-    const fn full_bytes(&self) -> u64 {
-        self.limit_bytes / 3 * 2
+    /// copy, or for other files.
+    pub(super) const fn full_bytes(&self) -> u64 {
+        if self.limits.continues { self.limits.limit_bytes / SEGMENTS } else { self.limits.limit_bytes / 3 * 2 }
     }
 
-    fn add(&mut self, chunk: &[u8]) -> io::Result<()> {
+    /// Returns the maximum size of the file.
+    pub(super) const fn most_bytes(&self) -> u64 {
+        if self.limits.continues { self.limits.limit_bytes / 4 } else { self.limits.limit_bytes }
+    }
+
+    fn add(&mut self, chunk: &[u8], latest_ns: u64) -> io::Result<()> {
         let more = chunk.len() as u64;
-        if self.kept.bytes + more > self.full_bytes() {
+        if !self.limits.continues && self.kept.bytes + more > self.full_bytes() {
             self.keep_newest(more)?;
         }
         // A keyframe may still be on its way, so the file may exceed its full size for a while, but
         // not the limit.
-        if self.kept.bytes + more + super::END_BYTES > self.limit_bytes {
+        if self.kept.bytes + more + super::END_BYTES > self.most_bytes() {
             return Err(io::Error::other(
                 "--max-size (agent: --history-size) is too small: the limit was reached before a keyframe was written",
             ));
@@ -183,14 +232,21 @@ impl RingFileWriter {
         self.append(chunk)?;
         self.since += more;
         let last = self.keyframes.back().map_or(0, |(last, _)| self.kept.bytes - self.since - last);
-        if self.since >= (self.full_bytes() / KEYFRAMES).max(2 * last) || self.kept.bytes > self.full_bytes() {
+        let keyframes = if self.limits.continues { KEYFRAMES_IN_ONE_OF_SEVERAL } else { KEYFRAMES };
+        if self.since >= (self.full_bytes() / keyframes).max(2 * last)
+            || self.kept.bytes > self.full_bytes()
+            || latest_ns >= self.next_keyframe_ns
+        {
             self.flags.is_due.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    fn add_keyframe(&mut self, keyframe: &[u8], time_ns: u64) -> io::Result<()> {
-        let more = keyframe.len() as u64;
+    fn add_keyframe(&mut self, keyframe: &[u8], front: KeyframeFront) -> io::Result<()> {
+        let (more, time_ns) = (keyframe.len() as u64, front.time_ns);
+        if self.limits.continues {
+            return self.add_or_continue(keyframe, front);
+        }
         if self.kept.bytes + more > self.full_bytes() {
             self.keep_newest(more)?;
         }
@@ -213,8 +269,8 @@ impl RingFileWriter {
 
     /// Drops older data if there is a keyframe from which on the rest is short enough.
     fn keep_newest(&mut self, more: u64) -> io::Result<()> {
-        let most =
-            (self.full_bytes() / 2).min(self.limit_bytes.saturating_sub(self.kept.bytes + self.front.len() as u64));
+        let most = (self.full_bytes() / 2)
+            .min(self.limits.limit_bytes.saturating_sub(self.kept.bytes + self.front.len() as u64));
         let most = most.min(self.full_bytes().saturating_sub(more));
         match self.keyframes.iter().copied().find(|(byte, _)| self.kept.bytes - byte <= most) {
             Some(first) => self.replace(first, &[]),
@@ -226,11 +282,8 @@ impl RingFileWriter {
     fn replace(&mut self, (byte, since_ns): (u64, u64), more: &[u8]) -> io::Result<()> {
         let kept = self.kept.bytes - byte;
         let bytes = self.front.len() as u64 + kept + more.len() as u64;
-        if self.kept.bytes + bytes > self.limit_bytes {
-            let state = super::bytes(more.len() as u64);
-            return Err(io::Error::other(format!(
-                "the current state takes {state}: set --max-size (agent: --history-size) to at least six times that"
-            )));
+        if self.kept.bytes + bytes > self.limits.limit_bytes {
+            return Err(Self::too_large(more));
         }
         let new = copy_of(&self.path);
         let copied = self.copy(&new, (byte, kept), more).and_then(|file| {
@@ -253,18 +306,31 @@ impl RingFileWriter {
         Ok(())
     }
 
-    fn copy(&self, new: &Path, (byte, kept): (u64, u64), more: &[u8]) -> io::Result<File> {
-        let mut old = OpenOptions::new().read(true).open(&self.path)?;
+    pub(super) fn too_large(keyframe: &[u8]) -> io::Error {
+        let state = super::bytes(keyframe.len() as u64);
+        io::Error::other(format!(
+            "the current state takes {state}: set --max-size (agent: --history-size) to at least six times that"
+        ))
+    }
+
+    /// Creates an empty file beside this one, for the same users.
+    pub(super) fn create(&self, new: &Path) -> io::Result<File> {
         // A killed recorder may have left a copy. A file or link that another user puts there
         // meanwhile is not followed.
         let left = fs::remove_file(new);
         left.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })?;
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
         let (before, own) = (self.file.metadata()?, file.metadata()?);
         if (before.uid(), before.gid()) != (own.uid(), own.gid()) {
             fchown(&file, Some(before.uid()), Some(before.gid()))?;
         }
         file.set_permissions(before.permissions())?;
+        Ok(file)
+    }
+
+    fn copy(&self, new: &Path, (byte, kept): (u64, u64), more: &[u8]) -> io::Result<File> {
+        let mut old = OpenOptions::new().read(true).open(&self.path)?;
+        let mut file = self.create(new)?;
         file.write_all(&self.front)?;
         old.seek(SeekFrom::Start(byte))?;
         let copied = io::copy(&mut old.take(kept), &mut file)?;
@@ -278,7 +344,7 @@ impl RingFileWriter {
         Ok(file)
     }
 
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(super) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         let written = self.file.write_all(bytes);
         match written {
             Ok(()) => self.kept.bytes += bytes.len() as u64,
@@ -309,9 +375,8 @@ mod tests {
         let front = Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES, ..Front::default() });
         fs::write(&path, &front).expect("the directory is ours");
         let file = OpenOptions::new().append(true).open(&path).expect("it is there");
-        let kept = FileContents { bytes: front.len() as u64, since_ns: None };
-        let (keyframes, flags) = (VecDeque::new(), Arc::default());
-        RingFileWriter { path, file, front, kept, limit_bytes: LIMIT, keyframes, since: 0, flags }
+        let limits = RingLimits { limit_bytes: LIMIT, waits: true, continues: false };
+        RingFileWriter::new(path, file, front, limits, Arc::default())
     }
 
     /// Returns a chunk of ticks that compress badly.
@@ -340,11 +405,11 @@ mod tests {
     }
 
     fn add_both(writer: &mut RingFileWriter, encoder: &mut Encoder, number: u64, state: &[u8]) -> io::Result<()> {
-        writer.add(&chunk(encoder, number))?;
+        writer.add(&chunk(encoder, number), encoder.latest_ns())?;
         if writer.flags.is_due.load(Ordering::Relaxed) {
             let time_ns = encoder.latest_ns();
-            let keyframe = Keyframe::pack(KeyframeFront { time_ns, ..KeyframeFront::default() }, state)?;
-            writer.add_keyframe(&keyframe, time_ns)?;
+            let front = KeyframeFront { time_ns, ..KeyframeFront::default() };
+            writer.add_keyframe(&Keyframe::pack(front, state)?, front)?;
         }
         Ok(())
     }

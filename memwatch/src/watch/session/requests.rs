@@ -137,6 +137,11 @@ impl Session {
         self.parts.sink.recorder.take_if(|recorder| !recorder.is_going())
     }
 
+    /// Number of files of the recording that are complete.
+    pub(crate) fn complete_files(&self) -> u64 {
+        self.parts.sink.recorder.as_ref().map_or(0, Recorder::complete_files)
+    }
+
     /// Whether a requested recording has ended: the file is full, or a write failed.
     pub(crate) fn has_recording_ended(&self) -> bool {
         self.parts.sink.recorder.as_ref().is_some_and(|recorder| !recorder.is_going())

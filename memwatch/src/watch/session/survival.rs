@@ -66,9 +66,8 @@ enum SessionOrigin {
 /// Checks whether a previous session can be resumed.
 pub(crate) fn start(options: &SessionOptions) -> Result<SessionStart, ExitFailure> {
     let Some(place) = options.survival.clone() else { return Ok(SessionStart::default()) };
-    let boot =
-        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").context("cannot read the machine's boot id")?;
-    let (boot, kernel_half) = (boot.trim().to_owned(), kernel_half(options.ring_bytes));
+    let boot = clock::boot_id().context("cannot read the machine's boot id")?;
+    let kernel_half = kernel_half(options.ring_bytes);
     let mut earlier = None;
     let kept = journal::read(&place.journal, |head| {
         earlier = place.pins.half_of(head.ring).filter(|_| head.boot == boot);
