@@ -76,6 +76,10 @@ pub struct Front {
     /// Minimum time between two keyframes of a recording without some inputs, nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub apart_ns: Option<u64>,
+    /// Last keyframe before which inputs are missing, if nothing is missing after it:
+    /// `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub states_until_ns: Option<u64>,
 }
 
 impl Front {

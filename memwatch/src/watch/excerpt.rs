@@ -22,13 +22,14 @@ pub(crate) fn write_excerpt(
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     let span = ReplaySpan::of(request, &files)?;
-    let apart_ns = files.iter().filter_map(|file| file.front.apart_ns).max();
+    let (apart_ns, states_until_ns) = states_in(&files, &span);
     let mut reader = JoinedReader::begin(files, span.first, span.last)?;
     let front = reader.front().clone();
     let mut part = reader.next_part()?;
     // What stands before the first keyframe is nobody's.
     let (mut excerpt, own) = Excerpt::begin(uid, &Pipeline::new(!front.everybody));
-    out.write_all(&Encoder::front(&Front { format: FORMAT_OF_STATES, command: Vec::new(), apart_ns, ..front }))?;
+    let (format, command) = (FORMAT_OF_STATES, Vec::new());
+    out.write_all(&Encoder::front(&Front { format, command, apart_ns, states_until_ns, ..front }))?;
     if !matches!(part, Some(RecordingPart::Keyframe(_))) {
         write_state(KeyframeFront::default(), &own, out)?;
     }
@@ -69,6 +70,18 @@ pub(crate) fn write_excerpt(
     }
     out.write_all(&encoder.end(Stopped::Asked))?;
     Ok(out.flush()?)
+}
+
+/// Returns the time between two states, and the time of the last one, of the part of the period of
+/// which only states are recorded.
+fn states_in(files: &[RecordingFile], span: &ReplaySpan) -> (Option<u64>, Option<u64>) {
+    let first = span.first.map_or(0, |first| first.file);
+    let times = |file: &RecordingFile| {
+        let keyframes = file.places.iter().filter_map(|place| Some(place.keyframe?.time_ns));
+        keyframes.filter(|time_ns| *time_ns <= span.until_ns).max()
+    };
+    let thinned = files.iter().skip(first).filter(|file| file.front.apart_ns.is_some() && times(file).is_some());
+    (thinned.clone().filter_map(|file| file.front.apart_ns).max(), thinned.filter_map(times).max())
 }
 
 fn write_state(front: KeyframeFront, own: &Pipeline, out: &mut impl Write) -> anyhow::Result<()> {

@@ -259,10 +259,10 @@ impl<F: FnOnce(&mut Pipeline)> Player<F> {
 
     /// Notes a state in place of inputs.
     fn note_states(&mut self, front: &Front, time_ns: u64) {
-        if !front.is_of_states() || Some(time_ns) < self.since_ns {
+        let Some(apart_ns) = front.apart_ns.filter(|_| front.is_of_states()) else { return };
+        if Some(time_ns) < self.since_ns || front.states_until_ns.is_some_and(|until_ns| time_ns > until_ns) {
             return;
         }
-        let apart_ns = front.apart_ns.unwrap_or(0);
         let states = self.states.get_or_insert(RecordedStates { first_ns: time_ns, last_ns: time_ns, apart_ns });
         (states.last_ns, states.apart_ns) = (time_ns, states.apart_ns.max(apart_ns));
     }

@@ -177,6 +177,7 @@ fn history_is_read_as_one_across_restarts_and_a_killed_agent() {
     assert_eq!(failures(&all(&agent, &["oom"])), 2);
     let owners = agent.ask(&gpu, ANN, &[&["oom", "--json"], &ALL[..]].concat());
     assert_eq!(failures(&owners), 2, "the owner reads all sessions, too");
+    assert!(!owners.stderr.contains("a state every"), "nothing is missing: {owners:?}");
     drop(agent);
     let nobody = TestAgent::start(&gpu);
     nobody.ask(&gpu, ROOT, &["leak", "--since", "10s"]).assert_ended_with(1, &["keeps no history", "--history"]);
