@@ -117,3 +117,19 @@ fn a_users_part_of_a_state_has_the_users_failures_with_nothing_of_others() {
     let text = format!("{own:?}");
     assert!(text.contains("program7of1000") && !text.contains("of1001"), "{text}");
 }
+
+#[test]
+fn failure_keeps_the_processes_on_its_gpu_and_all_gpus() {
+    let mut watch = TestPipeline::begin();
+    watch.pipeline.watch_ooms();
+    for tgid in [7, 8, 9] {
+        watch.starts(tgid);
+    }
+    watch.calls(on_gpu_a(7)).calls([mem_alloc(0xa0, 100).process(7)]);
+    watch.reading(vec![device(GPU_A, 900, [(7, 400), (9, 500)]), device(GPU_B, 600, [(8, 600)])]);
+    watch.calls([mem_alloc(0, 1 << 40).process(7).failing(OUT_OF_MEMORY)]).ticks(2);
+    let failure = watch.pipeline.ooms().0.next().expect("it failed").clone();
+    let tgids: Vec<u32> = failure.snapshot.processes.iter().map(|process| process.tgid.0).collect();
+    assert_eq!((tgids, failure.snapshot.gpus.len()), (vec![7, 9], 2));
+    assert_eq!(watch.snapshot().processes.len(), 3);
+}

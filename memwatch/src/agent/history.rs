@@ -310,7 +310,9 @@ mod tests {
         history.make_room().expect("there is nothing");
         for _ in 0..2 {
             fs::write(&file, recording(3)).expect("it is ours");
-            copies.iter().for_each(|copy| fs::write(copy, "half").expect("it is ours"));
+            for copy in &copies {
+                fs::write(copy, "half").expect("it is ours");
+            }
             history.make_room().expect("it is ours");
             assert!(!file.exists() && copies.iter().all(|copy| !copy.exists()));
         }

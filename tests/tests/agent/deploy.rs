@@ -142,8 +142,8 @@ const RECORDED: &str = "accept4 access arch_prctl bind bpf brk capget capset chm
     sched_getscheduler sched_setscheduler sendto set_robust_list set_tid_address setpriority setsockopt shutdown sigaltstack socket socketpair statx uname \
     unlink unlinkat write writev";
 
-/// What a watch for a client calls besides, in the agent and in its worker, as recorded.
-const WATCHES: [&str; 8] = ["clone3", "dup2", "execve", "kill", "pidfd_open", "pipe2", "vfork", "wait4"];
+/// What a watch for a client, and a command for an event, call besides, as recorded.
+const CHILDREN: [&str; 9] = ["clone3", "dup2", "execve", "kill", "pidfd_open", "pipe2", "setpgid", "vfork", "wait4"];
 
 #[test(alone)]
 fn seccomp_profile_permits_agent_calls_and_none_that_alter_the_machine() {
@@ -154,7 +154,8 @@ fn seccomp_profile_permits_agent_calls_and_none_that_alter_the_machine() {
     assert_eq!(rule["action"], "SCMP_ACT_ALLOW");
     let names = rule["names"].as_array().expect("names").iter().map(|name| name.as_str().expect("a name"));
     let permitted: BTreeSet<&str> = names.collect();
-    for call in RECORDED.split_whitespace().chain(WATCHES).chain(["open_by_handle_at", "process_vm_readv", "pread64"]) {
+    for call in RECORDED.split_whitespace().chain(CHILDREN).chain(["open_by_handle_at", "process_vm_readv", "pread64"])
+    {
         assert!(permitted.contains(call), "{call} is refused");
     }
     for call in "mount umount2 move_mount fsopen pivot_root chroot setns unshare ptrace process_vm_writev init_module finit_module delete_module \
