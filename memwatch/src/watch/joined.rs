@@ -50,16 +50,19 @@ impl RecordingFile {
         first.is_some_and(|front| front.layout != STATE)
     }
 
-    /// Whether the file before has all of this one: two were made one, and this one was not removed.
-    fn is_repeated(&self, before: &Self) -> bool {
-        let begins_ns = |place: &PartPosition| {
-            place.keyframe.map(|front| front.time_ns).or(place.chunk.map(|front| front.first_ns)).unwrap_or(0)
+    /// Returns the time of the first part: `CLOCK_BOOTTIME`, nanoseconds.
+    fn begins_ns(&self) -> u64 {
+        let time_ns = |place: &PartPosition| {
+            place.keyframe.map(|front| front.time_ns).or(place.chunk.map(|front| front.first_ns))
         };
-        let ends_ns = |place: &PartPosition| {
-            place.keyframe.map(|front| front.time_ns).or(place.chunk.map(|front| front.last_ns)).unwrap_or(0)
-        };
-        let begins_ns = self.places.first().map_or(0, begins_ns);
-        self.is_of_boot(before) && before.places.iter().map(ends_ns).max() > Some(begins_ns)
+        self.places.first().and_then(time_ns).unwrap_or(0)
+    }
+
+    /// Returns the latest time: `CLOCK_BOOTTIME`, nanoseconds.
+    fn ends_ns(&self) -> u64 {
+        let time_ns =
+            |place: &PartPosition| place.keyframe.map(|front| front.time_ns).or(place.chunk.map(|front| front.last_ns));
+        self.places.iter().filter_map(time_ns).max().unwrap_or(0)
     }
 
     /// Whether this file is of the same start of the machine, so that times can be compared.
@@ -83,8 +86,9 @@ pub(crate) struct JoinedPosition {
     pub(crate) byte: u64,
 }
 
-/// Opens the files of a history, oldest first, and returns them by starts of the machine, newest
-/// first. Times of different starts cannot be compared.
+/// Opens the files of a history, in the order of their names, and returns them by starts of the
+/// machine, newest first, each oldest first. Times of different starts cannot be compared, and
+/// names are by a wall clock that may have been set.
 ///
 /// Files that cannot be read are skipped, since the agent removes the oldest ones. The second result
 /// is the number of files of other versions.
@@ -104,16 +108,29 @@ pub(crate) fn by_boot(paths: &[PathBuf]) -> (Vec<Vec<RecordingFile>>, usize) {
                 continue;
             }
         };
-        if boots.last().and_then(|boot| boot.last()).is_some_and(|last| file.is_repeated(last)) {
-            continue;
-        }
-        match boots.last_mut().filter(|boot| boot.last().is_some_and(|last| last.is_of_boot(&file))) {
-            Some(boot) => boot.push(file),
-            None => boots.push(vec![file]),
-        }
+        let known = boots.iter().position(|boot| boot.iter().any(|one| one.is_of_boot(&file)));
+        // The start with the last name is the newest.
+        let mut boot = known.map(|at| boots.remove(at)).unwrap_or_default();
+        boot.push(file);
+        boots.push(boot);
     }
     boots.reverse();
-    (boots, foreign)
+    (boots.into_iter().map(in_order).collect(), foreign)
+}
+
+/// Returns the files of one start of the machine by time. A file whose begin is in the one before is
+/// left out: two files were made one, and the agent was killed before it removed the second.
+fn in_order(mut files: Vec<RecordingFile>) -> Vec<RecordingFile> {
+    files.sort_by_key(RecordingFile::begins_ns);
+    let mut known_ns = 0;
+    files.retain(|file| {
+        let is_new = file.begins_ns() >= known_ns;
+        if is_new {
+            known_ns = known_ns.max(file.ends_ns());
+        }
+        is_new
+    });
+    files
 }
 
 /// Reads the parts of several files in order.
@@ -214,5 +231,53 @@ impl JoinedReader {
         self.number += 1;
         self.is_first_part = true;
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use memwatch_core::input::Input;
+    use memwatch_core::recording::{Encoder, FORMAT};
+
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    /// Writes a recording of these seconds of a start of the machine.
+    fn recording(directory: &Path, name: &str, boot: Option<&str>, seconds: std::ops::RangeInclusive<u64>) -> PathBuf {
+        let boot = boot.map(str::to_owned);
+        let mut bytes = Encoder::front(&Front { format: FORMAT, boot, ..Front::default() });
+        let mut encoder = Encoder::default();
+        for second in seconds {
+            encoder.push(&Input::Tick { time_ns: second * SECOND_NS });
+        }
+        bytes.extend(encoder.chunk(0).expect("it is packed").expect("there is one"));
+        let path = directory.join(name);
+        fs::write(&path, bytes).expect("the directory is ours");
+        path
+    }
+
+    #[test]
+    fn files_are_by_start_of_the_machine_and_by_time_whatever_their_names_say() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let one = |name, boot, seconds| recording(directory.path(), name, boot, seconds);
+        let paths = [
+            one("a", None, 5..=6),
+            one("b", Some("first"), 500..=600),
+            // The clock was set back after the first file of the second start.
+            one("c", Some("second"), 20..=30),
+            one("d", Some("second"), 35..=40),
+            one("e", Some("second"), 10..=20),
+            one("f", Some("second"), 25..=28),
+            one("g", Some("second"), 41..=50),
+            directory.path().join("removed meanwhile"),
+        ];
+        let (boots, foreign) = by_boot(&paths);
+        let begins: Vec<Vec<u64>> =
+            boots.iter().map(|boot| boot.iter().map(|file| file.begins_ns() / SECOND_NS).collect()).collect();
+        assert_eq!(begins, [vec![10, 20, 35, 41], vec![500], vec![5]], "what another file has is read once");
+        assert_eq!(foreign, 0);
     }
 }
