@@ -1,7 +1,7 @@
 //! Events of the machine: a line in the agent's log for each out-of-memory failure, and a command or
 //! a post for these and for changes of forecasts.
 //!
-//! A failure is an event once its outcome is known, at most ten seconds after it. Each user has a
+//! A failure is an event once its outcome is known, about ten seconds after it at most. Each user has a
 //! share, so that one program that fails again and again hides no other's failure.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,6 @@ use memwatch_core::words::Tgid;
 
 use crate::agent::args::EventArgs;
 use crate::render::wall_clock::WallClock;
-use crate::sources::clock;
 use crate::watch::alert::{AlertActions, Alerts};
 use crate::watch::session::Session;
 use crate::watch::taken_at::TakenAt;
@@ -22,8 +21,6 @@ use crate::watch::taken_at::TakenAt;
 /// Events of one user at once, and the time in which one more is allowed.
 const AT_ONCE: u32 = 6;
 const EACH: Duration = Duration::from_secs(10);
-/// Time after which the outcome of a failure is known, in nanoseconds.
-const KNOWN_NS: u64 = 10_000_000_000;
 
 /// How events are written; the lines of JSON end with a newline.
 #[derive(Clone, Copy, Debug)]
@@ -69,8 +66,7 @@ impl AgentEvents {
             session.pipeline_mut().watch_forecasts(&[]);
             session.pipeline_mut().take_forecast_changes();
         }
-        let now_ns = clock::boottime_ns();
-        let known = session.pipeline().ooms().0.filter(|oom| is_known(oom, now_ns));
+        let known = session.pipeline().ooms().0.filter(|oom| is_known(oom));
         let reported = known.map(|oom| (oom.tgid, oom.time_ns)).collect();
         Self { forms, alerts, reported, shares: BTreeMap::new(), left_out: 0 }
     }
@@ -78,9 +74,8 @@ impl AgentEvents {
     /// Reports what has happened since the last call.
     pub(crate) fn tend(&mut self, session: &mut Session) {
         self.tend_forecasts(session);
-        let now_ns = clock::boottime_ns();
         let all = || session.pipeline().ooms().0;
-        let is_new = |oom: &&OomView| is_known(oom, now_ns) && !self.reported.contains(&(oom.tgid, oom.time_ns));
+        let is_new = |oom: &&OomView| is_known(oom) && !self.reported.contains(&(oom.tgid, oom.time_ns));
         let new: Vec<OomView> = all().filter(is_new).cloned().collect();
         if new.is_empty() {
             return;
@@ -124,10 +119,9 @@ impl AgentEvents {
     }
 }
 
-/// Whether it is known how the process continued.
-const fn is_known(oom: &OomView, now_ns: u64) -> bool {
-    let is_decided = oom.is_survived || oom.ended_ns.is_some() || oom.exited_ns.is_some();
-    is_decided || now_ns.saturating_sub(oom.time_ns) > KNOWN_NS
+/// Whether it is known how the process continued, which the log decides after a while.
+const fn is_known(oom: &OomView) -> bool {
+    oom.is_survived || oom.ended_ns.is_some() || oom.exited_ns.is_some()
 }
 
 fn and_more(left_out: u64, process: Option<&ProcessView>) -> String {

@@ -143,14 +143,19 @@ impl AgentHistory {
         if let Some(store) = self.store.take_if(|store| store.is_finished()) {
             match store.join() {
                 Ok(Ok(oldest_unix_ns)) => self.state.oldest_unix_ns = oldest_unix_ns,
-                Ok(Err(error)) => self.report(format!("cannot shorten its files: {error}")),
-                Err(_) => self.report("the thread that shortens its files has ended".to_owned()),
+                Ok(Err(error)) => self.note_unshortened(&error.to_string()),
+                Err(_) => self.note_unshortened("its thread has ended"),
             }
         }
         if complete_files != self.tended_files && self.store.is_none() {
             self.tended_files = complete_files;
             self.shorten();
         }
+    }
+
+    fn note_unshortened(&mut self, why: &str) {
+        self.state.failures_total += 1;
+        eprintln!("memwatch: cannot shorten the history in {}: {why}", self.directory.display());
     }
 
     /// Checks whether the history is still being written, and retries if not.

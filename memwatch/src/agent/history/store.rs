@@ -2,16 +2,15 @@
 //! with more details than their share are thinned: all calls, then a state every minute, every ten
 //! minutes, every hour.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 use memwatch_core::recording::{RecordingError, RecordingReader, thin};
 
 use crate::own_folder::unless_absent;
 use crate::watch::recording::copy_of;
-use crate::watch::recording::ring::SEGMENTS;
+use crate::watch::recording::ring::{SEGMENTS, create_beside};
 use crate::watch::recording::segments::{MOST_FILES, begin_of, complete_files};
 
 /// Time of the oldest data in nanoseconds since 1970; `None` if there is none.
@@ -131,14 +130,7 @@ fn thin_together(files: &[StoredFile], apart_ns: u64) -> Result<(), RecordingErr
 fn write_thin(files: &[StoredFile], new: &Path, apart_ns: u64) -> Result<(), RecordingError> {
     let opened: io::Result<Vec<File>> = files.iter().map(|file| File::open(&file.path)).collect();
     let opened = opened?;
-    let before = opened.first().ok_or(RecordingError::NoRecording)?.metadata()?;
-    fs::remove_file(new).or_else(unless_absent)?;
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
-    let own = file.metadata()?;
-    if (before.uid(), before.gid()) != (own.uid(), own.gid()) {
-        fchown(&file, Some(before.uid()), Some(before.gid()))?;
-    }
-    file.set_permissions(before.permissions())?;
+    let file = create_beside(opened.first().ok_or(RecordingError::NoRecording)?, new)?;
     let mut out = BufWriter::new(file);
     thin(opened.into_iter().map(BufReader::new).collect(), apart_ns, &mut out)?;
     out.flush()?;

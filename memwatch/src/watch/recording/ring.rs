@@ -19,6 +19,8 @@ use std::time::Duration;
 use memwatch_core::Pipeline;
 use memwatch_core::recording::{Keyframe, KeyframeFront};
 
+use crate::own_folder::unless_absent;
+
 /// Maximum number of orders waiting for the disk. When it is reached, the session waits, too, or
 /// the recording ends.
 const WAITING: usize = 64;
@@ -313,24 +315,9 @@ impl RingFileWriter {
         ))
     }
 
-    /// Creates an empty file beside this one, for the same users.
-    pub(super) fn create(&self, new: &Path) -> io::Result<File> {
-        // A killed recorder may have left a copy. A file or link that another user puts there
-        // meanwhile is not followed.
-        let left = fs::remove_file(new);
-        left.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })?;
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
-        let (before, own) = (self.file.metadata()?, file.metadata()?);
-        if (before.uid(), before.gid()) != (own.uid(), own.gid()) {
-            fchown(&file, Some(before.uid()), Some(before.gid()))?;
-        }
-        file.set_permissions(before.permissions())?;
-        Ok(file)
-    }
-
     fn copy(&self, new: &Path, (byte, kept): (u64, u64), more: &[u8]) -> io::Result<File> {
         let mut old = OpenOptions::new().read(true).open(&self.path)?;
-        let mut file = self.create(new)?;
+        let mut file = create_beside(&self.file, new)?;
         file.write_all(&self.front)?;
         old.seek(SeekFrom::Start(byte))?;
         let copied = io::copy(&mut old.take(kept), &mut file)?;
@@ -353,6 +340,19 @@ impl RingFileWriter {
         }
         written
     }
+}
+
+/// Creates an empty file for the same users as this one. A killed recorder may have left one.
+pub(crate) fn create_beside(file: &File, new: &Path) -> io::Result<File> {
+    // A file or link that another user puts there meanwhile is not followed.
+    fs::remove_file(new).or_else(unless_absent)?;
+    let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
+    let (before, own) = (file.metadata()?, created.metadata()?);
+    if (before.uid(), before.gid()) != (own.uid(), own.gid()) {
+        fchown(&created, Some(before.uid()), Some(before.gid()))?;
+    }
+    created.set_permissions(before.permissions())?;
+    Ok(created)
 }
 
 /// Returns the path of the copy that replaces the file.

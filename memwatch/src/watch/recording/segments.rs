@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use jiff::Timestamp;
 use memwatch_core::recording::{EndMark, KeyframeFront, RecordingReader, Stopped};
 
-use super::ring::{FileContents, RingFileWriter, copy_of};
+use super::ring::{FileContents, RingFileWriter, copy_of, create_beside};
 
 /// Maximum time in one file, so that little is read for a moment, in nanoseconds.
 const LONGEST_NS: u64 = 2 * 3_600_000_000_000;
@@ -49,7 +49,7 @@ impl RingFileWriter {
         self.append(&EndMark { stopped: Stopped::Limit, inputs: front.inputs }.bytes())?;
         self.file.sync_data()?;
         let new = copy_of(&self.path);
-        let begun = self.create(&new).and_then(|mut file| {
+        let begun = create_beside(&self.file, &new).and_then(|mut file| {
             file.write_all(&self.front)?;
             file.write_all(keyframe)?;
             // A crash of the machine between the two names leaves the complete file.
