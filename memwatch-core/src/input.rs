@@ -3,6 +3,7 @@
 pub mod allocator_state;
 pub mod arenas;
 mod coverage;
+pub mod held_names;
 pub mod holdings;
 pub mod kv_cache;
 mod level;
@@ -195,6 +196,8 @@ pub enum Input {
     Unproven(BTreeSet<Tgid>),
     /// The KV cache of an inference server.
     KvCache(Box<kv_cache::KvCacheReading>),
+    /// Live objects of a process, summed by name.
+    HeldNames(Box<held_names::HeldNames>),
 }
 
 /// An address in the kernel half's allocation map.
@@ -296,6 +299,7 @@ impl Input {
             Self::Rm(call) => Some(call.returned_ns),
             Self::Numbers(numbers) => Some(numbers.time_ns),
             Self::KvCache(reading) => Some(reading.time_ns),
+            Self::HeldNames(reading) => Some(reading.time_ns),
             Self::Attached { time_ns }
             | Self::Statistics { time_ns, .. }
             | Self::ObservedFrom { time_ns, .. }

@@ -2,6 +2,7 @@
 //! NVML indices, UUIDs.
 
 pub(crate) mod by_name;
+mod cause;
 mod framework;
 pub mod json;
 
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub use self::cause::CauseKind;
 pub use self::framework::Framework;
 
 /// A word from memwatch's own tables; owned if it was received over a socket.

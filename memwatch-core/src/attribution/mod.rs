@@ -3,6 +3,7 @@
 pub mod device;
 pub(crate) mod ended;
 pub mod governor;
+pub mod held_names;
 pub mod losses;
 pub mod names;
 pub mod overhead;

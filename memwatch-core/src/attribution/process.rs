@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use memwatch_common::loss::Loss;
 use serde::{Deserialize, Serialize};
 
+use super::held_names::HeldNamesLog;
 use super::overhead::OverheadCounts;
 use crate::allocators::{TensorLedger, is_pytorch_probed};
 use crate::decode::{Call, TensorEvent};
@@ -81,6 +82,8 @@ pub struct Process {
     pub level: Option<LevelChoice>,
     /// Last reading of the KV cache of an inference server, kept after the exit.
     pub kv_cache: Option<Box<KvCacheReading>>,
+    /// Readings of its live objects by name, kept after the exit.
+    pub held_names: HeldNamesLog,
     /// Whether no call was seen and its libraries are not known to be probed.
     pub unproven: bool,
     /// Whether its ledger has changed since the last tick.
@@ -123,6 +126,7 @@ impl Process {
             overhead: OverheadCounts::default(),
             level: None,
             kv_cache: None,
+            held_names: HeldNamesLog::default(),
             unproven: false,
             changed: false,
             last_explained: None,
@@ -399,6 +403,7 @@ impl Process {
         (self.tensors_watched_ns, self.scratch_watched_ns) = (0, 0);
         self.level = None;
         self.kv_cache = None;
+        self.held_names = HeldNamesLog::default();
         self.last_gpus.clear();
         self.kernel_driver_losses.clear();
         self.from_start = true;

@@ -158,6 +158,7 @@ fn subject(input: &Input) -> Subject {
         Input::Holdings(holdings) => holdings.tgid,
         Input::Arenas(readings) => readings.tgid,
         Input::KvCache(reading) => reading.tgid,
+        Input::HeldNames(reading) => reading.tgid,
         Input::Rm(call) => call.tgid,
         Input::ScratchWatched(tgid, _)
         | Input::ContextChanges(tgid, _)

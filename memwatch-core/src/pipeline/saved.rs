@@ -11,7 +11,7 @@ use crate::pipeline::Pipeline;
 
 /// Layout version of a state: every type in it, with all fields in order. Other versions cannot be
 /// read.
-pub const STATE: u32 = 33;
+pub const STATE: u32 = 34;
 
 /// Error for bytes that are not a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

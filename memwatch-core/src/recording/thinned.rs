@@ -149,6 +149,7 @@ enum ReadingKind {
     Devices,
     Counters,
     KvCache,
+    HeldNames,
 }
 
 impl Readings {
@@ -161,6 +162,7 @@ impl Readings {
             Input::Devices(reading) => (ReadingKind::Devices, None, reading.end_ns),
             Input::Numbers(numbers) => (ReadingKind::Counters, Some(numbers.tgid), numbers.time_ns),
             Input::KvCache(reading) => (ReadingKind::KvCache, Some(reading.tgid), reading.time_ns),
+            Input::HeldNames(reading) => (ReadingKind::HeldNames, Some(reading.tgid), reading.time_ns),
             Input::Record(RingRecord::Process(_))
             | Input::Process(_)
             | Input::ProcessEnded { .. }

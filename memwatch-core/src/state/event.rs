@@ -2,6 +2,7 @@
 
 use crate::decode::{Call, TensorEvent};
 use crate::input::allocator_state::{AllocatorNumbers, AllocatorState};
+use crate::input::held_names::HeldNames;
 use crate::state::State;
 use crate::words::Tgid;
 
@@ -28,6 +29,8 @@ pub enum Event<'a> {
     AllocatorState(&'a AllocatorState),
     /// The kernel driver refused memory to a process. The result is known when the call returns.
     Refused(Tgid),
+    /// A process's live objects were read by name.
+    HeldNames(&'a HeldNames),
     /// NVML was read.
     Reading,
     /// A process is about to exit or to execute another image: its memory is still there.

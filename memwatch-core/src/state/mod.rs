@@ -1,5 +1,7 @@
 //! The state: everything known about processes, devices and workloads, without analyses.
 
+mod allocated;
+mod clock;
 mod contexts;
 mod ended;
 pub mod event;
@@ -11,6 +13,7 @@ mod prefetch;
 pub(crate) mod room;
 pub mod tensors;
 
+pub use allocated::AllocatedBytes;
 pub use contexts::ContextUse;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -120,7 +123,7 @@ impl State {
 
     /// Applies one input and passes what happens to `detector`.
     pub fn step(&mut self, input: Input, detector: &mut impl Detector) {
-        if let Some(time_ns) = time_of(&input) {
+        if let Some(time_ns) = clock::time_of(&input) {
             detector.on(&Event::Time(time_ns), self);
         }
         match input {
@@ -173,6 +176,7 @@ impl State {
                 self.processes.values_mut().for_each(|process| process.unproven = tgids.contains(&process.tgid));
             }
             Input::KvCache(reading) => self.learn_kv_cache(reading),
+            Input::HeldNames(reading) => self.learn_held_names(*reading, detector),
             Input::KernelDriver { version } => self.kernel_driver.learn_version(version),
         }
     }
@@ -478,23 +482,5 @@ impl State {
         self.free_room();
         detector.on(&Event::Tick, self);
         self.workloads.tick(&changed, &self.processes, &self.reading.devices, now_ns);
-    }
-}
-
-/// Returns the time to which an input moves the clock before it is applied. The times of calls and
-/// events are known once they are decoded.
-const fn time_of(input: &Input) -> Option<u64> {
-    match input {
-        Input::AllocatorState(allocator_state) => Some(allocator_state.time_ns),
-        Input::Arenas(arenas) => Some(arenas.time_ns),
-        Input::Devices(reading) => Some(reading.end_ns),
-        Input::Holdings(holdings) => Some(holdings.time_ns),
-        Input::KvCache(reading) => Some(reading.time_ns),
-        Input::MovingAllocatorState(allocator_state) => Some(allocator_state.time_ns),
-        Input::Numbers(numbers) => Some(numbers.time_ns),
-        Input::Rm(call) => Some(call.returned_ns),
-        Input::TensorLevel(choice) => Some(choice.time_ns),
-        Input::Tick { time_ns } | Input::TraceWindow { time_ns, .. } => Some(*time_ns),
-        _ => None,
     }
 }

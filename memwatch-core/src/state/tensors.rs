@@ -15,6 +15,7 @@ use crate::input::allocator_state::{
     AllocatorNumbers, AllocatorState, MovingAllocatorState, StateBlock, StateBlockUse,
 };
 use crate::input::arenas::ArenaReadings;
+use crate::input::held_names::HeldNames;
 use crate::input::holdings::Holdings;
 use crate::input::kv_cache::KvCacheReading;
 use crate::ledger::refusals::FrameworkReading;
@@ -265,6 +266,14 @@ impl State {
         if let Some(process) = self.processes.get_mut(&reading.tgid) {
             reading.follow(process.kv_cache.as_deref());
             process.kv_cache = Some(reading);
+        }
+    }
+
+    pub(crate) fn learn_held_names(&mut self, reading: HeldNames, detector: &mut impl Detector) {
+        detector.on(&Event::HeldNames(&reading), self);
+        // The process may have ended.
+        if let Some(process) = self.processes.get_mut(&reading.tgid) {
+            process.held_names.push(reading);
         }
     }
 

@@ -6,9 +6,11 @@ use super::{ATTACHED_NS, SECOND_NS, TestPipeline, show};
 use crate::decode::{StackRef, TensorChange, TensorEvent};
 use crate::features::oom::view::{OomView, SurvivedView};
 use crate::input::Input;
+use crate::input::held_names::{HeldGroup, HeldNames};
+use crate::input::holdings::HoldingClass;
 use crate::test_calls::rm::{NEWEST, Rm, video};
 use crate::test_calls::*;
-use crate::words::{Ordinal, Tgid, Tid};
+use crate::words::{CauseKind, Ordinal, Tgid, Tid};
 
 const MIB: u64 = 1 << 20;
 /// NV_ERR_NO_MEMORY.
@@ -78,6 +80,64 @@ fn failure_lists_the_rm_requests_refused_during_its_call() {
     watch.returns(mem_alloc(0, 800 * MIB).failing(OUT_OF_MEMORY), call_ns);
     let failures = watch.failures();
     assert_eq!((failures.len(), failures[0].more, failures[0].refused.len()), (1, 1, 3));
+}
+
+/// A reading of process 7 with this much memory in a list.
+fn names(time_ns: u64, bytes: u64) -> HeldNames {
+    let group = HeldGroup {
+        ordinal: Ordinal(0),
+        class: HoldingClass::Tensor,
+        is_kv_cache: false,
+        name: Some("kept[*]".to_owned()),
+        kept_by: None,
+        dtype: None,
+        bytes,
+        blocks: bytes / MIB,
+    };
+    HeldNames { tgid: Tgid(7), time_ns, groups: vec![group], ..HeldNames::default() }
+}
+
+#[test]
+fn failure_has_the_readings_before_it_and_the_first_after_it() {
+    let mut watch = watched();
+    let reads = |watch: &mut TestPipeline, bytes| {
+        watch.now_ns += SECOND_NS;
+        let reading = names(watch.now_ns, bytes);
+        watch.pipeline.step(Input::HeldNames(Box::new(reading)));
+    };
+    for bytes in [100 * MIB, 400 * MIB, 800 * MIB] {
+        reads(&mut watch, bytes);
+    }
+    let call_ns = watch.later();
+    watch.returns(mem_alloc(0, 900 * MIB).failing(OUT_OF_MEMORY), call_ns);
+    reads(&mut watch, 20 * MIB);
+    reads(&mut watch, 10 * MIB);
+    let failure = &watch.failures()[0];
+    let bytes = |names: &[HeldNames]| names.iter().map(|reading| reading.bytes() / MIB).collect::<Vec<_>>();
+    assert_eq!(bytes(&failure.names), [100, 400, 800, 20]);
+    assert_eq!(bytes(failure.names_then()), [100, 400, 800], "it had freed most before the reading after it");
+    let cause = &watch.pipeline.causes()[0];
+    assert_eq!((cause.kind, cause.subject.as_deref()), (CauseKind::Unbounded, Some("kept[*]")));
+    // After ten seconds the outcome is known, and a reading says nothing about the failure.
+    let call_ns = watch.later();
+    watch.passes(2 * SECOND_NS);
+    watch.returns(mem_alloc(0, 900 * MIB).failing(OUT_OF_MEMORY), call_ns);
+    watch.passes(20 * SECOND_NS);
+    let later = names(watch.now_ns, 5 * MIB);
+    watch.pipeline.step(Input::HeldNames(Box::new(later)));
+    assert_eq!(bytes(&watch.failures()[1].names).last(), Some(&10));
+}
+
+#[test]
+fn reading_without_names_hides_none_of_those_before_it() {
+    let mut watch = watched();
+    watch.pipeline.step(Input::HeldNames(Box::new(names(ATTACHED_NS, 700 * MIB))));
+    let call_ns = watch.later();
+    watch.returns(mem_alloc(0, 900 * MIB).failing(OUT_OF_MEMORY), call_ns);
+    let ending = HeldNames { without_names: Some("it ends".to_owned()), ..names(watch.now_ns + 1, 800 * MIB) };
+    watch.pipeline.step(Input::HeldNames(Box::new(ending)));
+    let failure = &watch.failures()[0];
+    assert_eq!((failure.names.len(), failure.names_then().len()), (2, 1));
 }
 
 #[test]

@@ -31,6 +31,9 @@ pub(crate) struct AgentArgs {
     pub(crate) otlp: Otlp,
     #[command(flatten)]
     pub(crate) events: EventArgs,
+    /// Read PyTorch's tensors by name every few minutes, at new peaks and after failed allocations, for oom and explain
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t, env = "MEMWATCH_FLIGHT_RECORDER")]
+    pub(crate) flight_recorder: FlightRecorderMode,
     #[command(flatten)]
     pub(crate) left: SurvivalArgs,
     /// Run without NVML, on a machine that has none: /readyz does not wait for it
@@ -39,6 +42,16 @@ pub(crate) struct AgentArgs {
     /// Also serve metrics of the N largest processes: off, or N up to 1000
     #[arg(long, value_name = "N", default_value = "off", value_parser = process_metrics)]
     pub(crate) process_metrics: ProcessMetrics,
+}
+
+/// What the flight recorder keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum FlightRecorderMode {
+    /// Nothing.
+    Off,
+    /// Names of tensors, without a probe.
+    #[default]
+    Names,
 }
 
 /// What the agent does on an event.

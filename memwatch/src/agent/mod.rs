@@ -9,6 +9,7 @@ mod credentials;
 mod descriptors;
 mod directory;
 pub(crate) mod events;
+pub(crate) mod flight_recorder;
 pub(crate) mod history;
 mod http;
 mod memory;
@@ -35,6 +36,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use self::conversation::{Reception, TIMEOUT};
 use self::events::{AgentEvents, EventForms};
+use self::flight_recorder::FlightRecorder;
 use self::history::AgentHistory;
 use self::http::Serving;
 use self::http::tls::Certificate;
@@ -100,9 +102,9 @@ pub(crate) fn run(agent: &AgentArgs, forms: EventForms, common: &CommonArgs) -> 
             history.begin(&mut session);
         }
         let events = begin_events(agent, forms, &mut session);
-        if let Some(sentence) = lacking {
-            eprintln!("memwatch: {sentence}");
-        }
+        report_lacking(lacking.as_deref());
+        let watches = Watches::new(common);
+        let recorder = FlightRecorder::begin(agent.flight_recorder, &watches, &session);
         let (source, requests) = SnapshotSource::new();
         let access = AccessPolicy::new(CONNECTION_LIMIT);
         let reception = Reception {
@@ -112,7 +114,7 @@ pub(crate) fn run(agent: &AgentArgs, forms: EventForms, common: &CommonArgs) -> 
             timeouts: TIMEOUT,
             writer: Arc::default(),
             page: Arc::clone(&page),
-            watches: Watches::new(common),
+            watches: Arc::clone(&watches),
         };
         tokio::spawn(reception.serve(socket.listener().map_err(anyhow::Error::from)?));
         if let Some(listener) = listener {
@@ -123,7 +125,7 @@ pub(crate) fn run(agent: &AgentArgs, forms: EventForms, common: &CommonArgs) -> 
         eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
         let publisher = Publisher::after(history.as_ref().and_then(AgentHistory::earlier));
         let trim = Trim::default();
-        let turns = Loop { session, history, events, publisher, notifier, access, pushes, beginning, trim };
+        let turns = Loop { session, history, events, recorder, publisher, notifier, access, pushes, beginning, trim };
         // In a task: to wake the future of `block_on` tokio writes to its own pipe each time.
         tokio::spawn(turns.live(requests, signals, agent.left.keep)).await.map_err(anyhow::Error::from)?;
         Ok(Exit::Ok)
@@ -131,6 +133,13 @@ pub(crate) fn run(agent: &AgentArgs, forms: EventForms, common: &CommonArgs) -> 
     // A thread may still be working for a client that gets no answer.
     runtime.shutdown_background();
     ended
+}
+
+/// Prints which privileges are missing.
+fn report_lacking(lacking: Option<&str>) {
+    if let Some(sentence) = lacking {
+        eprintln!("memwatch: {sentence}");
+    }
 }
 
 /// Turns the detectors on that run without a client, and begins to report events.
@@ -246,6 +255,7 @@ struct Loop {
     session: Session,
     history: Option<AgentHistory>,
     events: AgentEvents,
+    recorder: Option<FlightRecorder>,
     publisher: Publisher,
     notifier: Notifier,
     access: Arc<AccessPolicy>,
@@ -274,7 +284,11 @@ impl Loop {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                () = self.session.advance() => {}
+                () = self.session.advance() => {
+                    if let Some(recorder) = &mut self.recorder {
+                        recorder.notice(&self.session);
+                    }
+                }
                 Some(question) = requests.recv() => {
                     self.answer(question);
                     self.has_begun(Duration::ZERO);
@@ -285,6 +299,9 @@ impl Loop {
                     self.has_begun(BEGINNING);
                     if let Some(history) = &mut self.history {
                         history.tend(&mut self.session);
+                    }
+                    if let Some(recorder) = &mut self.recorder {
+                        recorder.tend(&mut self.session);
                     }
                     self.events.tend(&mut self.session);
                     self.publisher.tend(self.session.pipeline_mut());
@@ -308,11 +325,12 @@ impl Loop {
 impl Loop {
     /// Answers a request. The client may have left by now.
     fn answer(&mut self, question: PublisherRequest) {
-        let Self { session, history, events, publisher, access, pushes, .. } = self;
+        let Self { session, history, events, recorder, publisher, access, pushes, .. } = self;
         let state = AgentState {
             history: history.as_ref().map(AgentHistory::state),
             survives: session.survives(),
             events_left_out: events.left_out(),
+            flight_recorder: recorder.as_ref().map(FlightRecorder::state),
             pushes: pushes.as_deref().map(Pushes::state),
             ..access.state()
         };

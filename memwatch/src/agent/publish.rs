@@ -10,6 +10,7 @@ use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
 use memwatch_core::words::Tgid;
 use tokio::sync::{mpsc, oneshot};
 
+use super::flight_recorder::FlightRecorderState;
 use super::history::HistoryState;
 use super::metrics::own_use::OwnUse;
 use super::metrics::{MetricsInput, PushState};
@@ -51,6 +52,7 @@ impl Published {
             history: self.agent.history,
             survives: Some(self.agent.survives),
             events_left_out: Some(self.agent.events_left_out),
+            flight_recorder: self.agent.flight_recorder,
             pushes: self.agent.pushes,
             contradictions: Some(self.agent.contradictions),
             own: OwnUse::read(),
@@ -77,6 +79,8 @@ pub(crate) struct AgentState {
     pub(crate) survives: bool,
     /// Number of events that exceeded their user's share.
     pub(crate) events_left_out: u64,
+    /// Counters of the flight recorder, if enabled.
+    pub(crate) flight_recorder: Option<FlightRecorderState>,
     /// State of the OTLP push, if enabled.
     pub(crate) pushes: Option<PushState>,
     /// Number of snapshots made since the start.

@@ -10,6 +10,11 @@ pub(crate) fn thread_ns() -> u64 {
     u64::try_from(read(libc::CLOCK_THREAD_CPUTIME_ID)).unwrap_or(0)
 }
 
+/// Returns the processor time of this process in nanoseconds.
+pub(crate) fn process_ns() -> u64 {
+    u64::try_from(read(libc::CLOCK_PROCESS_CPUTIME_ID)).unwrap_or(0)
+}
+
 /// Returns the offset from `CLOCK_BOOTTIME` to nanoseconds since 1970.
 pub(crate) fn boottime_to_unix_ns() -> i128 {
     read(libc::CLOCK_REALTIME) - read(libc::CLOCK_BOOTTIME)

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::input::holdings::{Holding, HoldingClass};
+use crate::input::held_names::HeldGroup;
+use crate::input::holdings::HoldingClass;
 use crate::kernel_driver::labels::MemoryPurpose;
 use crate::snapshot::ExplainedUse;
 use crate::words::{Framework, GpuUuid, Tgid};
@@ -54,7 +55,7 @@ pub enum Role {
     ContextAndCode,
     /// Everything outside of the framework's allocator, together.
     ContextAndLibraries,
-    /// Everything, because no part is known.
+    /// Everything of which no part is known.
     NotAttributed,
     /// Difference between readings of different moments; may be negative.
     Changed,
@@ -128,6 +129,9 @@ pub struct BalanceView {
     pub uuid: Option<GpuUuid>,
     /// Bytes that the driver charges to the process; `None` if it does not say.
     pub used_bytes: Option<u64>,
+    /// Whether the allocators' counters are as new as these bytes.
+    #[serde(skip)]
+    pub is_one_moment: bool,
     /// Rows: blocks by size, the allocator's cache, the rest.
     pub roles: Vec<RoleView>,
 }
@@ -150,14 +154,15 @@ pub struct BalanceInput<'a> {
     pub uuid: Option<&'a GpuUuid>,
     /// Bytes that the driver charges.
     pub used_bytes: Option<u64>,
-    /// Counters of the framework's allocators, read at the same moment; `None` if it has none that
-    /// can be read.
+    /// Counters of the framework's allocators; `None` if it has none that can be read.
     pub allocator: Option<AllocatorSum>,
+    /// Whether these counters are as new as the charge.
+    pub is_one_moment: bool,
     /// Live bytes of all driver calls, the allocator's included, if every call since the start was
     /// seen and the counters are as new.
     pub called_bytes: Option<u64>,
-    /// Blocks in use, as last read; empty if they were not read.
-    pub blocks: &'a [&'a Holding],
+    /// Blocks in use, as last read, by name; empty if they were not read.
+    pub groups: &'a [HeldGroup],
     /// The kernel driver's ledger, if it is trusted.
     pub explained: Option<&'a ExplainedUse>,
 }
@@ -165,10 +170,14 @@ pub struct BalanceInput<'a> {
 /// Returns the balance sheet.
 pub fn balance(input: &BalanceInput<'_>) -> BalanceView {
     let used_bytes = input.explained.and_then(|explained| explained.used_bytes).or(input.used_bytes);
-    let mut rows = input.allocator.map(|sum| allocator_rows(sum, input.blocks)).unwrap_or_default();
+    let mut rows = input.allocator.map(|sum| allocator_rows(sum, input.groups)).unwrap_or_default();
     let reserved = input.allocator.map(|sum| i128::from(sum.reserved_bytes));
     match (input.explained, used_bytes) {
         (Some(explained), Some(used)) => rows.extend(ledger_rows(explained, reserved, used)),
+        // What the allocator has reserved since its counters were read cannot be told from the rest.
+        (_, Some(used)) if reserved.is_some() && !input.is_one_moment => {
+            rows.push(RoleView::of(Role::NotAttributed, i128::from(used) - reserved.unwrap_or(0)));
+        }
         (_, Some(used)) => rows.extend(remainder(i128::from(used), reserved, input.called_bytes)),
         (_, None) => {}
     }
@@ -178,20 +187,21 @@ pub fn balance(input: &BalanceInput<'_>) -> BalanceView {
         rows.push(RoleView::of(Role::Changed, changed));
     }
     rows.sort_by_key(|row| (row.role.place(), std::cmp::Reverse(row.bytes)));
-    BalanceView { tgid: input.tgid, uuid: input.uuid.cloned(), used_bytes, roles: rows }
+    let BalanceInput { tgid, is_one_moment, .. } = *input;
+    BalanceView { tgid, uuid: input.uuid.cloned(), used_bytes, is_one_moment, roles: rows }
 }
 
 /// Returns the rows of the framework's allocator, which add up to its reserved bytes.
-fn allocator_rows(sum: AllocatorSum, blocks: &[&Holding]) -> Vec<RoleView> {
-    let mut by_role = BTreeMap::<Role, Vec<&Holding>>::new();
-    for block in blocks {
-        by_role.entry(role(block)).or_default().push(block);
+fn allocator_rows(sum: AllocatorSum, groups: &[HeldGroup]) -> Vec<RoleView> {
+    let mut by_role = BTreeMap::<Role, Vec<&HeldGroup>>::new();
+    for group in groups {
+        by_role.entry(role(group)).or_default().push(group);
     }
-    let mut rows: Vec<_> = by_role.into_iter().map(|(role, blocks)| row_of(role, &blocks)).collect();
+    let mut rows: Vec<_> = by_role.into_iter().map(|(role, groups)| row_of(role, &groups)).collect();
     let read: i128 = rows.iter().map(|row| i128::from(row.bytes)).sum();
     let allocated = i128::from(sum.allocated_bytes);
     // Without any name the blocks are one row that says so.
-    let unread = if blocks.is_empty() { Role::NotRead } else { Role::Changed };
+    let unread = if groups.is_empty() { Role::NotRead } else { Role::Changed };
     rows.push(RoleView::of(unread, allocated - read));
     rows.push(RoleView::of(Role::Cached, i128::from(sum.reserved_bytes) - allocated));
     rows
@@ -241,29 +251,23 @@ impl RoleView {
     }
 }
 
-fn row_of(role: Role, blocks: &[&Holding]) -> RoleView {
-    let bytes = blocks.iter().map(|block| i128::from(block.block_bytes)).sum();
-    let dtype = blocks.first().and_then(|block| block.dtype.clone());
-    let is_of_all = blocks.iter().all(|block| block.dtype == dtype);
-    let mut groups = BTreeMap::<String, u64>::new();
-    for (pattern, block) in blocks.iter().filter_map(|block| Some((block.pattern()?, block))) {
-        let sum = groups.entry(pattern).or_default();
-        *sum = sum.saturating_add(block.block_bytes);
+fn row_of(role: Role, groups: &[&HeldGroup]) -> RoleView {
+    let bytes = groups.iter().map(|group| i128::from(group.bytes)).sum();
+    let dtype = groups.first().and_then(|group| group.dtype.clone());
+    let is_of_all = groups.iter().all(|group| group.dtype == dtype);
+    let mut names = BTreeMap::<&str, u64>::new();
+    for (name, group) in groups.iter().filter_map(|group| Some((group.name.as_deref()?, group))) {
+        let sum = names.entry(name).or_default();
+        *sum = sum.saturating_add(group.bytes);
     }
-    let largest = groups.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(pattern, _)| pattern);
-    let count = u64::try_from(blocks.len()).ok();
+    let largest = names.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(name, _)| name.to_owned());
+    let count = Some(groups.iter().map(|group| group.blocks).fold(0, u64::saturating_add));
     RoleView { count, dtype: dtype.filter(|_| is_of_all), largest, ..RoleView::of(role, bytes) }
 }
 
-/// Names of attributes in which engines and models keep keys and values.
-const KV_NAMES: [&str; 9] =
-    ["kv_cache", "kv_caches", "kv_buffer", "k_buffer", "v_buffer", "key_cache", "value_cache", "k_cache", "v_cache"];
-/// Name of the argument in which a model gets keys and values of earlier tokens.
-const PAST_KEY_VALUES: &str = "past_key_values";
-
-fn role(block: &Holding) -> Role {
-    match block.class {
-        HoldingClass::Tensor | HoldingClass::Buffer if is_kv_cache(block) => Role::KvCache,
+fn role(group: &HeldGroup) -> Role {
+    match group.class {
+        _ if group.is_kv_cache => Role::KvCache,
         HoldingClass::Parameter => Role::Weights,
         HoldingClass::Buffer => Role::Buffers,
         HoldingClass::Gradient => Role::Gradients,
@@ -276,14 +280,6 @@ fn role(block: &Holding) -> Role {
         HoldingClass::NoPythonObject => Role::NoPythonObject,
         HoldingClass::Changed | HoldingClass::NotRead => Role::NotRead,
     }
-}
-
-/// Whether the last attribute of the block's name is one in which keys and values are kept.
-fn is_kv_cache(block: &Holding) -> bool {
-    let Some(name) = block.pattern() else { return false };
-    let last = name.rsplit_once('.').map_or(&*name, |(_, last)| last);
-    let last = last.split_once('[').map_or(last, |(name, _)| name);
-    KV_NAMES.contains(&last) || name.split(['.', '[', ' ']).any(|part| part == PAST_KEY_VALUES)
 }
 
 #[cfg(test)]

@@ -1,4 +1,6 @@
 use super::*;
+use crate::features::holdings::sum_by_name;
+use crate::input::holdings::Holding;
 use crate::kernel_driver::labels::Sure;
 use crate::kernel_driver::trust::LedgerTrust;
 use crate::snapshot::{ColumnsView, PartView};
@@ -12,7 +14,7 @@ fn block(class: HoldingClass, name: &str, mib: u64) -> Holding {
 }
 
 fn sheet(blocks: &[Holding], allocator: Option<[u64; 2]>, used_mib: Option<u64>) -> Vec<(Role, i64)> {
-    let blocks: Vec<&Holding> = blocks.iter().collect();
+    let groups = sum_by_name(&blocks.iter().collect::<Vec<_>>(), usize::MAX);
     let sum = |[allocated, reserved]: [u64; 2]| AllocatorSum {
         allocated_bytes: allocated * MIB,
         reserved_bytes: reserved * MIB,
@@ -24,8 +26,9 @@ fn sheet(blocks: &[Holding], allocator: Option<[u64; 2]>, used_mib: Option<u64>)
         uuid: None,
         used_bytes,
         allocator,
+        is_one_moment: true,
         called_bytes: None,
-        blocks: &blocks,
+        groups: &groups,
         explained: None,
     };
     let view = balance(&input);
@@ -107,15 +110,16 @@ fn trusted_ledger_takes_the_place_of_the_remainder() {
         pieces: Vec::new(),
     };
     let blocks = serving();
-    let blocks: Vec<&Holding> = blocks.iter().collect();
+    let groups = sum_by_name(&blocks.iter().collect::<Vec<_>>(), usize::MAX);
     let allocator = Some(AllocatorSum { allocated_bytes: 90 * MIB, reserved_bytes: 100 * MIB });
     let input = BalanceInput {
         tgid: Tgid(7),
         uuid: None,
         used_bytes: None,
         allocator,
+        is_one_moment: true,
         called_bytes: None,
-        blocks: &blocks,
+        groups: &groups,
         explained: Some(&explained),
     };
     let view = balance(&input);
@@ -130,7 +134,7 @@ fn trusted_ledger_takes_the_place_of_the_remainder() {
     ];
     assert_eq!(rows, expected);
     // Without the allocator's counters its part of the ledger is a row of its own.
-    let whole = balance(&BalanceInput { allocator: None, blocks: &[], ..input });
+    let whole = balance(&BalanceInput { allocator: None, groups: &[], ..input });
     assert_eq!(whole.roles.len(), 3, "{whole:#?}");
     assert_eq!(whole.roles.iter().map(|row| row.bytes).sum::<i64>(), 160 << 20);
     let weights = view.roles.iter().find(|row| row.role == Role::Weights).expect("it has weights");
@@ -147,8 +151,9 @@ fn calls_seen_from_the_start_divide_the_remainder() {
             uuid: None,
             used_bytes: Some(160 * MIB),
             allocator,
+            is_one_moment: true,
             called_bytes: Some(called_mib * MIB),
-            blocks: &[],
+            groups: &[],
             explained: None,
         });
         view.roles.iter().map(|row| (row.role, row.bytes >> 20)).skip(2).collect::<Vec<_>>()
@@ -156,4 +161,21 @@ fn calls_seen_from_the_start_divide_the_remainder() {
     assert_eq!(sheet(115), [(Role::DriverCalls, 15), (Role::ContextAndCode, 45)]);
     assert_eq!(sheet(99), [(Role::ContextAndLibraries, 60)], "the counters are of another moment");
     assert_eq!(sheet(161), [(Role::ContextAndLibraries, 60)]);
+}
+
+#[test]
+fn counters_older_than_the_charge_leave_a_remainder_without_a_purpose() {
+    let older = BalanceInput {
+        tgid: Tgid(7),
+        uuid: None,
+        used_bytes: Some(160 * MIB),
+        allocator: Some(AllocatorSum { allocated_bytes: 90 * MIB, reserved_bytes: 100 * MIB }),
+        is_one_moment: false,
+        called_bytes: None,
+        groups: &[],
+        explained: None,
+    };
+    let rest = |input: &BalanceInput<'_>| balance(input).roles.last().map(|row| (row.role, row.bytes >> 20));
+    assert_eq!(rest(&older), Some((Role::NotAttributed, 60)));
+    assert_eq!(rest(&BalanceInput { is_one_moment: true, ..older }), Some((Role::ContextAndLibraries, 60)));
 }

@@ -39,8 +39,7 @@ pub(super) fn parts(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let all = places.total.live_bytes;
     let is_training = |phase: &&PhaseView| matches!(&*phase.phase, "forward" | "backward" | "optimizer");
     let has_begun = places.phases.iter().filter(is_training).any(|phase| phase.sum.total_bytes > 0);
-    let parameters = evidence.rows.iter().filter(|row| row.class == HoldingClass::Parameter);
-    let parameter_bytes = parameters.map(|row| row.block_bytes).fold(0, u64::saturating_add);
+    let parameter_bytes = evidence.held.map_or(0, |held| held.bytes_of(HoldingClass::Parameter));
     if !has_begun && steps(failure) == 0 && parameter_bytes > 0 && parameter_bytes >= all / MOSTLY {
         return vec![of(CauseKind::WeightsAlone, failure, parameter_bytes)];
     }

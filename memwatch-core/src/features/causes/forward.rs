@@ -26,13 +26,12 @@ pub(super) fn without_backward(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
         let has_trained = ["backward", "optimizer"].iter().any(|phase| total_of(places, phase) > 0);
         let (live, total) = (of_phase(places, "forward"), total_of(places, "forward"));
         let is_after_others = live > 0 && total / live >= PASSES;
-        let saved = evidence.rows.iter().filter(|row| row.class == HoldingClass::SavedForBackward);
-        let (bytes, count) =
-            saved.fold((0_u64, 0), |(bytes, count), row| (bytes.saturating_add(row.block_bytes), count + 1));
+        let held = evidence.held?;
+        let bytes = held.bytes_of(HoldingClass::SavedForBackward);
         let is_much = bytes > 0 && bytes >= places.total.live_bytes / LEAST_PART;
         let own_line = failure.whose.as_ref().and_then(|whose| whose.site.name.clone());
         (!has_trained && is_after_others && is_much).then(|| Cause {
-            count: Some(count),
+            count: Some(held.blocks_of(HoldingClass::SavedForBackward)),
             line: own_line,
             confidence: Confidence::Likely,
             ..of(CauseKind::NoBackward, failure, bytes)

@@ -1,8 +1,11 @@
 //! Causes of growth, from the retainers of the growing memory.
 
 use super::paths::{self, PathKind};
-use super::{Cause, CauseEvidence, CauseKind, Confidence};
+use super::{Cause, CauseEvidence, CauseKind, Confidence, GrownName};
+use crate::features::leak::model::Verdict;
 use crate::features::leak::view::{LeakView, RetainerView};
+use crate::features::trend::Trend;
+use crate::input::held_names::HeldGroup;
 use crate::input::holdings::HoldingClass;
 
 /// Minimum fraction of free memory outside of the default stream, or in private pools, that
@@ -17,7 +20,8 @@ const MANY_STREAMS: u64 = 3;
 
 /// Returns a cause for each growing finding.
 pub(super) fn places(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
-    let growing = evidence.growing.iter().filter(|finding| finding.verdict.grows());
+    let is_named = |finding: &&LeakView| is_without_place(finding) && !evidence.grown.is_empty();
+    let growing = evidence.growing.iter().filter(|finding| finding.verdict.grows() && !is_named(finding));
     let growing =
         growing.filter_map(|finding| Some(Cause { bytes_per_minute: Some(finding.bytes_per_minute), ..of(finding)? }));
     // No cache holds autograd graphs: graphs that still grow are a leak in a program that has
@@ -28,6 +32,46 @@ pub(super) fn places(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
         Some(Cause { bytes_per_minute, confidence: Confidence::Likely, ..of(finding)? })
     });
     growing.chain(slower).collect()
+}
+
+/// Returns a cause for each name that grew from reading to reading, with the same kinds as those of
+/// the leak detector, which sees more moments and comes first.
+pub(super) fn names(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
+    if evidence.growing.iter().any(|finding| finding.verdict.grows() && !is_without_place(finding)) {
+        return Vec::new();
+    }
+    let cause = |grown: &GrownName| {
+        let HeldGroup { class, name, kept_by, bytes, blocks, .. } = &grown.group;
+        // One tensor retains what several readings have of the same plain path.
+        let is_of_several = paths::kind(grown.path()) != PathKind::Plain;
+        let retainer = RetainerView {
+            class: *class,
+            name: name.clone(),
+            kept_by: kept_by.clone(),
+            bytes: *bytes,
+            count: *blocks,
+            oldest: None,
+            newest: is_of_several.then(|| grown.path().to_owned()),
+        };
+        let grows_in_number = *blocks > grown.first_blocks;
+        let turnover_ns = (!grows_in_number).then_some(grown.period_ns);
+        let finding =
+            LeakView { turnover_ns, grows_in_number, ..LeakView::of("name", Verdict::Leak, &Trend::default()) };
+        Cause {
+            bytes_per_minute: Some(grown.bytes_per_minute()),
+            // The blocks of a graph are not its tensors.
+            count: (*class != HoldingClass::SavedForBackward).then_some(*blocks),
+            subject: Some(grown.path().to_owned()),
+            confidence: Confidence::Likely,
+            ..Cause::of(kind(&finding, &retainer), *bytes)
+        }
+    };
+    evidence.grown.iter().map(cause).collect()
+}
+
+/// Whether it is growth of a whole device, which no call site or name of the detector explains.
+fn is_without_place(finding: &LeakView) -> bool {
+    finding.level == "allocated"
 }
 
 fn keeps_graphs(finding: &LeakView) -> bool {

@@ -8,6 +8,7 @@ mod elsewhere;
 mod failed;
 mod forward;
 mod growing;
+mod grown;
 mod held;
 mod limit;
 mod moment;
@@ -16,97 +17,22 @@ mod populations;
 mod report;
 mod serving;
 
+pub use self::grown::{GrownName, grown};
+pub use self::held::{held_names, names_of_blocks};
 pub use self::report::report;
 use serde::Serialize;
 
 use crate::features::leak::view::{CachedView, LeakView};
 use crate::features::oom::view::OomView;
-use crate::input::holdings::{Holding, MemoryAdvice};
+use crate::input::held_names::HeldNames;
 use crate::input::kv_cache::{KvCache, KvCacheFill, KvCachePeak};
+pub use crate::words::CauseKind;
 use crate::words::Tgid;
 
 /// Maximum number of causes.
 const MOST: usize = 3;
 /// Minimum bytes of a further cause, as a divisor of the first cause's bytes.
 const WORTH: u64 = 10;
-
-/// A kind of cause.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CauseKind {
-    /// Many autograd graphs are retained, each by its own tensor.
-    GraphsKept,
-    /// One tensor whose autograd graph grows.
-    RunningSum,
-    /// A container grows without bound.
-    Unbounded,
-    /// More elements are added to a container than removed.
-    QueueBacksUp,
-    /// A cache retains arguments of calls.
-    CacheByArgument,
-    /// An exception or its traceback retains stack frames.
-    ExceptionKept,
-    /// Unreachable reference cycles.
-    Cycle,
-    /// The history of a notebook.
-    Notebook,
-    /// Many instances of one module class.
-    Instances,
-    /// Copies of the parameters.
-    StateCopies,
-    /// Parameters of 16 bits with copies of 32 bits.
-    TwoPrecisions,
-    /// Views retain storages that are much larger.
-    ViewKeepsStorage,
-    /// A tensor is repeatedly replaced by a longer one.
-    LongerTensor,
-    /// Tensors of a call site stay, with an unknown retainer.
-    LineKeeps,
-    /// Tensors grow, and no call site or name explains it yet.
-    NoPlaceYet,
-    /// Free memory that other streams cannot use.
-    StreamCache,
-    /// Free memory in private pools.
-    PrivatePools,
-    /// Free memory grows, and no request fits it.
-    CacheGrows,
-    /// Pinned host memory grows.
-    PinnedGrows,
-    /// Driver memory outside of the frameworks' allocators grows.
-    OutsideGrows,
-    /// The optimizer state did not fit at the first step.
-    OptimizerState,
-    /// The weights alone did not fit before the first step.
-    WeightsAlone,
-    /// Activations take most of the memory.
-    Activations,
-    /// Free memory is fragmented.
-    Fragmentation,
-    /// Other processes use the memory.
-    OtherProcesses,
-    /// The request is larger than the GPU's memory.
-    LargerThanGpu,
-    /// The allocator has a limit below the GPU's memory.
-    OwnLimit,
-    /// Forward passes build graphs without a backward pass.
-    NoBackward,
-    /// Forked children of an exited process keep its memory.
-    ForkedKeep,
-    /// Memory freed by its owner that another process has opened.
-    IpcKept,
-    /// Freed blocks wait for other streams.
-    RecordStream,
-    /// Buckets of `DistributedDataParallel` besides the gradients.
-    DdpBuckets,
-    /// Workspaces of cuBLAS, one per stream and thread.
-    Workspaces,
-    /// States of several optimizers for the same parameters.
-    OldOptimizers,
-    /// Requests of an inference server wait for blocks of its KV cache.
-    KvCacheFull,
-    /// The KV cache of an inference server is much larger than its requests needed.
-    KvCacheTooLarge,
-}
 
 /// Confidence of a cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -177,10 +103,10 @@ pub struct CauseEvidence<'a> {
     pub growing: &'a [LeakView],
     /// Free memory of the process's allocator.
     pub cached: &'a [CachedView],
-    /// Live objects.
-    pub rows: &'a [Holding],
-    /// Advice on saving memory among the live objects.
-    pub advice: &'a [MemoryAdvice],
+    /// Live objects, summed by name.
+    pub held: Option<&'a HeldNames>,
+    /// Names with growing memory from reading to reading.
+    pub grown: &'a [GrownName],
     /// A failed allocation.
     pub failure: Option<&'a OomView>,
     /// Pool of KV cache blocks, if the process serves requests.
@@ -193,17 +119,11 @@ pub struct CauseEvidence<'a> {
 type CauseRule = fn(&CauseEvidence<'_>) -> Vec<Cause>;
 
 /// All rules.
-const RULES: [CauseRule; 20] = [
+const RULES: [CauseRule; 14] = [
     growing::places,
     growing::cache,
-    held::graphs,
-    held::copies,
-    held::instances,
-    held::advised,
-    held::notebook,
-    held::buckets,
-    held::workspaces,
-    held::optimizers,
+    growing::names,
+    held::found,
     failed::optimizer,
     failed::parts,
     failed::pieces,

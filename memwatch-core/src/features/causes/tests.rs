@@ -2,11 +2,12 @@
 //! only looks similar.
 
 use super::CauseKind::{self, *};
-use super::{Cause, CauseEvidence, Confidence, causes};
+use super::{Cause, CauseEvidence, Confidence, GrownName, causes, held_names};
 use crate::features::leak::model::Verdict;
 use crate::features::leak::view::{CachedView, LeakView, RetainerView};
 use crate::features::trend::Trend;
-use crate::input::holdings::{AdviceKind, Holding, HoldingClass, MemoryAdvice, OwnerModule};
+use crate::input::held_names::HeldGroup;
+use crate::input::holdings::{AdviceKind, Holding, HoldingClass, Holdings, MemoryAdvice, OwnerModule};
 use crate::words::Ordinal;
 
 mod failed;
@@ -42,6 +43,40 @@ fn kept(class: HoldingClass, name: &str, kept_by: Option<&str>) -> LeakView {
 
 fn of_growth(growing: &[LeakView]) -> Vec<Cause> {
     causes(&CauseEvidence { growing, ..CauseEvidence::default() })
+}
+
+#[test]
+fn growth_from_reading_to_reading_is_a_cause_where_the_detector_knows_no_place() {
+    let grown = |class, name: &str, blocks| GrownName {
+        group: HeldGroup {
+            ordinal: Ordinal(0),
+            class,
+            is_kv_cache: false,
+            name: Some(name.to_owned()),
+            kept_by: (class == HoldingClass::SavedForBackward).then(|| name.to_owned()),
+            dtype: None,
+            bytes: 600 * MIB,
+            blocks,
+        },
+        first_bytes: 100 * MIB,
+        first_blocks: 5,
+        period_ns: 60_000_000_000,
+    };
+    let of = |grown: GrownName, growing: &[LeakView]| {
+        let found = causes(&CauseEvidence { growing, grown: &[grown], ..CauseEvidence::default() });
+        found.into_iter().map(|cause| (cause.kind, cause.subject, cause.count)).collect::<Vec<_>>()
+    };
+    let expected = |kind, name: &str, count| vec![(kind, Some(name.to_owned()), count)];
+    let list = grown(HoldingClass::Tensor, "train.py:main: kept[*]", 30);
+    let kept = "train.py:main: kept[*]";
+    assert_eq!(of(list.clone(), &[]), expected(Unbounded, kept, Some(30)));
+    assert_eq!(of(list.clone(), &[finding("allocated", Verdict::Leak)]), expected(Unbounded, kept, Some(30)));
+    let by_line = of(list, &[self::kept(HoldingClass::Tensor, "other[7]", None)]);
+    assert_eq!(by_line, expected(Unbounded, "other[*]", Some(20)), "the detector sees more moments");
+    let graphs = grown(HoldingClass::SavedForBackward, "losses[*]", 30);
+    assert_eq!(of(graphs, &[]), expected(GraphsKept, "losses[*]", None));
+    assert_eq!(of(grown(HoldingClass::SavedForBackward, "total", 30), &[]), expected(RunningSum, "total", None));
+    assert_eq!(of(grown(HoldingClass::Tensor, "seq", 5), &[]), expected(LineKeeps, "seq", Some(5)));
 }
 
 fn kinds(causes: &[Cause]) -> Vec<CauseKind> {
@@ -200,8 +235,13 @@ fn model() -> Vec<Holding> {
     names.into_iter().map(|(name, shape)| row(HoldingClass::Parameter, name, shape)).collect()
 }
 
+fn of_held(rows: &[Holding], advice: &[MemoryAdvice]) -> Vec<Cause> {
+    let holdings = Holdings { rows: rows.to_vec(), advice: advice.to_vec(), ..Holdings::default() };
+    causes(&CauseEvidence { held: Some(&held_names(&holdings, &[])), ..CauseEvidence::default() })
+}
+
 fn of_rows(rows: &[Holding]) -> Vec<Cause> {
-    causes(&CauseEvidence { rows, ..CauseEvidence::default() })
+    of_held(rows, &[])
 }
 
 #[test]
@@ -265,7 +305,7 @@ fn reading_advice_is_a_cause_only_when_large() {
     let rows: Vec<Holding> = (0..100).map(|_| row(HoldingClass::Tensor, "x", &[1])).collect();
     let of = |kind, bytes| {
         let advice = [MemoryAdvice { kind, bytes, count: 3, example: "model.head".to_owned() }];
-        kinds(&causes(&CauseEvidence { rows: &rows, advice: &advice, ..CauseEvidence::default() }))
+        kinds(&of_held(&rows, &advice))
     };
     for (kind, expected) in [
         (AdviceKind::FullPrecisionCopies, TwoPrecisions),

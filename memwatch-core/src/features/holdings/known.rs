@@ -4,6 +4,7 @@ use super::view::{HoldingGrouping, HoldingsView};
 use super::{AllocatorTotals, view_of};
 use crate::allocators::TensorLedger;
 use crate::attribution::process::Process;
+use crate::input::held_names::HeldNames;
 use crate::input::holdings::Holding;
 use crate::state::State;
 use crate::words::Tgid;
@@ -27,6 +28,13 @@ pub struct KnownHoldings<'p> {
 /// returns all blocks of the reading.
 pub fn known_holdings(state: &State, by: HoldingGrouping, top: usize) -> Vec<KnownHoldings<'_>> {
     state.ended.iter().chain(state.processes.values()).filter_map(|process| known(process, (by, top))).collect()
+}
+
+/// Returns the last reading of a process's live objects that was summed by name. `process` is the
+/// process with the start of its observation.
+pub fn last_names(state: &State, process: (Tgid, u64)) -> Option<&HeldNames> {
+    let mut all = state.ended.iter().chain(state.processes.values());
+    all.find(|own| (own.tgid, own.observed_since_ns) == process)?.held_names.readings().last()
 }
 
 fn known(process: &Process, (by, top): (HoldingGrouping, usize)) -> Option<KnownHoldings<'_>> {

@@ -1,6 +1,7 @@
 //! Live objects of a process, grouped by class, name, type or module.
 
 mod known;
+mod summed;
 pub mod view;
 
 use std::cmp::Reverse;
@@ -11,7 +12,8 @@ use crate::input::allocator_state::{AllocatorState, DeviceAllocatorState};
 use crate::input::holdings::{Holding, HoldingClass, Holdings};
 use crate::words::Ordinal;
 
-pub use self::known::{KnownHoldings, known_holdings};
+pub use self::known::{KnownHoldings, known_holdings, last_names};
+pub use self::summed::sum_by_name;
 
 use view::{ClassSumView, DeviceHoldingsView, HoldingGroupView, HoldingGrouping, HoldingsView};
 

@@ -72,6 +72,7 @@ pub(crate) fn unasked(wanted_bytes: u64) -> OomView {
         is_survived: false,
         exited_ns: None,
         refused: Vec::new(),
+        names: Vec::new(),
         snapshot: Box::new(snapshot),
     }
 }

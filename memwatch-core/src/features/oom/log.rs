@@ -9,6 +9,7 @@ use super::requests::RefusedRequests;
 use super::view::OomView;
 use super::{DEATH_NS, ONE_NS};
 use crate::attribution::workload::WorkloadKey;
+use crate::input::held_names::HeldNames;
 use crate::kernel_driver::process_ledger::REFUSED_KEPT;
 use crate::snapshot::{ProcessView, RefusedView, Snapshot, Viewer};
 use crate::words::{OUT_OF_MEMORY, Tgid, Tid};
@@ -269,6 +270,19 @@ impl OomLog {
         let is_recent =
             |spare: &mut (Tgid, u64, Box<Snapshot>)| spare.0 == tgid && now_ns.saturating_sub(spare.1) < ONE_NS;
         self.spare.take_if(is_recent).map(|(_, _, snapshot)| snapshot)
+    }
+
+    /// Adds the first reading of the live objects that began after a failure, if it did so before the
+    /// outcome is known.
+    pub(super) fn note_names(&mut self, reading: &HeldNames) {
+        let is_of = |one: &&mut LoggedFailure| {
+            let view = &one.view;
+            let is_after = reading.time_ns >= view.time_ns && reading.time_ns - view.time_ns < DEATH_NS;
+            view.tgid == reading.tgid && is_after && view.names.last().is_none_or(|last| last.time_ns < view.time_ns)
+        };
+        for failure in self.kept.iter_mut().filter(is_of) {
+            failure.view.names.push(reading.clone());
+        }
     }
 
     /// Marks failures as survived after a while: a refused call that no allocator reported, in a

@@ -46,6 +46,7 @@ impl Detector for OomLog {
                 }
             }
             Event::Refused(tgid) => self.note_refused(*tgid, state),
+            Event::HeldNames(reading) => self.note_names(reading),
             // A failure that the process died of counts even if no allocator reported it. One that the
             // program handled does not become a death by the exit.
             Event::Ends { tgid, time_ns } => self.end(*tgid, *time_ns),
@@ -106,6 +107,7 @@ impl OomLog {
             is_survived: false,
             exited_ns: None,
             refused,
+            names: process.held_names.readings().to_vec(),
             snapshot,
         };
         self.keep_failure(view, (event.tid, None), state);
@@ -159,6 +161,7 @@ impl OomLog {
             is_survived: false,
             exited_ns: None,
             refused,
+            names: state.processes.get(&call.tgid).map_or_else(Vec::new, |own| own.held_names.readings().to_vec()),
             snapshot,
         };
         self.keep_failure(view, (open.tid, Some(open)), state);

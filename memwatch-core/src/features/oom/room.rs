@@ -1,6 +1,7 @@
 //! Headroom at the time of a failed allocation, from the state kept with the failure.
 
 use super::view::OomView;
+use crate::input::held_names::HeldNames;
 use crate::snapshot::{GpuView, ProcessView};
 use crate::words::{Framework, OUT_OF_MEMORY};
 
@@ -38,6 +39,16 @@ impl OomView {
         let used = gpu.used_bytes?;
         let used = used.max(held.saturating_add(used.saturating_sub(read)));
         Some(gpu.total_bytes?.saturating_sub(used))
+    }
+
+    /// Returns the readings of the live objects up to the one that shows best what the process held: a
+    /// program that survives a failure may have freed much of it before the reading after it, and one
+    /// that ends may have no names any more.
+    pub fn names_then(&self) -> &[HeldNames] {
+        let bytes = |reading: &HeldNames| if reading.without_names.is_none() { reading.bytes() } else { 0 };
+        let most = self.names.iter().map(bytes).max().unwrap_or(0);
+        let last = self.names.iter().rposition(|reading| bytes(reading) >= most - most / 4);
+        last.map_or(&[], |last| &self.names[..=last])
     }
 
     /// Returns whether the driver refused a request for memory.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::input::held_names::HeldNames;
 use crate::snapshot::{RefusedView, Snapshot, WhoseView};
 use crate::words::{Framework, GpuUuid, Name, Tgid, json};
 
@@ -52,6 +53,10 @@ pub struct OomView {
     /// libcuda did not ask the kernel driver, or if its requests are not traced.
     #[serde(default)]
     pub refused: Vec<RefusedView>,
+    /// The process's live objects by name: the last readings before the failure, and the first one
+    /// after it, oldest first.
+    #[serde(default, serialize_with = "json::apart")]
+    pub names: Vec<HeldNames>,
     /// State of the machine at that moment.
     #[serde(serialize_with = "json::apart")]
     pub snapshot: Box<Snapshot>,

@@ -29,6 +29,7 @@ use self::otlp::{Collection, CounterStates};
 use self::own_use::OwnUse;
 use self::samples::{MetricSink, Number};
 use self::workloads::{CounterQuantity, WorkloadLabels, WorkloadRow, WorkloadSeries};
+use super::flight_recorder::FlightRecorderState;
 use super::history::HistoryState;
 
 /// Maximum number of driver libraries with series of their own.
@@ -53,6 +54,8 @@ pub(crate) struct MetricsInput<'a> {
     /// Number of events that exceeded their user's share; `None` if the snapshot does not come from
     /// an agent.
     pub(crate) events_left_out: Option<u64>,
+    /// Counters of the flight recorder; `None` without one.
+    pub(crate) flight_recorder: Option<FlightRecorderState>,
     /// State of the OTLP pushes; `None` without OTLP.
     pub(crate) pushes: Option<PushState>,
     /// Number of contradictions in the agent's reports by kind; `None` if the snapshot does not
@@ -241,6 +244,7 @@ impl Metrics {
         out.family(&families::AGENT_HISTORY_OLDEST, oldest.map(|unix_ns| ([], seconds(unix_ns))));
         let left_out = facts.events_left_out.map(|count| ([], Number::Whole(count)));
         out.family(&families::AGENT_EVENTS_LEFT_OUT, left_out);
+        flight_recorder(out, facts.flight_recorder);
         out.family(&families::AGENT_SURVIVES, facts.survives.map(|survives| ([], Number::Whole(survives.into()))));
         let pushes = facts.pushes;
         let is_up = pushes.and_then(|pushes| pushes.is_up);
@@ -328,6 +332,14 @@ impl Described {
             mig_profile: label_value(profile.unwrap_or_default()),
         }
     }
+}
+
+fn flight_recorder(out: &mut impl MetricSink, state: Option<FlightRecorderState>) {
+    let counts = state.map(|state| [("read", state.readings), ("failed", state.failed)]);
+    let counts = counts.into_iter().flatten().map(|(result, count)| ([result], Number::Whole(count)));
+    out.family(&families::AGENT_READINGS, counts);
+    out.family(&families::AGENT_READINGS_LEFT_OUT, state.map(|state| ([], Number::Whole(state.left_out))));
+    out.family(&families::AGENT_READINGS_CPU, state.map(|state| ([], seconds(state.processor_ns.into()))));
 }
 
 fn own(out: &mut impl MetricSink, facts: &MetricsInput<'_>) {

@@ -139,6 +139,12 @@ pub(super) fn facts(snapshot: &Snapshot) -> MetricsInput<'_> {
         history,
         survives,
         events_left_out: Some(4),
+        flight_recorder: Some(FlightRecorderState {
+            readings: 12,
+            failed: 1,
+            left_out: 5,
+            processor_ns: 2_500_000_000,
+        }),
         pushes,
         contradictions,
         own,

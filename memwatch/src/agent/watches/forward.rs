@@ -6,11 +6,11 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::rights::Asker;
 use super::worker::{ATTACHED, PastOrder, WatchOrder, WorkerOrder};
+use super::worker_process::{WorkerProcess, ready};
 use crate::client::protocol::watch::{PIECE_BYTES, WatchRequest, piece};
 use crate::client::protocol::{AgentAnswer, AgentRequest, Inbox, REQUEST_BYTES, frame};
 use crate::sources::process_handle::process_handle;
@@ -96,16 +96,6 @@ pub(super) struct Forward {
     pub(super) options: Vec<OsString>,
 }
 
-/// A worker that is killed when the watch ends, however it does.
-struct WatchWorker(Child);
-
-impl Drop for WatchWorker {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Why nothing more is passed on.
 enum Stop {
     /// The client left, or did not read.
@@ -127,7 +117,9 @@ impl Forward {
     /// The worker cannot be started; the reason is a sentence.
     pub(super) fn run(mut self) -> Result<WatchEnd, String> {
         let mut targets = Targets::open(self.order.tgids())?;
-        let mut worker = self.start(&targets).map_err(|error| format!("a watch cannot be started: {error}"))?;
+        let order = self.order.of_worker(&targets);
+        let started = WorkerProcess::start(&self.options, &order);
+        let mut worker = started.map_err(|error| format!("a watch cannot be started: {error}"))?;
         let prepared = self.socket.set_nonblocking(false).and_then(|()| self.socket.set_write_timeout(Some(PATIENCE)));
         prepared.map_err(|error| format!("the connection: {error}"))?;
         let why = match self.pass_on(&mut worker, &mut targets) {
@@ -139,18 +131,7 @@ impl Forward {
         Ok(if self.socket.write_all(&last).is_ok() { WatchEnd::Sent } else { WatchEnd::ClientLeft })
     }
 
-    fn start(&self, targets: &Targets) -> io::Result<WatchWorker> {
-        // The file of this program, even if it was replaced by another version since.
-        let mut command = Command::new("/proc/self/exe");
-        command.args(&self.options).args(["--no-agent", "worker"]);
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        let mut worker = WatchWorker(child);
-        let stdin = worker.0.stdin.take();
-        serde_json::to_writer(stdin.ok_or(io::ErrorKind::BrokenPipe)?, &self.order.of_worker(targets))?;
-        Ok(worker)
-    }
-
-    fn pass_on(&mut self, worker: &mut WatchWorker, targets: &mut Targets) -> Result<(), Stop> {
+    fn pass_on(&mut self, worker: &mut WorkerProcess, targets: &mut Targets) -> Result<(), Stop> {
         let (Some(mut output), Some(mut errors)) = (worker.0.stdout.take(), worker.0.stderr.take()) else {
             return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
         };
@@ -222,7 +203,7 @@ impl Forward {
 
 /// Returns how a worker ended that has closed its output, from its status and what it wrote to
 /// standard error.
-fn outcome(worker: &mut WatchWorker, messages: &[u8]) -> Result<(), Stop> {
+fn outcome(worker: &mut WorkerProcess, messages: &[u8]) -> Result<(), Stop> {
     let status = worker.0.wait()?;
     if status.success() {
         return Ok(());
@@ -237,7 +218,7 @@ fn outcome(worker: &mut WatchWorker, messages: &[u8]) -> Result<(), Stop> {
     }))
 }
 
-fn interrupt(worker: &WatchWorker) {
+fn interrupt(worker: &WorkerProcess) {
     if let Ok(tgid) = libc::pid_t::try_from(worker.0.id()) {
         // SAFETY: the child has not been waited for, so the number is still its own.
         unsafe { libc::kill(tgid, libc::SIGINT) };
@@ -311,18 +292,4 @@ impl Target {
     fn is_alive(&self) -> bool {
         !ready([self.handle.as_raw_fd()], Duration::ZERO).is_ok_and(|[has_ended]| has_ended)
     }
-}
-
-/// Waits until any of these descriptors can be read, and returns which.
-fn ready<const COUNT: usize>(descriptors: [i32; COUNT], longest: Duration) -> io::Result<[bool; COUNT]> {
-    let mut polled = descriptors.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-    let count = libc::nfds_t::try_from(COUNT).map_err(|_too_many| io::ErrorKind::InvalidInput)?;
-    let longest_ms = i32::try_from(longest.as_millis()).unwrap_or(i32::MAX);
-    // SAFETY: the array is as long as `count` says, and lives until the call returns.
-    let status = unsafe { libc::poll(polled.as_mut_ptr(), count, longest_ms) };
-    if status < 0 {
-        let error = io::Error::last_os_error();
-        return if error.kind() == io::ErrorKind::Interrupted { Ok([false; COUNT]) } else { Err(error) };
-    }
-    Ok(polled.map(|one| one.revents != 0))
 }

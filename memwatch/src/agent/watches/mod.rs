@@ -8,6 +8,7 @@
 mod forward;
 mod rights;
 pub(crate) mod worker;
+pub(super) mod worker_process;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -52,6 +53,8 @@ pub(super) struct Watches {
 struct WatchesInside {
     /// The processes of each watch in progress, by owner.
     watched: BTreeMap<u32, Vec<Vec<u32>>>,
+    /// Number of places that the agent's own work has.
+    own: usize,
     /// For each owner, the time at which the watches so far would have begun at an even pace.
     even: BTreeMap<u32, Instant>,
 }
@@ -70,8 +73,16 @@ impl WatchesInside {
 #[derive(Debug)]
 pub(super) struct WatchPermit {
     watches: Arc<Watches>,
-    owner: u32,
-    tgids: Vec<u32>,
+    place: PlaceKind,
+}
+
+/// Owner of a place.
+#[derive(Debug)]
+enum PlaceKind {
+    /// The agent's.
+    Own,
+    /// An owner's, for a watch of these processes.
+    Watch { owner: u32, tgids: Vec<u32> },
 }
 
 impl Watches {
@@ -95,6 +106,7 @@ impl Watches {
     /// so that it pays once however many ask. An owner other than root may take half of the places.
     fn enter(self: &Arc<Self>, owner: u32, tgids: &[u32]) -> Result<(WatchPermit, Instant), String> {
         let mut all = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_agent = if self.most < MOST { all.own } else { 0 };
         let inside = &mut all.watched;
         if let Some(tgid) =
             tgids.iter().find(|tgid| inside.values().flatten().flatten().any(|watched| watched == *tgid))
@@ -103,12 +115,30 @@ impl Watches {
         }
         let of_owner = inside.get(&owner).map_or(0, Vec::len);
         let share = if owner == 0 { self.most } else { (self.most / 2).max(1) };
-        if of_owner >= share || inside.values().flatten().count() >= self.most {
+        if of_owner >= share || inside.values().flatten().count() + of_agent >= self.most {
             return Err("it watches as many programs at once as it may: try again in a moment".to_owned());
         }
         inside.entry(owner).or_default().push(tgids.to_vec());
         let begin = all.begin_of(owner, Instant::now());
-        Ok((WatchPermit { watches: Arc::clone(self), owner, tgids: tgids.to_vec() }, begin))
+        let place = PlaceKind::Watch { owner, tgids: tgids.to_vec() };
+        Ok((WatchPermit { watches: Arc::clone(self), place }, begin))
+    }
+
+    /// Returns the options of the agent that its workers need, too.
+    pub(super) fn worker_options(&self) -> Vec<OsString> {
+        self.options.clone()
+    }
+
+    /// Takes a place for a moment's work of the agent itself, if memory allows. It is one of the places
+    /// for watches only where memory is limited.
+    pub(super) fn place(self: &Arc<Self>) -> Option<WatchPermit> {
+        let mut all = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = all.watched.values().flatten().count() + all.own;
+        if self.most < MOST && taken >= self.most {
+            return None;
+        }
+        all.own += 1;
+        Some(WatchPermit { watches: Arc::clone(self), place: PlaceKind::Own })
     }
 
     /// Watches processes for a client until the watch ends, and sends it the recording.
@@ -179,13 +209,17 @@ fn worker_options(common: &CommonArgs) -> Vec<OsString> {
 impl Drop for WatchPermit {
     fn drop(&mut self) {
         let mut all = self.watches.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let PlaceKind::Watch { owner, tgids } = &self.place else {
+            all.own -= 1;
+            return;
+        };
         let inside = &mut all.watched;
-        if let Some(own) = inside.get_mut(&self.owner) {
-            if let Some(at) = own.iter().position(|tgids| *tgids == self.tgids) {
+        if let Some(own) = inside.get_mut(owner) {
+            if let Some(at) = own.iter().position(|watched| watched == tgids) {
                 own.swap_remove(at);
             }
             if own.is_empty() {
-                inside.remove(&self.owner);
+                inside.remove(owner);
             }
         }
     }
@@ -211,6 +245,17 @@ mod tests {
         assert!(watches.inside.lock().expect("nobody panicked").watched.is_empty());
         let single = Watches::with(Vec::new(), 1);
         assert!(single.enter(1000, &[7]).is_ok(), "one place is everybody's");
+    }
+
+    #[test]
+    fn own_work_of_the_agent_takes_a_place_only_where_memory_is_limited() {
+        for (most, is_refused) in [(1, true), (MOST, false)] {
+            let watches = Watches::with(Vec::new(), most);
+            let own = watches.place().expect("room");
+            assert_eq!((watches.enter(1000, &[7]).is_err(), watches.place().is_none()), (is_refused, is_refused));
+            drop(own);
+            assert!(watches.enter(1000, &[7]).is_ok());
+        }
     }
 
     #[test]

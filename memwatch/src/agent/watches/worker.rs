@@ -8,9 +8,11 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use crate::agent::flight_recorder::{NamesAnswer, NamesOrder};
 use crate::client::protocol::HistoryFiles;
 use crate::client::protocol::watch::{PastRequest, WatchedTensors};
 use crate::exit::{Exit, ExitFailure};
+use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME};
 use crate::frameworks::watch::TensorRequest;
 use crate::options::{Checked, CommonArgs, RecordingTime, Selected, TargetArgs, TimeWindow};
 use crate::sources::clock;
@@ -24,6 +26,7 @@ use crate::watch::session::{Session, holdings};
 use crate::watch::signals::TerminationSignals;
 use crate::watch::subject::session_options;
 use memwatch_core::attribution::price::Budget;
+use memwatch_core::features::causes::held_names;
 use memwatch_core::input::StackSelection;
 use memwatch_core::words::Tgid;
 
@@ -51,11 +54,13 @@ impl Checked for WorkerArgs {}
 /// What a worker is to do.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum WorkerOrder {
+pub(in crate::agent) enum WorkerOrder {
     /// To watch processes.
     Watch(WatchOrder),
     /// To read a history.
     Past(PastOrder),
+    /// To read the live objects of a process by name, and answer with [`NamesAnswer`] as JSON.
+    Names(NamesOrder),
 }
 
 /// The part of a history that a user may see.
@@ -71,7 +76,7 @@ pub(in crate::agent) struct PastOrder {
 
 /// A watch of processes.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct WatchOrder {
+pub(in crate::agent) struct WatchOrder {
     /// The processes, each with its start: `CLOCK_BOOTTIME`, nanoseconds.
     pub(super) processes: Vec<(u32, u64)>,
     pub(super) tensors: WatchedTensors,
@@ -97,7 +102,24 @@ pub(crate) async fn run(_: &WorkerArgs, common: &CommonArgs) -> Result<Exit, Exi
     match order {
         WorkerOrder::Watch(order) => watch(order, common).await,
         WorkerOrder::Past(order) => past(&order),
+        WorkerOrder::Names(order) => names(order),
     }
+}
+
+fn names(order: NamesOrder) -> Result<Exit, ExitFailure> {
+    let NamesOrder { tgid, start_ns } = order;
+    let is_there = ProcReader::new("/proc").identity(tgid).is_some_and(|found| found.start_ns == start_ns);
+    let opened = if is_there { HoldingsReader::open(tgid, NAMES_TIME) } else { Ok(None) };
+    let mut reader = opened
+        .map_err(|error| ExitFailure::new(Exit::NoTarget, format_args!("process {tgid}: {error}")))?
+        .ok_or_else(|| ExitFailure::new(Exit::NoTarget, format_args!("process {tgid} has no allocator to read")))?;
+    let read = reader.read_patiently();
+    let (holdings, totals) =
+        read.map_err(|error| ExitFailure::new(Exit::NoTarget, format_args!("process {tgid}: {error}")))?;
+    let names = Box::new(held_names(&holdings, &totals));
+    let answer = NamesAnswer { names, processor_ns: clock::process_ns() };
+    serde_json::to_writer(io::stdout().lock(), &answer).map_err(anyhow::Error::from)?;
+    Ok(Exit::Ok)
 }
 
 fn past(order: &PastOrder) -> Result<Exit, ExitFailure> {

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use memwatch_core::features::balance::{AllocatorSum, BalanceInput, BalanceView, Role, RoleView, balance};
-use memwatch_core::features::holdings::known_holdings;
 use memwatch_core::features::holdings::view::HoldingGrouping;
+use memwatch_core::features::holdings::{known_holdings, last_names, sum_by_name};
+use memwatch_core::input::held_names::HeldGroup;
 use memwatch_core::input::holdings::Holding;
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 use memwatch_core::state::State;
@@ -17,7 +18,7 @@ use crate::frameworks::pytorch::{HoldingsReader, NAMES_TIME};
 use crate::options::{CommonArgs, Selected};
 use crate::render::Tone;
 use crate::render::explained::name_of;
-use crate::render::format::{bytes, count, percent, printable, signed_bytes};
+use crate::render::format::{bytes, count, duration, percent, printable, signed_bytes};
 use crate::render::sentences::{self, Sentence};
 use crate::render::text::TextPage;
 use crate::render::text::grid::{Align, TextGrid};
@@ -38,6 +39,9 @@ pub(super) struct ProcessBalance {
     pub(super) sheets: Vec<BalanceView>,
     /// Reason why blocks have no names; `None` if they were read.
     pub(super) without_names: Option<String>,
+    /// Time at which a recording's names were read: `CLOCK_BOOTTIME`, nanoseconds. `None` if there are
+    /// none, and if they were read for this report.
+    pub(super) read_ns: Option<u64>,
 }
 
 /// What was read of the framework's allocators of a process.
@@ -65,12 +69,12 @@ pub(super) async fn of_running(snapshot: &Snapshot, common: &CommonArgs) -> Bala
             let why = "the time for reading all processes was over: name this one";
             ReadBlocks { without_names: Some(why.to_owned()), ..ReadBlocks::default() }
         };
-        let rows: Vec<&Holding> = read.rows.iter().collect();
+        let groups = sum_by_name(&read.rows.iter().collect::<Vec<_>>(), usize::MAX);
         let counted = read.process.as_ref().unwrap_or(process);
-        let sheets = sheets(process, counted, &rows);
+        let sheets = sheets(process, counted, &groups);
         balances.insert(
             (process.tgid, process.observed_since_ns),
-            ProcessBalance { sheets, without_names: read.without_names },
+            ProcessBalance { sheets, without_names: read.without_names, read_ns: None },
         );
     }
     balances
@@ -80,13 +84,15 @@ pub(super) async fn of_running(snapshot: &Snapshot, common: &CommonArgs) -> Bala
 pub(super) fn of_recording(snapshot: &Snapshot, state: &State) -> Balances {
     let known = known_holdings(state, HoldingGrouping::Class, usize::MAX);
     let of = |process: &ProcessView| {
-        let own = known
-            .iter()
-            .find(|known| (known.tgid, known.observed_since_ns) == (process.tgid, process.observed_since_ns));
-        let rows = own.map(|own| &own.rows[..]).unwrap_or_default();
-        let without_names = own.is_none().then(|| "the recording has none".to_owned());
-        let balance = ProcessBalance { sheets: sheets(process, process, rows), without_names };
-        ((process.tgid, process.observed_since_ns), balance)
+        let key = (process.tgid, process.observed_since_ns);
+        let own = known.iter().find(|known| (known.tgid, known.observed_since_ns) == key);
+        let whole = own.map(|own| (own.view.read_ns, sum_by_name(&own.rows, usize::MAX)));
+        // The agent's history has no blocks, but their sums.
+        let sums = || last_names(state, key).map(|read| (read.time_ns, read.groups.clone()));
+        let (read_ns, groups) = whole.or_else(sums).unzip();
+        let without_names = groups.is_none().then(|| "the recording has none".to_owned());
+        let sheets = sheets(process, process, &groups.unwrap_or_default());
+        (key, ProcessBalance { sheets, without_names, read_ns })
     };
     snapshot.processes.iter().map(of).collect()
 }
@@ -108,7 +114,7 @@ async fn read(tgid: Tgid, common: &CommonArgs) -> ReadBlocks {
 
 /// Returns a sheet for each GPU of a process. `counted` has its allocators' counters and, from the
 /// same moment, its charges.
-fn sheets(process: &ProcessView, counted: &ProcessView, rows: &[&Holding]) -> Vec<BalanceView> {
+fn sheets(process: &ProcessView, counted: &ProcessView, groups: &[HeldGroup]) -> Vec<BalanceView> {
     let allocators = || counted.tensors.iter().flat_map(|tensors| &tensors.allocators);
     let uuids: BTreeSet<Option<&GpuUuid>> = process.gpus.iter().map(|gpu| gpu.uuid.as_ref()).collect();
     let sheet = |uuid: Option<&GpuUuid>| {
@@ -122,12 +128,13 @@ fn sheets(process: &ProcessView, counted: &ProcessView, rows: &[&Holding]) -> Ve
                 reserved_bytes: sum.reserved_bytes.saturating_add(reserved),
             })
         });
-        let blocks: Vec<&Holding> = rows.iter().copied().filter(|row| ordinals.contains(&row.ordinal.0)).collect();
+        let groups: Vec<HeldGroup> =
+            groups.iter().filter(|group| ordinals.contains(&group.ordinal.0)).cloned().collect();
         let gpu = process.gpus.iter().find(|gpu| gpu.uuid.as_ref() == uuid);
-        // Counters that were read apart are of another moment than the calls.
-        let is_one_moment =
-            std::ptr::eq(process, counted) && own().all(|allocator| allocator.is_as_new_as(process.driver_changed_ns));
-        let is_from_start = process.from_start && process.exact && is_one_moment;
+        // Counters that were read apart are of the moment of their charge, and of another one than the calls.
+        let is_apart = !std::ptr::eq(process, counted);
+        let is_as_new = own().all(|allocator| allocator.is_as_new_as(process.driver_changed_ns));
+        let is_from_start = process.from_start && process.exact && !is_apart && is_as_new;
         let called = gpu.filter(|gpu| is_from_start && gpu.preexisting_bytes == Some(0)).map(|gpu| gpu.live_bytes);
         let charge = counted.gpus.iter().find(|gpu| gpu.uuid.as_ref() == uuid).and_then(|gpu| gpu.used_bytes);
         balance(&BalanceInput {
@@ -135,8 +142,9 @@ fn sheets(process: &ProcessView, counted: &ProcessView, rows: &[&Holding]) -> Ve
             uuid,
             used_bytes: charge,
             allocator: sum,
+            is_one_moment: is_apart || is_as_new,
             called_bytes: called,
-            blocks: &blocks,
+            groups: &groups,
             explained: process.explained_on(uuid),
         })
     };
@@ -162,6 +170,10 @@ pub(super) fn write(page: &mut TextPage, own: &ProcessBalance, snapshot: &Snapsh
             grid.push(vec![amount, share, row.count.map(count).unwrap_or_default(), name(row), what]);
         }
         page.grid(&grid);
+        if let Some(read_ns) = own.read_ns {
+            let age = duration(process.ended_ns.unwrap_or(snapshot.time_ns).saturating_sub(read_ns));
+            page.line(&Sentence::new(Tone::Faint, format!("names: read {age} before this moment")));
+        }
         if let Some(why) = not_apart(sheet, process) {
             page.line(&Sentence::new(Tone::Faint, why));
         }
@@ -192,6 +204,11 @@ fn what(row: &RoleView, without_names: Option<&str>) -> String {
 fn not_apart(sheet: &BalanceView, process: &ProcessView) -> Option<String> {
     let rest = sheet.roles.iter().find(|row| matches!(row.role, Role::ContextAndLibraries | Role::NotAttributed))?;
     let label = rest.role.label();
+    if !sheet.is_one_moment {
+        return Some(format!(
+            "{label}: PyTorch's counters are older than the driver's last calls, so that its own part is unknown"
+        ));
+    }
     if !process.from_start {
         return Some(format!(
             "{label}: one row, because memwatch came after the start; memwatch run, or an agent that runs before it, tells its parts apart"

@@ -44,6 +44,9 @@ struct ExplainProcess<'a> {
     /// With `--by role`: a sheet for each GPU, whose rows add up to its `used_bytes`.
     balance: Option<&'a [BalanceView]>,
     without_names: Option<&'a str>,
+    /// Time of the names, if they were read before this report.
+    #[serde(serialize_with = "json::date")]
+    names_read_ns: Option<u64>,
     host: Option<ExplainedHost>,
     imported: Option<u64>,
     left_behind: Option<&'a LeftBehindView>,
@@ -98,6 +101,7 @@ fn process<'a>(process: &'a ProcessView, shown: ExplainShown<'a>) -> ExplainProc
         gpus: explained.iter().flat_map(|explained| &explained.gpus).map(used).collect(),
         balance: balance.map(|own| &own.sheets[..]),
         without_names: balance.and_then(|own| own.without_names.as_deref()),
+        names_read_ns: balance.and_then(|own| own.read_ns),
         host: explained.map(|explained| explained.host),
         imported: explained.map(|explained| explained.imported),
         left_behind: process.left_behind.as_deref(),

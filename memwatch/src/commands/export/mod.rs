@@ -107,6 +107,7 @@ async fn metrics(held: &ExportSource, common: &CommonArgs) -> Result<Exit, ExitF
         history,
         survives: None,
         events_left_out: None,
+        flight_recorder: None,
         pushes: None,
         contradictions: None,
         own,

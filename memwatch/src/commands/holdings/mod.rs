@@ -45,11 +45,12 @@ pub(crate) struct HoldingsReading {
 impl HoldingsReading {
     /// Returns the causes of memory that should not be there, or could be less.
     fn causes(&self) -> Vec<Cause> {
-        let (rows, advice) = (&self.blocks[..], &self.view.advice[..]);
         // A copy has no GPU memory.
-        let is_own = self.copy_of.is_none();
-        let evidence = CauseEvidence { tgid: self.view.tgid, rows, advice, ..CauseEvidence::default() };
-        if is_own { causes::causes(&evidence) } else { Vec::new() }
+        if self.copy_of.is_some() {
+            return Vec::new();
+        }
+        let held = Some(&causes::names_of_blocks(&self.blocks, &self.view.advice));
+        causes::causes(&CauseEvidence { tgid: self.view.tgid, held, ..CauseEvidence::default() })
     }
 }
 

@@ -8,6 +8,7 @@ use memwatch_core::words::{GpuUuid, Tgid, json};
 use serde::Serialize;
 
 use super::forecast_json::{ForecastChangeData, ForecastData, change, forecasts};
+use super::names::{self, OomGrown, OomNames};
 use crate::commands::oom::words::{self, Failed, OomReport, Unseen, advice, holders, unwatched_bytes};
 use crate::render::causes::Worded;
 use crate::render::json::{ReportOrigin, write_report};
@@ -93,6 +94,9 @@ struct OomFailure<'a> {
     unwatched_bytes: Option<u64>,
     /// Upper bound of the largest request that would have been granted instead; `null` if unknown.
     largest_fitting_bytes: Option<u64>,
+    /// Readings of its live objects by name, oldest first; empty if the agent made none.
+    names: Vec<OomNames<'a>>,
+    grown: Vec<OomGrown>,
     advice: Vec<String>,
 }
 
@@ -127,6 +131,8 @@ fn failure(view: &OomView, has_cause: bool) -> OomFailure<'_> {
         holders: holders(view).into_iter().map(holder).collect(),
         unwatched_bytes: unwatched_bytes(view),
         largest_fitting_bytes: view.largest_fitting_bytes(),
+        names: names::data(view),
+        grown: names::grown_data(view),
         advice: advice(view, has_cause),
     }
 }

@@ -7,6 +7,7 @@ pub(crate) mod forecast;
 pub(crate) mod forecast_json;
 pub(crate) mod forecast_text;
 pub(crate) mod json;
+mod names;
 pub(crate) mod text;
 pub(crate) mod words;
 

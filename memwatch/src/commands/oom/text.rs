@@ -6,7 +6,7 @@ use memwatch_core::features::oom::view::{CacheView, OomView, SurvivedView};
 use memwatch_core::snapshot::{ArenaView, GpuView, ProcessView, SiteView, Snapshot, largest};
 use memwatch_core::words::Framework;
 
-use super::forecast_text as forecast;
+use super::{forecast_text as forecast, names};
 use crate::commands::oom::words::{Failed, OomReport, advice, arena, holders, outcome, unwatched_bytes};
 use crate::render::Tone;
 use crate::render::causes;
@@ -147,6 +147,7 @@ fn facts(oom: &OomView, has_cause: bool) -> Vec<(&'static str, String)> {
     facts.extend(holding(oom));
     facts.extend(arena(oom).map(|arena| ("arena", of_arena(arena))));
     facts.extend(lines(oom));
+    facts.extend(names::facts(oom));
     facts.extend(fate(oom).map(|fate| ("outcome", fate)));
     let mut labels = ["advice", "also"].into_iter();
     facts.extend(advice(oom, has_cause).into_iter().map(|sentence| (labels.next().unwrap_or("also"), sentence)));

@@ -137,7 +137,8 @@ impl HoldingsReader {
             if readings >= MOST_READINGS || lacks(&best.0).is_little_of(&best.0) || self.is_unchanged(&best.0) {
                 break;
             }
-            let next = self.read_within(PATIENCE)?;
+            // The process may be ending.
+            let Ok(next) = self.read_within(PATIENCE) else { break };
             readings += usize::from(has_names(&next.0));
             if lacks(&next.0) < lacks(&best.0) {
                 best = next;

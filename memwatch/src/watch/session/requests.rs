@@ -61,6 +61,11 @@ impl Session {
         self.parts.sink.step(Input::PeaksReset { tgid: None, time_ns: last.time_ns });
     }
 
+    /// Takes in what was learned about a process outside of this session.
+    pub(crate) fn learn(&mut self, input: Input) {
+        self.parts.sink.step(input);
+    }
+
     /// Reports blocks of at least this size in bytes one by one, in processes where PyTorch is
     /// found from now on.
     pub(crate) fn list_tensors_from(&mut self, least_bytes: u64) {

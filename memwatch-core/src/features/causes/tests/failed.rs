@@ -1,16 +1,17 @@
 //! Causes of failed allocations: each cause, and a failure that looks similar.
 
 use super::super::CauseKind::{self, *};
-use super::super::{Cause, CauseEvidence, causes};
+use super::super::{Cause, CauseEvidence, causes, held_names};
 use super::{kinds, row};
 use crate::features::oom::fixture::{GIB, MIB, failure, unasked, whose};
 use crate::features::oom::view::{CacheView, OomView};
-use crate::input::holdings::{Holding, HoldingClass};
+use crate::input::holdings::{Holding, HoldingClass, Holdings};
 use crate::snapshot::{ImportView, LeftBehindView, LeftOnGpu, ProcessView};
 use crate::words::{Framework, Tgid};
 
 fn of(failure: &OomView, rows: &[Holding]) -> Vec<Cause> {
-    causes(&CauseEvidence { tgid: Tgid(7), failure: Some(failure), rows, ..CauseEvidence::default() })
+    let held = held_names(&Holdings { rows: rows.to_vec(), ..Holdings::default() }, &[]);
+    causes(&CauseEvidence { tgid: Tgid(7), failure: Some(failure), held: Some(&held), ..CauseEvidence::default() })
 }
 
 fn first(failure: &OomView) -> Option<CauseKind> {

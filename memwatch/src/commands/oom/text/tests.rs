@@ -26,6 +26,7 @@ fn failed(snapshot: Snapshot, tgid: Tgid, cache: Option<CacheView>, wanted_bytes
         is_survived: false,
         exited_ns: None,
         refused: Vec::new(),
+        names: Vec::new(),
         snapshot: Box::new(snapshot),
     }
 }

@@ -1,0 +1,134 @@
+//! The flight recorder: reads the live objects of PyTorch programs by name, seldom, so that a failure
+//! that nobody prepared for has its names.
+//!
+//! A worker, a memwatch of its own with bounded memory, reads one process and answers with sums. What
+//! decides when is in [`schedule`].
+
+mod credit;
+mod reading;
+mod schedule;
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::time::Instant;
+
+use memwatch_core::input::Input;
+use memwatch_core::words::Tgid;
+
+use self::reading::RunningReading;
+pub(in crate::agent) use self::reading::{NamesAnswer, NamesOrder};
+use self::schedule::{Due, NamesSchedule};
+use super::args::FlightRecorderMode;
+use super::watches::Watches;
+use crate::watch::session::Session;
+
+/// Counters of the flight recorder since the agent's start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FlightRecorderState {
+    /// Number of readings with a result.
+    pub(crate) readings: u64,
+    /// Number of readings without one.
+    pub(crate) failed: u64,
+    /// Number of failures after which nothing was read, because their process or user has had its
+    /// share.
+    pub(crate) left_out: u64,
+    /// Processor time of all readings, in nanoseconds.
+    pub(crate) processor_ns: u64,
+}
+
+/// The flight recorder of an agent.
+pub(super) struct FlightRecorder {
+    /// Options of the agent that its workers need, too.
+    options: Vec<OsString>,
+    watches: Arc<Watches>,
+    schedule: NamesSchedule,
+    /// The reading that is due by time or by a new peak, and the one after a failure.
+    running: [Option<RunningReading>; 2],
+    /// Failures that were seen.
+    seen: BTreeSet<(Tgid, u64)>,
+    state: FlightRecorderState,
+}
+
+impl FlightRecorder {
+    /// Begins, if it is wanted. Failures of an earlier agent get no reading.
+    pub(super) fn begin(mode: FlightRecorderMode, watches: &Arc<Watches>, session: &Session) -> Option<Self> {
+        let is_wanted = mode == FlightRecorderMode::Names;
+        is_wanted.then(|| Self {
+            options: watches.worker_options(),
+            watches: Arc::clone(watches),
+            schedule: NamesSchedule::new(Instant::now()),
+            running: [None, None],
+            seen: failures(session),
+            state: FlightRecorderState::default(),
+        })
+    }
+
+    /// Returns the counters.
+    pub(super) const fn state(&self) -> FlightRecorderState {
+        self.state
+    }
+
+    /// Takes finished readings, and begins those that are due.
+    pub(super) fn tend(&mut self, session: &mut Session) {
+        for at in 0..self.running.len() {
+            if let Some(running) = &self.running[at]
+                && let Some(answer) = running.answer()
+            {
+                let tgid = running.tgid;
+                self.running[at] = None;
+                self.take(tgid, answer, session);
+            }
+        }
+        self.schedule.update(session.pipeline().state.allocated_by_pytorch(), Instant::now());
+        self.advance();
+    }
+
+    /// Begins a reading of a process after its allocation has failed.
+    pub(super) fn notice(&mut self, session: &Session) {
+        let all = failures(session);
+        if all == self.seen {
+            return;
+        }
+        for (tgid, _) in all.difference(&self.seen) {
+            self.schedule.note_failure(*tgid);
+        }
+        self.seen = all;
+        self.advance();
+    }
+
+    fn advance(&mut self) {
+        for (at, due) in [Due::InTime, Due::AfterFailure].into_iter().enumerate() {
+            if self.running[at].is_some() {
+                continue;
+            }
+            let Some(place) = self.watches.place() else { return };
+            let next = self.schedule.next(due, Instant::now());
+            self.state.left_out = self.schedule.left_out();
+            if let Some((tgid, start_ns)) = next {
+                let order = NamesOrder { tgid: tgid.0, start_ns };
+                self.running[at] = Some(RunningReading::begin(order, self.options.clone(), place));
+            }
+        }
+    }
+
+    fn take(&mut self, tgid: Tgid, answer: Result<NamesAnswer, String>, session: &mut Session) {
+        match answer {
+            Ok(NamesAnswer { names, processor_ns }) => {
+                self.state.readings += 1;
+                self.state.processor_ns = self.state.processor_ns.saturating_add(processor_ns);
+                self.schedule.note_read(tgid, processor_ns, Instant::now());
+                session.learn(Input::HeldNames(names));
+            }
+            Err(why) => {
+                log::info!("process {tgid}: its live objects were not read: {why}", tgid = tgid.0);
+                self.state.failed += 1;
+                self.schedule.note_refused(tgid, Instant::now());
+            }
+        }
+    }
+}
+
+fn failures(session: &Session) -> BTreeSet<(Tgid, u64)> {
+    session.pipeline().ooms().0.map(|oom| (oom.tgid, oom.time_ns)).collect()
+}

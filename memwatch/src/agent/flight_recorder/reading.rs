@@ -1,0 +1,112 @@
+//! One reading: a worker reads the process, and a thread waits for its answer.
+
+use std::ffi::OsString;
+use std::io::Read as _;
+use std::os::fd::AsRawFd as _;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use memwatch_core::input::held_names::HeldNames;
+use memwatch_core::words::Tgid;
+use serde::{Deserialize, Serialize};
+
+use crate::agent::watches::WatchPermit;
+use crate::agent::watches::worker::WorkerOrder;
+use crate::agent::watches::worker_process::{WorkerProcess, ready};
+
+/// Time for a worker to answer. Names of the largest programs take ten seconds.
+const LONGEST: Duration = Duration::from_secs(20);
+/// Maximum bytes of an answer.
+const ANSWER_BYTES: usize = 1 << 20;
+/// Bytes of a worker's last message that are used.
+const MESSAGE_BYTES: u64 = 4096;
+
+/// The process that a worker is to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::agent) struct NamesOrder {
+    /// Process id.
+    pub(in crate::agent) tgid: u32,
+    /// Start of the process: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(in crate::agent) start_ns: u64,
+}
+
+/// A worker's answer.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::agent) struct NamesAnswer {
+    /// The live objects, summed by name.
+    pub(in crate::agent) names: Box<HeldNames>,
+    /// Processor time of the worker, in nanoseconds.
+    pub(in crate::agent) processor_ns: u64,
+}
+
+/// A reading in progress.
+pub(super) struct RunningReading {
+    pub(super) tgid: Tgid,
+    answer: Receiver<Result<NamesAnswer, String>>,
+}
+
+impl RunningReading {
+    /// Begins a reading, which occupies `place` until its end.
+    pub(super) fn begin(order: NamesOrder, options: Vec<OsString>, place: WatchPermit) -> Self {
+        let (sender, answer) = channel();
+        let thread = thread::Builder::new().name(format!("names {}", order.tgid)).spawn(move || {
+            let _place = place;
+            // The receiver is gone if the agent ends.
+            let _ = sender.send(read(order, &options));
+        });
+        if let Err(error) = thread {
+            // The sender is gone, which says that there is no answer.
+            log::warn!("a reading cannot be started: {error}");
+        }
+        Self { tgid: Tgid(order.tgid), answer }
+    }
+
+    /// Returns the answer once it is there.
+    pub(super) fn answer(&self) -> Option<Result<NamesAnswer, String>> {
+        match self.answer.try_recv() {
+            Ok(answer) => Some(answer),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Err("the reading was not made".to_owned())),
+        }
+    }
+}
+
+fn read(order: NamesOrder, options: &[OsString]) -> Result<NamesAnswer, String> {
+    let failed = |error: std::io::Error| format!("the worker: {error}");
+    let mut worker = WorkerProcess::start(options, &WorkerOrder::Names(order)).map_err(failed)?;
+    let mut output = worker.0.stdout.take().ok_or("the worker has no output")?;
+    let until = Instant::now() + LONGEST;
+    let mut answer = Vec::new();
+    let mut bytes = [0; 16 << 10];
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let [is_written] = ready([output.as_raw_fd()], left).map_err(failed)?;
+        if left.is_zero() || answer.len() > ANSWER_BYTES {
+            return Err("the worker did not answer in time, or said too much".to_owned());
+        }
+        if is_written {
+            match output.read(&mut bytes).map_err(failed)? {
+                0 => break,
+                length => answer.extend_from_slice(&bytes[..length]),
+            }
+        }
+    }
+    let answer: NamesAnswer = match serde_json::from_slice(&answer) {
+        Ok(answer) => answer,
+        Err(_) => return Err(last_message(&mut worker)),
+    };
+    let is_of_order = answer.names.tgid.0 == order.tgid;
+    is_of_order.then_some(answer).ok_or_else(|| "the worker has read another process".to_owned())
+}
+
+/// Returns why a worker ended that has closed its output.
+fn last_message(worker: &mut WorkerProcess) -> String {
+    let mut message = Vec::new();
+    if let Some(errors) = worker.0.stderr.take() {
+        let _ = errors.take(MESSAGE_BYTES).read_to_end(&mut message);
+    }
+    let message = String::from_utf8_lossy(&message);
+    let why = message.lines().rev().find_map(|line| line.strip_prefix("memwatch: ")).unwrap_or("it ended early");
+    why.escape_debug().to_string()
+}
