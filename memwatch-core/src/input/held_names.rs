@@ -72,10 +72,32 @@ pub struct HeldFinding {
     pub subject: Option<String>,
 }
 
+/// What leads from a traceback to the variables of one of its frames in a path.
+const THROUGH_FRAME: &str = "tb_frame → ";
+
+impl HeldFinding {
+    fn is_of_exception(&self) -> bool {
+        self.kind == CauseKind::ExceptionKept
+    }
+}
+
 impl HeldNames {
     /// Returns the bytes of all groups.
     pub fn bytes(&self) -> u64 {
         self.groups.iter().map(|group| group.bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Names what the traceback of a failure leads to as if its frames were still running, and drops the
+    /// finding that an exception keeps memory, unless a reading before the failure had it, too.
+    pub fn look_through_traceback(&mut self, before: Option<&Self>) {
+        let had_exception = before.is_some_and(|before| before.findings.iter().any(HeldFinding::is_of_exception));
+        self.findings.retain(|finding| had_exception || !finding.is_of_exception());
+        let paths = self.groups.iter_mut().flat_map(|group| [&mut group.name, &mut group.kept_by]);
+        for path in paths.flatten() {
+            if let Some((_, inside)) = path.rsplit_once(THROUGH_FRAME) {
+                *path = inside.to_owned();
+            }
+        }
     }
 
     /// Returns the bytes of all groups of a class.
@@ -88,5 +110,38 @@ impl HeldNames {
     pub fn blocks_of(&self, class: HoldingClass) -> u64 {
         let own = self.groups.iter().filter(|group| group.class == class);
         own.map(|group| group.blocks).fold(0, u64::saturating_add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(name: &str, kinds: &[CauseKind]) -> HeldNames {
+        let group = HeldGroup {
+            ordinal: Ordinal(0),
+            class: HoldingClass::Tensor,
+            is_kv_cache: false,
+            name: Some(name.to_owned()),
+            kept_by: None,
+            dtype: None,
+            bytes: 8,
+            blocks: 1,
+        };
+        let finding = |kind: &CauseKind| HeldFinding { kind: *kind, bytes: 8, count: 1, subject: None };
+        HeldNames { groups: vec![group], findings: kinds.iter().map(finding).collect(), ..HeldNames::default() }
+    }
+
+    #[test]
+    fn traceback_of_a_failure_is_no_cause_of_it_and_its_frames_keep_their_names() {
+        let both = [CauseKind::ExceptionKept, CauseKind::StateCopies];
+        let kinds = |read: &HeldNames| read.findings.iter().map(|finding| finding.kind).collect::<Vec<_>>();
+        let mut after = reading("e.__traceback__.tb_next.tb_frame → train.py:main: kept[*]", &both);
+        after.look_through_traceback(Some(&reading("kept[*]", &[])));
+        assert_eq!(after.groups[0].name.as_deref(), Some("train.py:main: kept[*]"));
+        assert_eq!(kinds(&after), [CauseKind::StateCopies]);
+        let mut kept = reading("kept[*]", &both);
+        kept.look_through_traceback(Some(&reading("kept[*]", &both)));
+        assert_eq!((kept.groups[0].name.as_deref(), kinds(&kept)), (Some("kept[*]"), both.to_vec()));
     }
 }

@@ -5,6 +5,7 @@ mod clients;
 mod deploy;
 mod events;
 mod fleet;
+mod flight_recorder;
 mod history;
 mod otlp;
 mod page;

@@ -1,6 +1,7 @@
 //! Finds names with growing memory from one reading of the live objects to the next.
 
 use super::paths::{self, PathKind};
+use crate::features::oom::view::OomView;
 use crate::input::held_names::{HeldGroup, HeldNames};
 use crate::input::holdings::HoldingClass;
 
@@ -45,7 +46,7 @@ impl GrownName {
 
 /// Returns the names that grew in each of the last readings, by at least a tenth of all in sum; the
 /// one that grew most first. Readings are ordered by time.
-pub fn grown(readings: &[HeldNames]) -> Vec<GrownName> {
+fn grown(readings: &[HeldNames]) -> Vec<GrownName> {
     let usable: Vec<&HeldNames> = readings.iter().filter(|reading| reading.without_names.is_none()).collect();
     let Some((last, earlier)) = usable.split_last() else { return Vec::new() };
     let threshold = last.bytes() / LEAST_PART;
@@ -53,6 +54,13 @@ pub fn grown(readings: &[HeldNames]) -> Vec<GrownName> {
     let mut found: Vec<GrownName> = all.filter(|grown| grown.grown_bytes() >= threshold.max(1)).collect();
     found.sort_by_key(|grown| std::cmp::Reverse(grown.grown_bytes()));
     found
+}
+
+/// Returns the names that grew before a failure. A program that is ending has other paths to its
+/// memory, and then the growth is that up to the reading before.
+pub fn grown_before(failure: &OomView) -> Vec<GrownName> {
+    let found = grown(failure.names_then());
+    if found.is_empty() { grown(failure.names_before()) } else { found }
 }
 
 /// Whether growth of such blocks may be what the program ran out of memory by: a model that is being

@@ -17,7 +17,7 @@ mod populations;
 mod report;
 mod serving;
 
-pub use self::grown::{GrownName, grown};
+pub use self::grown::{GrownName, grown_before};
 pub use self::held::{held_names, names_of_blocks};
 pub use self::report::report;
 use serde::Serialize;

@@ -281,7 +281,9 @@ impl OomLog {
             view.tgid == reading.tgid && is_after && view.names.last().is_none_or(|last| last.time_ns < view.time_ns)
         };
         for failure in self.kept.iter_mut().filter(is_of) {
-            failure.view.names.push(reading.clone());
+            let mut reading = reading.clone();
+            reading.look_through_traceback(failure.view.names.last());
+            failure.view.names.push(reading);
         }
     }
 

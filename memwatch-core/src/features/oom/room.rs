@@ -51,6 +51,12 @@ impl OomView {
         last.map_or(&[], |last| &self.names[..=last])
     }
 
+    /// Returns the readings of the live objects before the failure.
+    pub fn names_before(&self) -> &[HeldNames] {
+        let count = self.names.iter().take_while(|reading| reading.time_ns < self.time_ns).count();
+        &self.names[..count]
+    }
+
     /// Returns whether the driver refused a request for memory.
     pub fn was_refused(&self) -> bool {
         let is_recent = |time_ns: u64| self.time_ns.saturating_sub(time_ns) < SHORTLY_NS;

@@ -82,7 +82,7 @@ pub(crate) async fn run(args: &Oom, common: &CommonArgs) -> Result<Exit, ExitFai
         Some(recording) => replay(&recording, args, common)?,
         None => Box::pin(watch(args, common)).await?,
     };
-    reported.failed.keep(&reported.snapshot);
+    reported.failed.keep(&reported.snapshot, &args.subject.selected);
     if !reported.is_recorded {
         // Requests that wait for the KV cache are no failed allocation, and no event reports them.
         reported.failed.causes.extend(KvCaches::read(&reported.snapshot).causes());

@@ -1,6 +1,6 @@
 //! What the failed process held by name, from the agent's readings of its live objects.
 
-use memwatch_core::features::causes::{GrownName, grown};
+use memwatch_core::features::causes::{GrownName, grown_before};
 use memwatch_core::features::oom::view::OomView;
 use memwatch_core::input::held_names::{HeldGroup, HeldNames, HeldTotals};
 use memwatch_core::input::holdings::HoldingClass;
@@ -39,7 +39,7 @@ pub(super) fn facts(oom: &OomView) -> Vec<(&'static str, String)> {
         facts.push(("", format!("{:>10}  {:>7}  {number} more", bytes(rest), percent(rest, all))));
     }
     let mut label = Some("grew");
-    for grown in grown(readings).iter().take(LISTED) {
+    for grown in grown_before(oom).iter().take(LISTED) {
         facts.push((label.take().unwrap_or_default(), growth(grown)));
     }
     facts
@@ -157,5 +157,5 @@ pub(super) fn grown_data(oom: &OomView) -> Vec<OomGrown> {
         period_ns: grown.period_ns,
         bytes_per_minute: grown.bytes_per_minute(),
     };
-    grown(oom.names_then()).into_iter().map(data).collect()
+    grown_before(oom).into_iter().map(data).collect()
 }

@@ -1,5 +1,7 @@
 //! Sentences on a failed allocation: the GPU's memory by process, and what would have helped.
 
+use std::collections::BTreeSet;
+
 use memwatch_core::Pipeline;
 use memwatch_core::features::causes::Cause;
 use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView};
@@ -9,7 +11,9 @@ use memwatch_core::words::{Framework, Tgid};
 use serde::Serialize;
 
 use crate::render::format::bytes;
+use crate::options::Selected;
 use crate::render::sentences;
+use crate::watch::selection::Selection;
 
 /// Content of `memwatch oom`'s report.
 #[derive(Clone, Copy, Debug)]
@@ -68,10 +72,13 @@ impl Failed {
         self.causes.iter().any(|cause| cause.tgid == tgid)
     }
 
-    /// Leaves out processes that are not in the snapshot.
-    pub(crate) fn keep(&mut self, snapshot: &Snapshot) {
-        let is_of = |tgid: Tgid| snapshot.processes.iter().any(|process| process.tgid == tgid);
-        self.ooms.retain(|oom| is_of(oom.tgid));
+    /// Leaves out processes that are not in the snapshot. Of a process that a recording has no longer at
+    /// its end, failures stay if it is one of the selected.
+    pub(crate) fn keep(&mut self, snapshot: &Snapshot, selected: &Selected) {
+        let is_there = |tgid: Tgid| snapshot.processes.iter().any(|process| process.tgid == tgid);
+        self.ooms.retain(|oom| is_there(oom.tgid) || oom.process().is_some_and(|process| is_selected(process, selected)));
+        let failed: BTreeSet<Tgid> = self.ooms.iter().map(|oom| oom.tgid).collect();
+        let is_of = |tgid: Tgid| is_there(tgid) || failed.contains(&tgid);
         self.survived.retain(|one| is_of(one.tgid));
         self.unseen = snapshot.processes.iter().filter_map(|process| self.unseen_of(process)).collect();
         self.causes.retain(|cause| is_of(cause.tgid));
@@ -85,6 +92,12 @@ impl Failed {
         // One of the forgotten failures may be this process's.
         (self.forgotten == 0).then_some(Unseen { tgid: process.tgid, ooms })
     }
+}
+
+fn is_selected(process: &ProcessView, selected: &Selected) -> bool {
+    let line = process.ancestors.iter().map(|ancestor| ancestor.tgid).chain([process.tgid]);
+    let is_of_targets = selected.tgids.is_empty() || line.into_iter().any(|tgid| selected.tgids.contains(&tgid));
+    is_of_targets && Selection::new(&selected.choice, &[]).chooses(process)
 }
 
 /// Describes the outcome of a call for which the kernel driver refused memory, if no failure was

@@ -78,9 +78,9 @@ pub(crate) fn selected(args: &ReportArgs) -> impl Iterator<Item = &'static Secti
     SECTIONS.iter().filter(|section| args.wants(section.name))
 }
 
-fn ooms(pipeline: &Pipeline, _args: &ReportArgs, snapshot: &Snapshot) -> Finding {
+fn ooms(pipeline: &Pipeline, args: &ReportArgs, snapshot: &Snapshot) -> Finding {
     let mut failed = Failed::of(pipeline);
-    failed.keep(snapshot);
+    failed.keep(snapshot, &args.looks.targets.selected);
     Finding::Ooms(failed)
 }
 
