@@ -44,7 +44,8 @@ pub(crate) struct AgentArgs {
 /// What the agent does on an event.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct EventArgs {
-    /// On each out-of-memory failure and each change of a forecast run this shell command, with it as JSON on its standard input
+    /// On each event (a failed allocation, a change of a forecast, memory left behind) run this shell command, with it as JSON on its
+    /// standard input
     #[arg(long, value_name = "CMD", env = "MEMWATCH_ON_EVENT")]
     pub(crate) on_event: Option<String>,
     /// Timeout of that command
