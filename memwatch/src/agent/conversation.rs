@@ -300,6 +300,8 @@ async fn next(follow: &mut Option<Interval>) {
 #[derive(Default)]
 pub(super) struct FrameCache {
     written: Mutex<CachedFrames>,
+    /// Held while events are encoded, which happens for one client at a time.
+    events: Mutex<()>,
 }
 
 #[derive(Default)]

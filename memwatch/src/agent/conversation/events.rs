@@ -64,12 +64,14 @@ impl Reception {
         subscription: &EventSubscription,
     ) -> Result<(), ConnectionEnd> {
         let EventSubscription { kept_since_unix_ns, left_out, .. } = *subscription;
+        let turn = self.writer.events.lock().await;
         // Many events take longer to write than records may wait.
         let frame = tokio::task::spawn_blocking(move || {
             let events = events.iter().filter_map(|event| event.seen_by(viewer)).map(Cow::Borrowed).collect();
             protocol::frame(&AgentAnswer::Events(EventsMessage { kept_since_unix_ns, left_out, events }))
         });
         let frame = frame.await.map_err(std::io::Error::from)??;
+        drop(turn);
         self.send(stream, &frame).await
     }
 }

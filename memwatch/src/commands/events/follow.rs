@@ -80,6 +80,7 @@ async fn follow_session(args: &Events, common: &CommonArgs) -> Result<Exit, Exit
     let mut signals = TerminationSignals::listen()?;
     let (selection, mut printer) = (selection(&args.subject.selected), EventPrinter::new(common));
     let (mut watch, mut is_reported) = (EventWatch::default(), false);
+    printer.print(&[])?;
     let mut print = |events: Vec<MachineEvent>| {
         let taken_at = TakenAt::here();
         let chosen = events.iter().filter(|event| is_chosen(&selection, &event.subjects()));
