@@ -161,6 +161,26 @@ fn in_file(gpu: &SimulatedGpu, words: &[&str], file: &Path) -> CommandOutcome {
     CommandOutcome::of(gpu.memwatch(&[&["events", "--in", &file.display().to_string()], words].concat()))
 }
 
+#[test]
+fn events_of_a_recording_are_its_forecasts_and_failures_oldest_first() {
+    let gpu = machine();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("replays/grows-linear-7.mwr");
+    let read = in_file(&gpu, &["--json"], &file);
+    read.assert_ended_with(0, &[]);
+    let found = parsed(&read.stdout);
+    let [forecast, failure] = &found[..] else { panic!("two events: {found:#?}") };
+    assert_eq!((&forecast["kind"], &forecast["details"]["level"]), (&"forecast".into(), &"critical".into()));
+    assert_eq!((&failure["kind"], &failure["details"]["outcome"]), (&"out_of_memory".into(), &"ended".into()));
+    assert_eq!((&forecast["pid"], &forecast["uuid"]), (&failure["pid"], &failure["uuid"]));
+    assert!(forecast["time"].as_str() < failure["time"].as_str(), "{found:#?}");
+    let text = in_file(&gpu, &[], &file).stdout;
+    let kinds = ["  forecast  ", "  out of memory  "];
+    assert!(text.lines().skip(1).zip(kinds).all(|(row, kind)| row.contains(kind)), "{text}");
+    let before = in_file(&gpu, &["--until", "2026-11-22T12:10:00Z"], &file);
+    before.assert_ended_with(0, &[]);
+    assert!(before.stdout.starts_with("No event from "), "{before:?}");
+}
+
 #[test(alone)]
 fn events_of_a_history_are_those_of_its_file_and_of_a_user_only_the_own() {
     let gpu = machine();
