@@ -10,6 +10,7 @@ pub mod fragments;
 pub mod growth;
 pub mod holdings;
 pub mod leak;
+pub mod left_behind;
 pub mod oom;
 pub mod profile;
 pub mod samples;

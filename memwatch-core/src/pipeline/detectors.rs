@@ -7,6 +7,7 @@ use crate::features::forecast::ForecastState;
 use crate::features::fragments::model::Fragments;
 use crate::features::growth::model::MachineGrowth;
 use crate::features::leak::model::Leaks;
+use crate::features::left_behind::LeftBehindLog;
 use crate::features::oom::OomLog;
 use crate::features::profile::MemoryProfile;
 use crate::features::simulate::model::Simulations;
@@ -49,6 +50,9 @@ detectors! {
     growth: MachineGrowth,
     /// Failed allocations.
     ooms: OomLog,
+    /// Memory that stays charged to exited processes.
+    #[serde(skip)]
+    left_behind: LeftBehindLog,
     /// Simulations of other settings of PyTorch's allocators.
     #[serde(skip)]
     simulations: Simulations,

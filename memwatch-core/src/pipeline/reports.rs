@@ -7,6 +7,7 @@ use crate::features::churn::view::ChurnView;
 use crate::features::forecast::view::{ForecastChangeView, ForecastsView};
 use crate::features::fragments::view::{DriverFragmentsView, FragmentsView};
 use crate::features::leak::view::LeaksView;
+use crate::features::left_behind::view::LeftBehindChangeView;
 use crate::features::oom::view::{OomView, SurvivedView};
 use crate::features::profile::MemoryProfile;
 use crate::features::profile::view::ProfileView;
@@ -45,6 +46,18 @@ impl Pipeline {
     /// Takes the changes of forecasts since the last call, oldest first; at most the last 64.
     pub fn take_forecast_changes(&mut self) -> Vec<ForecastChangeView> {
         let changes = self.detectors.forecast.as_mut().map(|forecast| forecast.take_changes());
+        changes.into_iter().flatten().collect()
+    }
+
+    /// Turns reports of memory that stays charged to exited processes on.
+    pub fn watch_left_behind(&mut self) {
+        self.detectors.left_behind.get_or_insert_default();
+    }
+
+    /// Takes what began to stay charged to exited processes and what no longer does since the last
+    /// call, oldest first; at most the last 64.
+    pub fn take_left_behind_changes(&mut self) -> Vec<LeftBehindChangeView> {
+        let changes = self.detectors.left_behind.as_mut().map(|log| log.take_changes());
         changes.into_iter().flatten().collect()
     }
 

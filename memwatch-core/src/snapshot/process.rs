@@ -12,6 +12,22 @@ impl ProcessView {
         all.filter(|own| own.trust == LedgerTrust::Trusted).find(|own| own.uuid.as_ref() == uuid)
     }
 
+    /// Returns what identifies the process and its owner, without its memory.
+    #[must_use]
+    pub fn identity(&self) -> Self {
+        Self {
+            target: false,
+            gpus: Vec::new(),
+            imports: Vec::new(),
+            failures: Vec::new(),
+            kv_cache: None,
+            tensors: None,
+            explained: None,
+            left_behind: None,
+            ..self.clone()
+        }
+    }
+
     /// Returns whether the process has used GPU memory, or may have.
     pub fn has_touched_gpu(&self) -> bool {
         !self.gpus.is_empty()

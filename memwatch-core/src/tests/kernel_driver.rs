@@ -7,7 +7,7 @@ use super::{ATTACHED_NS, GPU_A, GPU_B, SECOND_NS, TestPipeline, device, on_gpu_a
 use crate::input::{Input, MigFacts};
 use crate::kernel_driver::labels::MemoryPurpose;
 use crate::kernel_driver::trust::{LedgerTrust, Reason};
-use crate::snapshot::{Explained, ExplainedUse, LeftOnGpu, PIECES_KEPT, RemainderView, UsedView};
+use crate::snapshot::{Explained, ExplainedUse, LeftOnGpu, PIECES_KEPT, RemainderView, UsedView, Viewer};
 use crate::test_calls::rm::{NEWEST, Rm, client, duplicate, free, made, mapped, named, unmapped, video};
 use crate::test_calls::*;
 use crate::words::Tgid;
@@ -367,6 +367,53 @@ fn nvml_charge_of_an_ended_process_is_attributed_to_its_forked_child() {
     assert_eq!(explained.gpus[0].live_bytes, 518 * MIB);
     watch.charged(1, []).ticks(1);
     assert_eq!(watch.ended(7), None);
+}
+
+#[test]
+fn left_behind_memory_is_reported_when_it_is_first_seen_and_when_it_is_gone() {
+    let mut watch = left_by_its_end();
+    watch.pipeline.watch_left_behind();
+    watch.charged(1, [(7, 518 * MIB)]);
+    assert_eq!(watch.pipeline.take_left_behind_changes(), [], "its files may not be closed yet");
+    watch.charged(30, [(7, 518 * MIB)]);
+    let [seen] = &watch.pipeline.take_left_behind_changes()[..] else { panic!("it is reported once") };
+    assert_eq!((seen.process.tgid, seen.is_gone, seen.is_exit_seen), (Tgid(7), false, true));
+    let [gpu] = &seen.gpus[..] else { panic!("it has memory on one GPU") };
+    assert_eq!((&gpu.uuid, &*gpu.number, gpu.used_bytes), (&uuid(GPU_A), "0", 518 * MIB));
+    assert_eq!((&seen.forked[..], seen.since_ns), (&[Tgid(9)][..], seen.time_ns));
+    watch.charged(1, [(7, 100 * MIB)]);
+    // A GPU that gives no list says nothing.
+    let mut silent = device(GPU_A, 100 * MIB, []);
+    silent.processes = None;
+    watch.reading(vec![silent]).tick();
+    assert_eq!(watch.pipeline.take_left_behind_changes(), []);
+    watch.charged(2, []);
+    let [gone] = &watch.pipeline.take_left_behind_changes()[..] else { panic!("it is reported once") };
+    assert_eq!((gone.is_gone, gone.gpus[0].used_bytes, gone.since_ns), (true, 100 * MIB, seen.since_ns));
+    assert!(gone.time_ns > seen.time_ns);
+}
+
+#[test]
+fn left_behind_memory_of_a_reused_pid_is_gone() {
+    let mut watch = left_by_its_end();
+    watch.pipeline.watch_left_behind();
+    watch.charged(30, [(7, 518 * MIB)]);
+    watch.starts(7).charged(1, [(7, 20 * MIB)]);
+    let changes = watch.pipeline.take_left_behind_changes();
+    assert_eq!(changes.iter().map(|change| change.is_gone).collect::<Vec<_>>(), [false, true]);
+}
+
+#[test]
+fn left_behind_memory_is_shown_to_its_user_without_processes_of_others() {
+    let mut watch = left_by_its_end();
+    watch.pipeline.watch_left_behind();
+    watch.charged(30, [(7, 518 * MIB)]);
+    let mut seen = watch.pipeline.take_left_behind_changes().remove(0);
+    assert_eq!(seen.observed_by(Viewer::User(1000)), None, "its user is not known");
+    seen.process.uid = Some(1000);
+    assert_eq!(seen.observed_by(Viewer::User(1001)), None);
+    assert_eq!(seen.observed_by(Viewer::User(1000)).expect("it is the user's").forked, []);
+    assert_eq!(seen.observed_by(Viewer::Everything).expect("all is shown").forked, [Tgid(9)]);
 }
 
 #[test]

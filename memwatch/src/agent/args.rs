@@ -31,8 +31,14 @@ pub(crate) struct AgentArgs {
     pub(crate) otlp: Otlp,
     #[command(flatten)]
     pub(crate) events: EventArgs,
-    /// Read PyTorch's tensors by name every few minutes, at new peaks and after failed allocations, for oom and explain
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t, env = "MEMWATCH_FLIGHT_RECORDER")]
+    /// What to read of PyTorch's tensors every few minutes, at new peaks and after failed allocations, for oom and explain: names, or off
+    #[arg(
+        long,
+        value_name = "WHAT",
+        default_value = "names",
+        env = "MEMWATCH_FLIGHT_RECORDER",
+        hide_possible_values = true
+    )]
     pub(crate) flight_recorder: FlightRecorderMode,
     #[command(flatten)]
     pub(crate) left: SurvivalArgs,
@@ -45,19 +51,19 @@ pub(crate) struct AgentArgs {
 }
 
 /// What the flight recorder keeps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum FlightRecorderMode {
     /// Nothing.
     Off,
     /// Names of tensors, without a probe.
-    #[default]
     Names,
 }
 
 /// What the agent does on an event.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct EventArgs {
-    /// On each out-of-memory failure and each change of a forecast run this shell command, with it as JSON on its standard input
+    /// On each event (a failed allocation, a change of a forecast, memory left behind) run this shell command, with it as JSON on its
+    /// standard input
     #[arg(long, value_name = "CMD", env = "MEMWATCH_ON_EVENT")]
     pub(crate) on_event: Option<String>,
     /// Timeout of that command

@@ -1,6 +1,8 @@
 //! Server side of the socket protocol. Every step has a time limit, so that a slow, silent or
 //! hostile client loses only its own answer and affects no other client.
 
+mod events;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
@@ -153,6 +155,10 @@ impl Reception {
                         AgentRequest::Page => self.page(stream, viewer).await?,
                         AgentRequest::Watch(request) => return self.watch(stream, (peer, viewer), request).await,
                         AgentRequest::Past(request) => return self.past(stream, (peer, viewer), request).await,
+                        AgentRequest::Events(request) if request.follow => {
+                            return self.follow_events(stream, &mut inbox, (viewer, request)).await;
+                        }
+                        AgentRequest::Events(request) => drop(self.events(stream, (viewer, request)).await?),
                         AgentRequest::EndWatch => return Err(ConnectionEnd::Refusal("not understood: no watch to end".to_owned())),
                         AgentRequest::Hello { .. } => return Err(ConnectionEnd::Refusal("not understood: a second hello".to_owned())),
                     },
@@ -294,6 +300,8 @@ async fn next(follow: &mut Option<Interval>) {
 #[derive(Default)]
 pub(super) struct FrameCache {
     written: Mutex<CachedFrames>,
+    /// Held while events are encoded, which happens for one client at a time.
+    events: Mutex<()>,
 }
 
 #[derive(Default)]

@@ -344,6 +344,9 @@ impl Loop {
             PublisherRequest::Outlook(reply) => {
                 let _ = reply.send(publisher.outlook(session));
             }
+            PublisherRequest::Events(viewer, reply) => {
+                let _ = reply.send(events.subscribe(viewer, session));
+            }
             PublisherRequest::Trail(reply) => {
                 let _ = reply.send(publisher.trail());
             }

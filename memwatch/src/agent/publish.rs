@@ -10,6 +10,7 @@ use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
 use memwatch_core::words::Tgid;
 use tokio::sync::{mpsc, oneshot};
 
+use super::events::EventSubscription;
 use super::flight_recorder::FlightRecorderState;
 use super::history::HistoryState;
 use super::metrics::own_use::OwnUse;
@@ -110,6 +111,8 @@ pub(crate) enum PublisherRequest {
     ResetPeaks(Tgid, Viewer, oneshot::Sender<bool>),
     /// Request growth and forecast.
     Outlook(oneshot::Sender<Arc<OutlookMessage>>),
+    /// Request the kept events that this viewer may see, and all that follow.
+    Events(Viewer, oneshot::Sender<EventSubscription>),
     /// Request the GPU memory over time.
     Trail(oneshot::Sender<Trail>),
 }
@@ -143,6 +146,14 @@ impl SnapshotSource {
     pub(crate) async fn outlook(&self) -> Option<Arc<OutlookMessage>> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(PublisherRequest::Outlook(reply)).await.ok()?;
+        answer.await.ok()
+    }
+
+    /// Returns the kept events that this viewer may see, and all that follow; `None` while the agent
+    /// stops.
+    pub(crate) async fn events(&self, viewer: Viewer) -> Option<EventSubscription> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(PublisherRequest::Events(viewer, reply)).await.ok()?;
         answer.await.ok()
     }
 

@@ -5,8 +5,8 @@ use crate::agent;
 use crate::cli::table::commands;
 use crate::cli::{advanced, completions, man};
 use crate::commands::{
-    diff, doctor, explain, export, fleet, fragment, holdings, leak, oom, places, ps, record, report, run, simulate,
-    snapshot, stats, timeline, web,
+    diff, doctor, events, explain, export, fleet, fragment, holdings, leak, oom, places, ps, record, report, run,
+    simulate, snapshot, stats, timeline, web,
 };
 
 commands! {
@@ -25,6 +25,8 @@ commands! {
     Check {
         /// Explain out-of-memory failures, and forecast the next one
         Oom(oom::args::Oom) => awaited oom::run;
+        /// List events: failures, forecasts, memory left behind
+        Events(events::args::Events) => awaited events::run;
         /// Find memory leaks: what grows, how fast, and what keeps it
         Leak(leak::args::Leak) => awaited leak::run;
         /// Show cached memory that PyTorch cannot use: fragmentation

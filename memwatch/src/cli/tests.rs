@@ -85,8 +85,10 @@ fn a_bare_number_is_a_pid_and_any_other_bare_word_a_name() {
         (&live.targets.selected.tgids[..], &live.targets.selected.choice.names[..]),
         (&[Tgid(34), Tgid(12)][..], &["train.py".to_owned()][..])
     );
-    let commands =
-        ["ps", "where", "stats", "oom", "leak", "fragment", "report", "simulate", "explain", "timeline", "snapshot"];
+    let commands = [
+        "ps", "where", "stats", "oom", "events", "leak", "fragment", "report", "simulate", "explain", "timeline",
+        "snapshot",
+    ];
     for command in commands {
         for selected in [
             "7",
@@ -303,16 +305,23 @@ fn cli_run_passes_words_after_the_dashes_to_the_program() {
 
 #[test]
 fn analysis_commands_accept_recordings_and_time_windows() {
-    for command in
-        ["ps", "stats", "where", "snapshot", "leak", "oom", "simulate", "fragment", "report", "timeline", "explain"]
-    {
+    for command in [
+        "ps", "stats", "where", "snapshot", "leak", "oom", "events", "simulate", "fragment", "report", "timeline",
+        "explain",
+    ] {
         args(&format!("memwatch {command} --in job.mwr"));
         args(&format!("memwatch {command} --in job.mwr --pid 7"));
     }
-    let commands =
-        ["ps", "leak", "oom", "explain", "timeline", "report", "stats", "where", "snapshot", "simulate", "fragment"];
+    let commands = [
+        "ps", "leak", "oom", "events", "explain", "timeline", "report", "stats", "where", "snapshot", "simulate",
+        "fragment",
+    ];
     for command in commands {
         args(&format!("memwatch {command} --since 2h --until 14:05"));
+    }
+    args("memwatch events --follow --since 10m");
+    for period in ["--in job.mwr", "--until 14:05"] {
+        refusal(&format!("memwatch events --follow {period}"));
     }
     let Some(Command::Leak(leak)) = args("memwatch leak --since 10m").command else { panic!() };
     assert!(!leak.subject.past.window.is_whole() && leak.subject.past.recording.is_none());

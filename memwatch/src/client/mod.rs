@@ -1,5 +1,6 @@
 //! Client of this machine's agent. It needs no privileges.
 
+pub(crate) mod events;
 pub(crate) mod protocol;
 
 use std::fmt;

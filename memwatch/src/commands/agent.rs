@@ -1,6 +1,6 @@
 //! `memwatch agent`: the agent, with the forms in which it writes events.
 
-use super::oom::EVENTS;
+use super::events::EVENTS;
 use crate::agent::args::AgentArgs;
 use crate::exit::{Exit, ExitFailure};
 use crate::options::CommonArgs;

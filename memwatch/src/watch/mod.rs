@@ -2,6 +2,7 @@
 
 pub(crate) mod alert;
 pub(crate) mod command;
+pub(crate) mod events;
 pub(crate) mod evidence;
 pub(crate) mod excerpt;
 pub(crate) mod filter;

@@ -23,7 +23,7 @@ use crate::watch::history::HistoryPart;
 use crate::watch::progress::Progress;
 use crate::watch::recorded_period::RecordedPeriod;
 use crate::watch::recording::{AtLimit, Recorded, RecorderOptions};
-use crate::watch::replay::{RecordedStates, ReplayRequest, ReplayedRecording};
+use crate::watch::replay::{RecordedStates, ReplayRequest, ReplayedPart, ReplayedRecording};
 use crate::watch::selection::Selection;
 use crate::watch::session::Session;
 use crate::watch::signals::{TerminationSignals, at};
@@ -155,7 +155,7 @@ pub(crate) fn play(
     recording: &RecordedPeriod,
     prepare: impl FnOnce(&mut Pipeline),
 ) -> Result<ReplayedRecording, ExitFailure> {
-    played(recording, false, prepare)
+    played(recording, false, prepare, |_| {})
 }
 
 /// Replays a recording from the first event of the selected period, for reports that derive from
@@ -167,7 +167,20 @@ pub(crate) fn play_all(
     recording: &RecordedPeriod,
     prepare: impl FnOnce(&mut Pipeline),
 ) -> Result<ReplayedRecording, ExitFailure> {
-    played(recording, true, prepare)
+    played(recording, true, prepare, |_| {})
+}
+
+/// Does the same as [`play_all`], and calls `each` after each part of the period: for reports of what
+/// the pipeline keeps only for a while.
+///
+/// # Errors
+/// As [`play`].
+pub(crate) fn play_parts(
+    recording: &RecordedPeriod,
+    prepare: impl FnOnce(&mut Pipeline),
+    each: impl FnMut(ReplayedPart<'_>),
+) -> Result<ReplayedRecording, ExitFailure> {
+    played(recording, true, prepare, each)
 }
 
 /// Returns the memory of a context by GPU, as far as the recording shows it.
@@ -175,24 +188,26 @@ pub(crate) fn play_all(
 /// # Errors
 /// As [`play`].
 pub(crate) fn contexts(recording: &RecordedPeriod) -> Result<BTreeMap<GpuUuid, u64>, ExitFailure> {
-    Ok(silently(recording, false, |_| {})?.pipeline.state.contexts().clone())
+    Ok(silently(recording, false, |_| {}, |_| {})?.pipeline.state.contexts().clone())
 }
 
 fn silently(
     recording: &RecordedPeriod,
     all_events: bool,
     prepare: impl FnOnce(&mut Pipeline),
+    each: impl FnMut(ReplayedPart<'_>),
 ) -> Result<ReplayedRecording, ExitFailure> {
     let RecordedPeriod { path, window, history, streamed } = recording;
     let now_unix_ns = history.as_ref().map(|_| clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
     let request = ReplayRequest { window: *window, all_events, now_unix_ns };
-    let replay = match history {
-        Some(kept) if streamed.is_none() => HistoryPart::of(kept, request).and_then(|part| {
+    let files = match history {
+        Some(kept) if streamed.is_none() => HistoryPart::of(kept, request).map(|part| {
             part.notes.iter().for_each(|note| eprintln!("memwatch: {note}"));
-            ReplayedRecording::play_files(part.files, request, prepare)
+            part.files
         }),
-        _ => ReplayedRecording::play(path, request, prepare),
+        _ => request.open(path).map(|file| vec![file]),
     };
+    let replay = files.and_then(|files| ReplayedRecording::play_files(files, request, prepare, each));
     replay.map_err(|error| unreadable(error, &recording.name()))
 }
 
@@ -213,8 +228,9 @@ fn played(
     recording: &RecordedPeriod,
     all_events: bool,
     prepare: impl FnOnce(&mut Pipeline),
+    each: impl FnMut(ReplayedPart<'_>),
 ) -> Result<ReplayedRecording, ExitFailure> {
-    let replay = silently(recording, all_events, prepare)?;
+    let replay = silently(recording, all_events, prepare, each)?;
     let RecordedPeriod { history, streamed, .. } = recording;
     let name = recording.name();
     if let Some(begins_ns) = replay.begins_late_ns {

@@ -32,6 +32,27 @@ pub(crate) struct ReplayRequest {
     pub(crate) now_unix_ns: Option<i128>,
 }
 
+impl ReplayRequest {
+    /// Opens a recording of one file.
+    ///
+    /// # Errors
+    /// The file is no recording, or cannot be read.
+    pub(crate) fn open(self, path: &Path) -> anyhow::Result<RecordingFile> {
+        let is_whole = self.window.is_whole();
+        Ok(if is_whole { RecordingFile::open_whole(path)? } else { RecordingFile::open(path)? })
+    }
+}
+
+/// State after a part of a recording.
+pub(crate) struct ReplayedPart<'a> {
+    /// The pipeline.
+    pub(crate) pipeline: &'a mut Pipeline,
+    /// Host on which the part was recorded.
+    pub(crate) host: &'a str,
+    /// Offset from the recording's times to nanoseconds since 1970.
+    pub(crate) boottime_to_unix_ns: i64,
+}
+
 /// A replayed recording.
 pub(crate) struct ReplayedRecording {
     /// Header.
@@ -68,29 +89,17 @@ pub(crate) struct RecordedStates {
 }
 
 impl ReplayedRecording {
-    /// Replays a recording. `prepare` enables detectors in the pipeline.
+    /// Replays a recording of several files of one start of the machine, oldest first. `prepare`
+    /// enables detectors in the pipeline, and `each` is called after each part of the period.
     ///
     /// # Errors
-    /// The file is no recording, cannot be read, or has no data of the period. A truncated or
+    /// The files are no recording, cannot be read, or have no data of the period. A truncated or
     /// damaged recording is replayed as far as possible.
-    pub(crate) fn play(
-        path: &Path,
-        request: ReplayRequest,
-        prepare: impl FnOnce(&mut Pipeline),
-    ) -> anyhow::Result<Self> {
-        let is_whole = request.window.is_whole();
-        let file = if is_whole { RecordingFile::open_whole(path)? } else { RecordingFile::open(path)? };
-        Self::play_files(vec![file], request, prepare)
-    }
-
-    /// Replays a recording of several files of one start of the machine, oldest first.
-    ///
-    /// # Errors
-    /// As [`Self::play`].
     pub(crate) fn play_files(
         files: Vec<RecordingFile>,
         request: ReplayRequest,
         prepare: impl FnOnce(&mut Pipeline),
+        mut each: impl FnMut(ReplayedPart<'_>),
     ) -> anyhow::Result<Self> {
         let span = ReplaySpan::of(request, &files)?;
         let mut reader = JoinedReader::begin(files, span.first, span.last)?;
@@ -114,6 +123,9 @@ impl ReplayedRecording {
                     front.clone_from(reader.front());
                     player.resume(&keyframe, &front, &mut pipeline)?;
                 }
+            }
+            if player.prepare.is_none() {
+                each(ReplayedPart { pipeline: &mut pipeline, host: &front.host, boottime_to_unix_ns: player.offset });
             }
             if player.is_over {
                 break;
@@ -353,7 +365,12 @@ mod tests {
     /// Returns the time of the preparation in seconds, and the replay.
     fn played(path: &Path, request: ReplayRequest) -> anyhow::Result<(u64, ReplayedRecording)> {
         let mut prepared_ns = None;
-        let replay = ReplayedRecording::play(path, request, |pipeline| prepared_ns = Some(pipeline.state.now_ns()))?;
+        let replay = ReplayedRecording::play_files(
+            vec![request.open(path)?],
+            request,
+            |pipeline| prepared_ns = Some(pipeline.state.now_ns()),
+            |_| {},
+        )?;
         Ok((prepared_ns.expect("it is prepared once") / SECOND_NS, replay))
     }
 

@@ -15,7 +15,12 @@ pub(crate) struct TakenAt {
 impl TakenAt {
     /// Returns the source and clock of a recording.
     pub(crate) fn of(replay: &ReplayedRecording) -> Self {
-        Self { clock: WallClock::local(replay.boottime_to_unix_ns), host: replay.front.host.clone() }
+        Self::at(&replay.front.host, replay.boottime_to_unix_ns)
+    }
+
+    /// Returns this host and the clock with this offset to nanoseconds since 1970.
+    pub(crate) fn at(host: &str, boottime_to_unix_ns: i128) -> Self {
+        Self { clock: WallClock::local(boottime_to_unix_ns), host: host.to_owned() }
     }
 
     /// Returns this machine and its current clock.

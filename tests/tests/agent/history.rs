@@ -55,7 +55,7 @@ fn failures(outcome: &CommandOutcome) -> usize {
 
 /// Asserts that the agent and the file give the same report for the same window, to the byte.
 fn assert_agent_and_file_agree(gpu: &SimulatedGpu, agent: &TestAgent, file: &Path, [since, end]: [&str; 2]) {
-    for command in ["ps", "leak", "oom", "timeline", "fragment", "report"] {
+    for command in ["ps", "leak", "oom", "events", "timeline", "fragment", "report"] {
         for json in [&[][..], &["--json"]] {
             let words = [&[command, "--since", since, "--until", end], json].concat();
             let (asked, read) = (agent.ask(gpu, ROOT, &words), in_file(gpu, &words, file));

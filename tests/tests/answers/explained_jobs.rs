@@ -139,6 +139,13 @@ fn ended(gpu: &SimulatedGpu, agent: &TestAgent, tgid: u32) -> Option<Value> {
     report["data"]["processes"].as_array()?.iter().find(|process| process["pid"] == tgid).cloned()
 }
 
+/// Returns the events about memory that exited processes left behind.
+fn left_behind_events(gpu: &SimulatedGpu, agent: &TestAgent) -> Vec<Value> {
+    let answer = agent.ask(gpu, ROOT, &["events", "--json"]);
+    let all = answer.stdout.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"));
+    all.filter(|event| event["kind"] == "left_behind").collect()
+}
+
 #[test(alone)]
 fn memory_left_to_a_forked_child_is_reported_until_the_child_ends() {
     let gpu = machine("580.159.04");
@@ -179,6 +186,12 @@ fn memory_left_to_a_forked_child_is_reported_until_the_child_ends() {
     let process = report.process(tgid).unwrap_or_else(|| panic!("{report:#?}"));
     assert_eq!(process.0["left_behind"]["forked_pids"], json!([child]), "{:#}", process.0);
     assert_eq!(process.only_gpu().number("used_bytes"), CONTEXT_BYTES + 128 * MIB, "{:#}", process.0);
+    let [event] = &left_behind_events(&gpu, &agent)[..] else { panic!("it is one event") };
+    assert_eq!((&event["pid"], &event["details"]["is_gone"]), (&tgid.into(), &false.into()), "{event:#}");
+    assert_eq!(event["details"]["forked_pids"], json!([child]), "{event:#}");
+    assert_eq!(event["details"]["gpus"][0]["used_bytes"], CONTEXT_BYTES + 128 * MIB, "{event:#}");
     drop(orphan);
     until("nothing is left of it", || ended(&gpu, &agent, tgid).is_none_or(|one| left(&one).is_none()).then_some(()));
+    let is_gone = |event: &Value| event["pid"] == tgid && event["details"]["is_gone"] == true;
+    until("its end is an event", || left_behind_events(&gpu, &agent).iter().any(is_gone).then_some(()));
 }

@@ -1,3 +1,6 @@
+mod events;
+
+use self::events::events_of;
 use super::*;
 use crate::agent::publish::{AgentState, PublisherRequest, PublisherRequests};
 use crate::agent::socket::{ConnectionLimit, OpenSocket};
@@ -85,6 +88,10 @@ async fn hand_out(mut requests: PublisherRequests, processes: u32) {
             }
             PublisherRequest::Outlook(reply) => {
                 let _ = reply.send(Arc::new(outlook(processes)));
+                continue;
+            }
+            PublisherRequest::Events(viewer, reply) => {
+                let _ = reply.send(events_of(viewer, processes));
                 continue;
             }
             // Only pages send this question.

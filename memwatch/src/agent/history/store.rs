@@ -271,9 +271,8 @@ mod tests {
         let since = Some(RecordingTime::BeforeEnd(std::time::Duration::from_secs(DAY)));
         let window = TimeWindow { since, until: None };
         let request = ReplayRequest { window, all_events: true, now_unix_ns: None };
-        let replay = ReplayedRecording::play_files(boots.remove(0), request, |pipeline| {
-            pipeline.watch_samples(SECOND_NS);
-        });
+        let prepare = |pipeline: &mut Pipeline| pipeline.watch_samples(SECOND_NS);
+        let replay = ReplayedRecording::play_files(boots.remove(0), request, prepare, |_| {});
         let replay = replay.expect("it can be read");
         let states = replay.states.expect("most of the day has only states");
         assert!(states.first_ns < (BEGUN + 60) * SECOND_NS && states.apart_ns >= 60 * SECOND_NS, "{states:?}");
@@ -291,7 +290,8 @@ mod tests {
         let mut excerpt = tempfile::NamedTempFile::new().expect("a temporary file");
         let files = by_boot(files).0.remove(0);
         write_excerpt(files, request, 1000, &mut excerpt).expect("it can be read");
-        let replay = ReplayedRecording::play(excerpt.path(), request, |_| {}).expect("it is a recording");
+        let file = request.open(excerpt.path()).expect("it is a recording");
+        let replay = ReplayedRecording::play_files(vec![file], request, |_| {}, |_| {}).expect("it is a recording");
         (replay.states, replay.snapshot().processes)
     }
 }

@@ -4,6 +4,7 @@
 //! Frames, `hello` and `refused` are the same in every version, so that incompatible programs can
 //! report the mismatch.
 
+pub(crate) mod events;
 pub(crate) mod watch;
 
 use std::borrow::Cow;
@@ -17,11 +18,12 @@ use memwatch_core::words::Tgid;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
+use self::events::{EventsMessage, EventsRequest};
 use self::watch::{PastRequest, WatchRequest};
 
 /// Protocol version of this program. The major number changes when a side requires data that older
 /// versions do not send.
-pub(crate) const PROTOCOL: ProtocolVersion = ProtocolVersion { major: 2, minor: 5 };
+pub(crate) const PROTOCOL: ProtocolVersion = ProtocolVersion { major: 2, minor: 6 };
 
 /// First minor version in which an agent resets peaks.
 pub(crate) const PEAKS_SINCE_MINOR: u32 = 1;
@@ -37,6 +39,9 @@ pub(crate) const PAGE_SINCE_MINOR: u32 = 4;
 
 /// First minor version in which an agent watches processes for a client.
 pub(crate) const WATCH_SINCE_MINOR: u32 = 5;
+
+/// First minor version in which an agent sends the events that it keeps.
+pub(crate) const EVENTS_SINCE_MINOR: u32 = 6;
 
 /// Maximum frame size that an agent reads.
 pub(crate) const REQUEST_BYTES: usize = 4096;
@@ -95,6 +100,8 @@ pub(crate) enum AgentRequest {
     /// Requests the part of the history with the client's own processes, as a recording. The
     /// connection is used for nothing else from then on.
     Past(PastRequest),
+    /// Requests the events that the agent keeps.
+    Events(EventsRequest),
     /// Ends the watch early. What it has is still sent.
     EndWatch,
 }
@@ -116,6 +123,8 @@ pub(crate) enum AgentAnswer<'a> {
     Outlook(OutlookMessage),
     /// Link to the web page.
     Page(PageLink),
+    /// Events, restricted to what the client may see.
+    Events(EventsMessage<'a>),
     /// The watch has attached its probes. Frames of the recording follow ([`watch::recorded`]).
     Watching,
     /// The watch has ended, and nothing follows.
@@ -337,7 +346,7 @@ mod tests {
     #[test]
     fn protocol_hello_and_refusal_are_the_same_in_every_version() {
         let hello = AgentRequest::Hello { protocol: PROTOCOL, program: "0.1.0".to_owned() };
-        let text = r#"{"hello":{"protocol":{"major":2,"minor":5},"program":"0.1.0"}}"#;
+        let text = r#"{"hello":{"protocol":{"major":2,"minor":6},"program":"0.1.0"}}"#;
         assert_eq!(taken(&frame(&hello).expect("it can be written")), text.as_bytes());
         let refused = AgentAnswer::Refused { why: "no".into() };
         assert_eq!(taken(&frame(&refused).expect("it can be written")), br#"{"refused":{"why":"no"}}"#);

@@ -85,12 +85,12 @@ struct Survived<'a> {
 }
 
 #[derive(Serialize)]
-struct OomFailure<'a> {
+pub(crate) struct OomFailure<'a> {
     #[serde(flatten)]
     view: &'a OomView,
     uuid: Option<&'a GpuUuid>,
     gpu: Option<OomGpu>,
-    holders: Vec<OomHolderData<'a>>,
+    pub(crate) holders: Vec<OomHolderData<'a>>,
     unwatched_bytes: Option<u64>,
     /// Upper bound of the largest request that would have been granted instead; `null` if unknown.
     largest_fitting_bytes: Option<u64>,
@@ -110,7 +110,7 @@ struct OomGpu {
 }
 
 #[derive(Serialize)]
-struct OomHolderData<'a> {
+pub(crate) struct OomHolderData<'a> {
     #[serde(rename = "pid")]
     tgid: Tgid,
     comm: &'a str,
@@ -118,7 +118,8 @@ struct OomHolderData<'a> {
     held_bytes: u64,
 }
 
-fn failure(view: &OomView, has_cause: bool) -> OomFailure<'_> {
+/// Returns a failure as a part of a report.
+pub(crate) fn failure(view: &OomView, has_cause: bool) -> OomFailure<'_> {
     let on = view.gpu();
     OomFailure {
         view,

@@ -20,7 +20,6 @@ use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView}
 use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
-use crate::agent::events::EventForms;
 use crate::exit::{Exit, ExitFailure};
 use crate::frameworks::watch::{TensorLevel, TensorRequest};
 use crate::options::CommonArgs;
@@ -40,22 +39,6 @@ use crate::watch::taken_at::TakenAt;
 use args::{Oom, OomFound};
 use follow::{Receivers, show};
 use words::{Failed, OomReport};
-
-/// How the agent writes failures and changes of forecasts.
-pub(crate) const EVENTS: EventForms = EventForms {
-    line: text::event,
-    failure: |failure, taken_at| {
-        let mut line = Vec::new();
-        // A vector takes everything. The report's own numbers are those of the failure's moment.
-        let _ = json::write_failure(&mut line, failure, &failure.snapshot, taken_at.origin());
-        line
-    },
-    change: |change, snapshot, taken_at| {
-        let mut line = Vec::new();
-        let _ = forecast_json::write(&mut line, change, snapshot, taken_at.origin());
-        line
-    },
-};
 
 /// Forecast levels that `--fail-on` treats as failures.
 const WARNING: [&str; 3] = ["medium", "high", "critical"];

@@ -126,12 +126,16 @@ fn title(oom: &OomView, clock: &WallClock) -> String {
 /// Formats a failure and its outcome in one line, for a log.
 pub(crate) fn event(oom: &OomView, clock: &WallClock) -> String {
     let user = of(oom).and_then(|process| process.user.as_deref()).map(|user| format!("  user {user}"));
+    let (title, user) = (title(oom, clock), user.unwrap_or_default());
+    printable(&format!("{title}{user}: {}", summary(oom))).into_owned()
+}
+
+/// Formats `requested 2.00 GiB, 409.6 MiB free; the process ended 1.2 s after it`.
+pub(crate) fn summary(oom: &OomView) -> String {
     let at_most = if oom.gpu().is_some_and(|gpu| has_taken_more(oom, gpu)) { "at most " } else { "" };
     let free = oom.free_bytes().map(|free_bytes| format!(", {at_most}{} free", bytes(free_bytes)));
-    let parts = [user, Some(format!(": requested {}", bytes(oom.wanted_bytes))), free];
-    let parts: String = parts.into_iter().flatten().collect();
-    let outcome = fate(oom).map(|fate| format!("; {fate}")).unwrap_or_default();
-    printable(&format!("{}{parts}{outcome}", title(oom, clock))).into_owned()
+    let outcome = fate(oom).map(|fate| format!("; {fate}"));
+    format!("requested {}{}{}", bytes(oom.wanted_bytes), free.unwrap_or_default(), outcome.unwrap_or_default())
 }
 
 fn of(oom: &OomView) -> Option<&ProcessView> {

@@ -10,8 +10,8 @@ use memwatch_core::snapshot::{ArenaView, ProcessView, Snapshot};
 use memwatch_core::words::{Framework, Tgid};
 use serde::Serialize;
 
-use crate::render::format::bytes;
 use crate::options::Selected;
+use crate::render::format::bytes;
 use crate::render::sentences;
 use crate::watch::selection::Selection;
 
@@ -76,7 +76,8 @@ impl Failed {
     /// its end, failures stay if it is one of the selected.
     pub(crate) fn keep(&mut self, snapshot: &Snapshot, selected: &Selected) {
         let is_there = |tgid: Tgid| snapshot.processes.iter().any(|process| process.tgid == tgid);
-        self.ooms.retain(|oom| is_there(oom.tgid) || oom.process().is_some_and(|process| is_selected(process, selected)));
+        self.ooms
+            .retain(|oom| is_there(oom.tgid) || oom.process().is_some_and(|process| is_selected(process, selected)));
         let failed: BTreeSet<Tgid> = self.ooms.iter().map(|oom| oom.tgid).collect();
         let is_of = |tgid: Tgid| is_there(tgid) || failed.contains(&tgid);
         self.survived.retain(|one| is_of(one.tgid));

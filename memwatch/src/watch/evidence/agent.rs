@@ -83,7 +83,7 @@ impl AgentWatch {
 
 /// Returns the agent's socket; `None` if the options require a session of this program, explicitly
 /// or because the agent could not obey them.
-pub(super) fn agent_to_ask(common: &CommonArgs) -> Option<&Path> {
+pub(crate) fn agent_to_ask(common: &CommonArgs) -> Option<&Path> {
     let for_own_watch = !common.libcuda.is_empty()
         || common.nvml_lib.is_some()
         || common.ring_bytes.is_some()
