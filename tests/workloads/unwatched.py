@@ -1,9 +1,9 @@
 """A user's training that runs out of memory while nobody watches it.
 
-    unwatched.py UID list|graphs|survives
+    unwatched.py UID graphs|survives
 
-`list` keeps a tensor of every step, `graphs` the losses of every step with their graphs, and both die of it. `survives`
-does as `list`, catches the error, drops what it kept and goes on.
+`graphs` keeps the losses of every step with their graphs, and dies of it. `survives` keeps a tensor of every step,
+catches the error, drops what it kept and goes on.
 """
 
 import select
@@ -15,8 +15,8 @@ from checkpoint import begin, checkpoint, parser
 from owned import become
 
 GIB = 1 << 30
-SECONDS_BETWEEN_STEPS = 1.5
-# A twentieth of the simulated device, so that it is full after half a minute.
+SECONDS_BETWEEN_STEPS = 1.2
+# A twentieth of the simulated device, so that it is full after 24 seconds.
 STEP_BYTES = 4 * GIB
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     """Dies of it, or lives on until standard input ends."""
     options = parser(__doc__)
     options.add_argument("user", type=int)
-    options.add_argument("what", choices=["list", "graphs", "survives"])
+    options.add_argument("what", choices=["graphs", "survives"])
     arguments = begin(options)
     meter = Meter()
     torch.ones(1, device="cuda")

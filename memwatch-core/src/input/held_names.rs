@@ -35,6 +35,17 @@ pub struct HeldTotals {
     pub allocated_bytes: u64,
     /// Bytes reserved from the driver.
     pub reserved_bytes: u64,
+    /// Free memory of its large segments; `None` if it was working during the reading.
+    pub pieces: Option<HeldPieces>,
+}
+
+/// Free memory in large segments outside of private pools, beside blocks in use: it cannot be released.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldPieces {
+    /// Bytes of all pieces.
+    pub bytes: u64,
+    /// Bytes of the largest one.
+    pub largest_bytes: u64,
 }
 
 /// Blocks with one name.

@@ -1,6 +1,7 @@
 //! What the running PyTorch processes have allocated.
 
 use super::State;
+use crate::attribution::process::Process;
 use crate::words::{Framework, Tgid};
 
 /// What PyTorch's allocators have allocated in a process, on all devices.
@@ -20,11 +21,21 @@ impl State {
     /// Returns what each running PyTorch process has allocated, by its allocators' counters.
     pub fn allocated_by_pytorch(&self) -> impl Iterator<Item = AllocatedBytes> {
         self.processes.values().filter_map(|process| {
-            let (facts, tensors) = (process.facts.as_ref()?, process.tensors.as_ref()?);
-            let is_running = process.ended.is_none() && process.frameworks.contains(&Framework::PyTorch);
-            let bytes = tensors.reported().values().map(|now| now.allocated_bytes).fold(0, u64::saturating_add);
-            let user = facts.login_uid.or(facts.uid);
-            is_running.then_some(AllocatedBytes { tgid: process.tgid, start_ns: facts.start_ns, user, bytes })
+            let is_read = process.frameworks.contains(&Framework::PyTorch) && process.tensors.is_some();
+            allocated(process).filter(|_| is_read)
         })
     }
+
+    /// Returns what a running process has allocated by PyTorch's counters, as far as they were read.
+    pub fn allocated_by(&self, tgid: Tgid) -> Option<AllocatedBytes> {
+        allocated(self.processes.get(&tgid)?)
+    }
+}
+
+fn allocated(process: &Process) -> Option<AllocatedBytes> {
+    let facts = process.facts.as_ref().filter(|_| process.ended.is_none())?;
+    let reported = process.tensors.iter().flat_map(|tensors| tensors.reported().into_values());
+    let bytes = reported.map(|now| now.allocated_bytes).fold(0, u64::saturating_add);
+    let user = facts.login_uid.or(facts.uid);
+    Some(AllocatedBytes { tgid: process.tgid, start_ns: facts.start_ns, user, bytes })
 }

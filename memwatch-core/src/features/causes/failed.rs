@@ -1,5 +1,6 @@
 //! Causes of a failed allocation, from the memory in use at that moment.
 
+use super::by_name;
 use super::elsewhere::left_bytes;
 use super::forward::without_backward;
 use super::moment::{of, of_phase, places, steps};
@@ -57,9 +58,10 @@ pub(super) fn parts(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
 /// Finds fragmentation: enough memory is free, but not contiguous.
 pub(super) fn pieces(evidence: &CauseEvidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
-        let cache = failure.cache.filter(|cache| cache.split_bytes >= failure.wanted_bytes)?;
-        let is_split = cache.largest_free_bytes < failure.wanted_bytes;
-        is_split.then(|| of(CauseKind::Fragmentation, failure, cache.split_bytes))
+        let of_cache = failure.cache.map(|cache| (cache.split_bytes, cache.largest_free_bytes));
+        let (bytes, largest_bytes) = of_cache.or_else(|| by_name::pieces(failure, evidence.held?))?;
+        let is_split = bytes >= failure.wanted_bytes && largest_bytes < failure.wanted_bytes;
+        is_split.then(|| of(CauseKind::Fragmentation, failure, bytes))
     };
     evidence.failure.and_then(cause).into_iter().collect()
 }

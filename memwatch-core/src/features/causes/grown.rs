@@ -1,9 +1,12 @@
 //! Finds names with growing memory from one reading of the live objects to the next.
 
+use std::collections::BTreeMap;
+
 use super::paths::{self, PathKind};
 use crate::features::oom::view::OomView;
 use crate::input::held_names::{HeldGroup, HeldNames};
 use crate::input::holdings::HoldingClass;
+use crate::words::Ordinal;
 
 /// Minimum number of readings in which a name grows.
 const READINGS: usize = 3;
@@ -50,7 +53,8 @@ fn grown(readings: &[HeldNames]) -> Vec<GrownName> {
     let usable: Vec<&HeldNames> = readings.iter().filter(|reading| reading.without_names.is_none()).collect();
     let Some((last, earlier)) = usable.split_last() else { return Vec::new() };
     let threshold = last.bytes() / LEAST_PART;
-    let all = last.groups.iter().filter(|group| can_grow(group)).filter_map(|group| of_group(group, last, earlier));
+    let now = by_path(last);
+    let all = now.iter().filter_map(|(path, group)| of_path(path, group, last, earlier));
     let mut found: Vec<GrownName> = all.filter(|grown| grown.grown_bytes() >= threshold.max(1)).collect();
     found.sort_by_key(|grown| std::cmp::Reverse(grown.grown_bytes()));
     found
@@ -74,15 +78,35 @@ fn can_grow(group: &HeldGroup) -> bool {
     }
 }
 
-fn of_group(group: &HeldGroup, last: &HeldNames, earlier: &[&HeldNames]) -> Option<GrownName> {
-    let is_graph = group.class == HoldingClass::SavedForBackward;
-    let is_of_one = is_graph && paths::kind(group.kept_by.as_deref()?) == PathKind::Plain;
+/// Device and class of blocks, and the path to what holds them.
+type PathKey<'r> = (Ordinal, HoldingClass, &'r str);
+
+/// Sums the groups of a reading that can grow by their paths.
+fn by_path(reading: &HeldNames) -> BTreeMap<PathKey<'_>, HeldGroup> {
+    let mut paths = BTreeMap::<PathKey<'_>, HeldGroup>::new();
+    for group in reading.groups.iter().filter(|group| can_grow(group)) {
+        let Some(path) = group.kept_by.as_deref().or(group.name.as_deref()) else { continue };
+        let sum = paths.entry((group.ordinal, group.class, path)).or_insert_with(|| HeldGroup {
+            bytes: 0,
+            blocks: 0,
+            ..group.clone()
+        });
+        sum.bytes = sum.bytes.saturating_add(group.bytes);
+        sum.blocks = sum.blocks.saturating_add(group.blocks);
+    }
+    paths
+}
+
+fn of_path(key: &PathKey<'_>, group: &HeldGroup, last: &HeldNames, earlier: &[&HeldNames]) -> Option<GrownName> {
+    let (_, class, path) = *key;
+    let is_of_one = class == HoldingClass::SavedForBackward && paths::kind(path) == PathKind::Plain;
     let needed = if is_of_one { READINGS_OF_GRAPH } else { READINGS };
     let mut first = (group.bytes, group.blocks, last.time_ns);
     let mut count = 1;
     for reading in earlier.iter().rev() {
         // A name that was absent may have been among the small ones.
-        let Some(before) = reading.groups.iter().find(|other| is_same(other, group)) else { break };
+        let before = by_path(reading);
+        let Some(before) = before.get(key) else { break };
         if before.bytes >= first.0 || (is_of_one && before.blocks >= first.1) {
             break;
         }
@@ -94,15 +118,9 @@ fn of_group(group: &HeldGroup, last: &HeldNames, earlier: &[&HeldNames]) -> Opti
     (count >= needed).then(|| GrownName { group: group.clone(), first_bytes, first_blocks, period_ns })
 }
 
-fn is_same(one: &HeldGroup, other: &HeldGroup) -> bool {
-    let key = |group: &HeldGroup| (group.ordinal, group.class, group.is_kv_cache);
-    key(one) == key(other) && one.name == other.name && one.kept_by == other.kept_by
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::words::Ordinal;
 
     const SECOND_NS: u64 = 1_000_000_000;
 

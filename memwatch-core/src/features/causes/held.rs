@@ -34,7 +34,8 @@ pub fn held_names(holdings: &Holdings, totals: &[AllocatorTotals]) -> HeldNames 
         let own = holdings.rows.iter().filter(|row| row.ordinal == totals.ordinal).map(|row| row.block_bytes);
         let others = [totals.changing_bytes, totals.later_bytes].into_iter().flatten();
         let allocated_bytes = own.chain(others).fold(0, u64::saturating_add);
-        HeldTotals { ordinal: totals.ordinal, allocated_bytes, reserved_bytes: totals.reserved_bytes }
+        let AllocatorTotals { ordinal, reserved_bytes, pieces, .. } = *totals;
+        HeldTotals { ordinal, allocated_bytes, reserved_bytes, pieces }
     };
     HeldNames {
         tgid: holdings.tgid,

@@ -4,6 +4,7 @@
 //! A rule without evidence returns nothing. Causes are ranked by the bytes that they explain; their
 //! texts are in the shell.
 
+mod by_name;
 mod elsewhere;
 mod failed;
 mod forward;
@@ -119,12 +120,14 @@ pub struct CauseEvidence<'a> {
 type CauseRule = fn(&CauseEvidence<'_>) -> Vec<Cause>;
 
 /// All rules.
-const RULES: [CauseRule; 14] = [
+const RULES: [CauseRule; 16] = [
     growing::places,
     growing::cache,
     growing::names,
     held::found,
     failed::optimizer,
+    by_name::first_step,
+    by_name::activations,
     failed::parts,
     failed::pieces,
     failed::others,

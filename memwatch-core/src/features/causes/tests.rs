@@ -10,6 +10,7 @@ use crate::input::held_names::HeldGroup;
 use crate::input::holdings::{AdviceKind, Holding, HoldingClass, Holdings, MemoryAdvice, OwnerModule};
 use crate::words::Ordinal;
 
+mod by_name;
 mod failed;
 mod serving;
 

@@ -57,6 +57,7 @@ fn totals(tensors: &TensorLedger, rows: &[&Holding], is_there: bool) -> Vec<Allo
             reserved_bytes: now.reserved_bytes,
             changing_bytes: None,
             later_bytes: (is_there && later_bytes > 0).then_some(later_bytes),
+            pieces: None,
         }
     });
     device.collect()

@@ -8,7 +8,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::input::allocator_state::{AllocatorState, DeviceAllocatorState};
+use crate::input::allocator_state::{AllocatorState, DeviceAllocatorState, StateBlock, StateBlockUse};
+use crate::input::held_names::HeldPieces;
 use crate::input::holdings::{Holding, HoldingClass, Holdings};
 use crate::words::Ordinal;
 
@@ -29,6 +30,8 @@ pub struct AllocatorTotals {
     pub changing_bytes: Option<u64>,
     /// Bytes allocated after the reading.
     pub later_bytes: Option<u64>,
+    /// Free memory in segments with blocks in use; `None` if not all blocks were read at one moment.
+    pub pieces: Option<HeldPieces>,
 }
 
 impl AllocatorTotals {
@@ -39,9 +42,22 @@ impl AllocatorTotals {
             reserved_bytes: device.segments.iter().map(|segment| segment.bytes).fold(0, u64::saturating_add),
             changing_bytes: None,
             later_bytes: None,
+            pieces: Some(pieces(device)),
         };
         allocator_state.devices.iter().map(totals).collect()
     }
+}
+
+/// Returns the free memory beside blocks in use that requests of more than 1 MiB can use.
+fn pieces(device: &DeviceAllocatorState) -> HeldPieces {
+    let is_free = |block: &&StateBlock| block.state == StateBlockUse::Inactive;
+    let usual = device.segments.iter().filter(|segment| !segment.is_small && segment.private_pool == (0, 0));
+    let in_use = usual.filter(|segment| !segment.blocks.iter().all(|block| is_free(&block)));
+    let free = in_use.flat_map(|segment| segment.blocks.iter().filter(is_free));
+    free.fold(HeldPieces::default(), |sum, block| HeldPieces {
+        bytes: sum.bytes.saturating_add(block.bytes),
+        largest_bytes: sum.largest_bytes.max(block.bytes),
+    })
 }
 
 /// Returns the view of a process, with at most `top` groups.

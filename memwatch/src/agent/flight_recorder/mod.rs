@@ -90,8 +90,8 @@ impl FlightRecorder {
         if all == self.seen {
             return;
         }
-        for (tgid, _) in all.difference(&self.seen) {
-            self.schedule.note_failure(*tgid);
+        for failed in all.difference(&self.seen).filter_map(|(tgid, _)| session.pipeline().state.allocated_by(*tgid)) {
+            self.schedule.note_failure(failed, Instant::now());
         }
         self.seen = all;
         self.advance();
@@ -115,10 +115,12 @@ impl FlightRecorder {
     fn take(&mut self, tgid: Tgid, answer: Result<NamesAnswer, String>, session: &mut Session) {
         match answer {
             Ok(NamesAnswer { names, processor_ns }) => {
-                self.state.readings += 1;
                 self.state.processor_ns = self.state.processor_ns.saturating_add(processor_ns);
                 self.schedule.note_read(tgid, processor_ns, Instant::now());
-                session.learn(Input::HeldNames(names));
+                if let Some(names) = names {
+                    self.state.readings += 1;
+                    session.learn(Input::HeldNames(names));
+                }
             }
             Err(why) => {
                 log::info!("process {tgid}: its live objects were not read: {why}", tgid = tgid.0);

@@ -34,8 +34,8 @@ pub(in crate::agent) struct NamesOrder {
 /// A worker's answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::agent) struct NamesAnswer {
-    /// The live objects, summed by name.
-    pub(in crate::agent) names: Box<HeldNames>,
+    /// The live objects, summed by name; `None` if the process has no allocator of PyTorch.
+    pub(in crate::agent) names: Option<Box<HeldNames>>,
     /// Processor time of the worker, in nanoseconds.
     pub(in crate::agent) processor_ns: u64,
 }
@@ -96,7 +96,7 @@ fn read(order: NamesOrder, options: &[OsString]) -> Result<NamesAnswer, String> 
         Ok(answer) => answer,
         Err(_) => return Err(last_message(&mut worker)),
     };
-    let is_of_order = answer.names.tgid.0 == order.tgid;
+    let is_of_order = answer.names.as_ref().is_none_or(|names| names.tgid.0 == order.tgid);
     is_of_order.then_some(answer).ok_or_else(|| "the worker has read another process".to_owned())
 }
 

@@ -98,15 +98,19 @@ impl NamesSchedule {
             let own = known.unwrap_or_else(|| PlannedProcess::new((start_ns, user), now));
             self.processes.insert(tgid, PlannedProcess { user, bytes, ..own });
         }
+        // A process is read after its failure even if its counters were not.
+        self.processes.extend(before.into_iter().filter(|(_, process)| process.has_failed));
         let is_known = |user: &Option<u32>| self.processes.values().any(|process| process.user == *user);
         self.users.retain(|user, planned| is_known(user) || !planned.failures.has(FAILURES_OF_USER.0, now));
     }
 
-    /// Notes that an allocation of a process has failed.
-    pub(super) fn note_failure(&mut self, tgid: Tgid) {
-        if let Some(process) = self.processes.get_mut(&tgid) {
-            process.has_failed = true;
-        }
+    /// Notes that an allocation of a process has failed. The counters of a young process may not have
+    /// been read yet.
+    pub(super) fn note_failure(&mut self, failed: AllocatedBytes, now: Instant) {
+        let AllocatedBytes { tgid, start_ns, user, .. } = failed;
+        let known = self.processes.remove(&tgid).filter(|known| known.start_ns == start_ns);
+        let own = known.unwrap_or_else(|| PlannedProcess::new((start_ns, user), now));
+        self.processes.insert(tgid, PlannedProcess { has_failed: true, ..own });
     }
 
     /// Returns the process that is to be read now, with its start, and counts it as read. Of several,
@@ -297,7 +301,8 @@ mod tests {
         let all = (1..=9).map(|tgid| allocated(tgid, if tgid == 9 { 1001 } else { 1000 }, GIB));
         schedule.update(all, now);
         let mut fails = |tgid: u32, seconds| {
-            schedule.note_failure(Tgid(tgid));
+            let user = if tgid == 9 { 1001 } else { 1000 };
+            schedule.note_failure(allocated(tgid, user, GIB), now);
             let read = schedule.next(Due::AfterFailure, now + Duration::from_secs(seconds));
             (read.map(|(tgid, _)| tgid.0), schedule.left_out())
         };
@@ -307,7 +312,7 @@ mod tests {
         assert_eq!(fails(5, 0), (None, 2), "the share of user 1000");
         assert_eq!(fails(9, 0), (Some(9), 2), "another user");
         assert_eq!((fails(5, 10).0, fails(1, 60).0), (Some(5), Some(1)));
-        assert_eq!(fails(77, 60).0, None, "no process of PyTorch");
+        assert_eq!(fails(77, 120).0, Some(77), "it is too young to have counters");
     }
 
     #[test]

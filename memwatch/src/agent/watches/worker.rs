@@ -1,6 +1,7 @@
 //! A worker of the agent: records processes to standard output, with bounded memory.
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::io::{self, BufWriter, Read as _};
 use std::time::Duration;
 
@@ -108,15 +109,13 @@ pub(crate) async fn run(_: &WorkerArgs, common: &CommonArgs) -> Result<Exit, Exi
 
 fn names(order: NamesOrder) -> Result<Exit, ExitFailure> {
     let NamesOrder { tgid, start_ns } = order;
-    let is_there = ProcReader::new("/proc").identity(tgid).is_some_and(|found| found.start_ns == start_ns);
-    let opened = if is_there { HoldingsReader::open(tgid, NAMES_TIME) } else { Ok(None) };
-    let mut reader = opened
-        .map_err(|error| ExitFailure::new(Exit::NoTarget, format_args!("process {tgid}: {error}")))?
-        .ok_or_else(|| ExitFailure::new(Exit::NoTarget, format_args!("process {tgid} has no allocator to read")))?;
-    let read = reader.read_patiently();
-    let (holdings, totals) =
-        read.map_err(|error| ExitFailure::new(Exit::NoTarget, format_args!("process {tgid}: {error}")))?;
-    let names = Box::new(held_names(&holdings, &totals));
+    let failed = |why: &dyn Display| ExitFailure::new(Exit::NoTarget, format_args!("process {tgid}: {why}"));
+    if ProcReader::new("/proc").identity(tgid).is_none_or(|found| found.start_ns != start_ns) {
+        return Err(failed(&"it has ended"));
+    }
+    let reader = HoldingsReader::open(tgid, NAMES_TIME).map_err(|error| failed(&error))?;
+    let read = reader.map(|mut reader| reader.read_patiently()).transpose().map_err(|error| failed(&error))?;
+    let names = read.map(|(holdings, totals)| Box::new(held_names(&holdings, &totals)));
     let answer = NamesAnswer { names, processor_ns: clock::process_ns() };
     serde_json::to_writer(io::stdout().lock(), &answer).map_err(anyhow::Error::from)?;
     Ok(Exit::Ok)

@@ -1,5 +1,7 @@
 //! What the failed process held by name, from the agent's readings of its live objects.
 
+use std::collections::BTreeMap;
+
 use memwatch_core::features::causes::{GrownName, grown_before};
 use memwatch_core::features::oom::view::OomView;
 use memwatch_core::input::held_names::{HeldGroup, HeldNames, HeldTotals};
@@ -20,21 +22,29 @@ pub(super) fn facts(oom: &OomView) -> Vec<(&'static str, String)> {
         Some(before_ns) => format!("{} before it", duration(before_ns)),
         None => format!("{} after it", duration(then.time_ns - oom.time_ns)),
     };
+    let own = then.groups.iter().filter(|group| oom.device.is_none_or(|device| group.ordinal.0 == device));
+    let mut groups = BTreeMap::<String, (u64, u64)>::new();
+    for group in own {
+        let (bytes, blocks) = groups.entry(group_name(group)).or_default();
+        (*bytes, *blocks) = (bytes.saturating_add(group.bytes), blocks.saturating_add(group.blocks));
+    }
+    let all: u64 = groups.values().map(|(bytes, _)| bytes).sum();
+    if all == 0 {
+        return Vec::new();
+    }
     if let Some(why) = &then.without_names {
         return vec![("holds", format!("names were not read, {age}: {}", printable(why)))];
     }
-    let own = |group: &&HeldGroup| oom.device.is_none_or(|device| group.ordinal.0 == device);
-    let mut groups: Vec<&HeldGroup> = then.groups.iter().filter(own).collect();
-    let all: u64 = groups.iter().map(|group| group.bytes).sum();
-    groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_by_key(|(_, (bytes, _))| std::cmp::Reverse(*bytes));
     let partial = if then.is_partial { ", in part" } else { "" };
     let mut facts = vec![("holds", format!("{:>10}  by name, read {age}{partial}", bytes(all)))];
-    for group in groups.iter().take(LISTED) {
-        let part = percent(group.bytes, all);
-        facts.push(("", format!("{:>10}  {part:>7}  {}", bytes(group.bytes), group_name(group))));
+    for (name, (own, blocks)) in groups.iter().take(LISTED) {
+        let (part, blocks) = (percent(*own, all), plural(*blocks, "block", "blocks"));
+        facts.push(("", format!("{:>10}  {part:>7}  {name}  {blocks}", bytes(*own))));
     }
     if groups.len() > LISTED {
-        let rest: u64 = groups[LISTED..].iter().map(|group| group.bytes).sum();
+        let rest: u64 = groups[LISTED..].iter().map(|(_, (bytes, _))| bytes).sum();
         let number = count((groups.len() - LISTED) as u64);
         facts.push(("", format!("{:>10}  {:>7}  {number} more", bytes(rest), percent(rest, all))));
     }
@@ -45,7 +55,7 @@ pub(super) fn facts(oom: &OomView) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// Formats `saved for backward, kept by train.py:main: losses[*]  320 blocks`.
+/// Formats `saved for backward, kept by train.py:main: losses[*]`.
 fn group_name(group: &HeldGroup) -> String {
     let class = if group.is_kv_cache { "KV cache" } else { group.class.label() };
     let path = match (&group.kept_by, &group.name) {
@@ -53,8 +63,7 @@ fn group_name(group: &HeldGroup) -> String {
         (None, Some(name)) => format!(": {name}"),
         (None, None) => String::new(),
     };
-    let blocks = plural(group.blocks, "block", "blocks");
-    format!("{}  {blocks}", printable(&format!("{class}{path}")))
+    printable(&format!("{class}{path}")).into_owned()
 }
 
 /// Formats `+9.10 GiB in 12 min (+776.5 MiB/min): train.py:main: losses[*]`.
@@ -83,6 +92,9 @@ struct OomTotals {
     device: i32,
     allocated_bytes: u64,
     reserved_bytes: u64,
+    /// Free memory beside blocks in use and its largest piece, outside of small and private pools.
+    split_bytes: Option<u64>,
+    largest_piece_bytes: Option<u64>,
 }
 
 /// Blocks with one name; `name` is `null` for those beyond the largest of their class.
@@ -121,6 +133,8 @@ fn reading_data(reading: &HeldNames, is_of_failure: bool) -> OomNames<'_> {
         device: totals.ordinal.0,
         allocated_bytes: totals.allocated_bytes,
         reserved_bytes: totals.reserved_bytes,
+        split_bytes: totals.pieces.map(|pieces| pieces.bytes),
+        largest_piece_bytes: totals.pieces.map(|pieces| pieces.largest_bytes),
     };
     let mut groups: Vec<&HeldGroup> = reading.groups.iter().collect();
     groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));

@@ -287,6 +287,7 @@ impl Latest {
             reserved_bytes,
             changing_bytes: Some(allocated_bytes.saturating_sub(rows(ordinal))),
             later_bytes: None,
+            pieces: None,
         };
         self.moving.into_iter().map(device).collect()
     }

@@ -1,9 +1,11 @@
 use memwatch_core::features::forecast::view::ForecastsView;
 use memwatch_core::features::oom::view::CacheView;
+use memwatch_core::input::held_names::{HeldGroup, HeldNames};
+use memwatch_core::input::holdings::HoldingClass;
 use memwatch_core::kernel_driver::decode::Lies;
 use memwatch_core::kernel_driver::labels::MemoryPurpose;
 use memwatch_core::snapshot::RefusedView;
-use memwatch_core::words::{Framework, Tgid, Tid};
+use memwatch_core::words::{Framework, Ordinal, Tgid, Tid};
 
 use super::*;
 use crate::commands::oom::words::Unseen;
@@ -96,6 +98,46 @@ fn oom_text_states_the_outcome_and_unseen_failures() {
     section(&mut page, &failed, &fixture::clock());
     assert!(page.text.contains("PyTorch has counted 1 out-of-memory error that no event showed"), "{}", page.text);
     assert!(!page.text.contains("No out-of-memory failure.\n"), "{}", page.text);
+}
+
+#[test]
+fn oom_text_lists_what_the_process_held_by_name_and_what_grew() {
+    let snapshot = fixture::training_node();
+    let (tgid, now_ns) = (snapshot.processes[0].tgid, snapshot.time_ns);
+    let group = |class, name: &str, kept_by: Option<&str>, mib: u64| HeldGroup {
+        ordinal: Ordinal(0),
+        class,
+        is_kv_cache: false,
+        name: Some(name.to_owned()),
+        kept_by: kept_by.map(str::to_owned),
+        dtype: None,
+        bytes: mib << 20,
+        blocks: mib / 8,
+    };
+    let reading = |seconds_before: u64, losses_mib: u64| HeldNames {
+        tgid,
+        time_ns: now_ns - seconds_before * 1_000_000_000,
+        groups: vec![
+            group(HoldingClass::SavedForBackward, "MulBackward0", Some("train.py:main: losses[*]"), losses_mib / 2),
+            group(HoldingClass::SavedForBackward, "AddBackward0", Some("train.py:main: losses[*]"), losses_mib / 2),
+            group(HoldingClass::Parameter, "h.*.weight\x1b[2J", None, 512),
+        ],
+        ..HeldNames::default()
+    };
+    let mut oom = failed(snapshot, tgid, None, GIB);
+    assert!(!reported(&[&oom]).contains("holds"));
+    oom.names = vec![reading(90, 1024), reading(60, 2048), reading(30, 4096)];
+    let text = reported(&[&oom]);
+    for line in [
+        "\n  holds         4.50 GiB  by name, read 30 s before it\n",
+        "\n                4.00 GiB   88.9 %  saved for backward, kept by train.py:main: losses[*]  512 blocks\n",
+        "\n               512.0 MiB   11.1 %  parameters: h.*.weight\\x1b[2J  64 blocks\n",
+        "\n  grew         +3.00 GiB  in 1 min 0 s (+3.00 GiB/min): train.py:main: losses[*]\n",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    oom.names = vec![HeldNames { without_names: Some("it ends".to_owned()), ..reading(0, 64) }];
+    assert!(reported(&[&oom]).contains("  holds       names were not read, 0.0 s before it: it ends\n"));
 }
 
 #[test]
