@@ -4,12 +4,14 @@ use memwatch_common::loss::Loss;
 use memwatch_common::record::{ProcessEvent, ProcessRecord, RecordKind, RingRecord};
 
 use crate::decode::TensorEvent;
+use crate::input::held_names::{HeldGroup, HeldNames};
+use crate::input::holdings::HoldingClass;
 use crate::input::{DeviceFacts, DeviceReading, Input, NvmlState, ProcessFacts, ProcessUse, Sensors};
 use crate::pipeline::Pipeline;
 use crate::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
 use crate::state::event::{Detector, Event};
 use crate::test_calls::*;
-use crate::words::{GpuUuid, Tgid};
+use crate::words::{GpuUuid, Ordinal, Tgid};
 
 mod churn;
 mod excerpt;
@@ -39,6 +41,22 @@ fn show(pipeline: &mut Pipeline, event: &TensorEvent) {
         ooms.on(&Event::Tensor(event), &pipeline.state);
     }
 }
+
+/// A reading of process 7 with this much memory in a list, in blocks of 1 MiB.
+fn names(time_ns: u64, bytes: u64) -> HeldNames {
+    let group = HeldGroup {
+        ordinal: Ordinal(0),
+        class: HoldingClass::Tensor,
+        is_kv_cache: false,
+        name: Some("kept[*]".to_owned()),
+        kept_by: None,
+        dtype: None,
+        bytes,
+        blocks: bytes >> 20,
+    };
+    HeldNames { tgid: Tgid(7), time_ns, groups: vec![group], ..HeldNames::default() }
+}
+
 const ATTACHED_NS: u64 = 100 * SECOND_NS;
 /// Byte that is repeated sixteen times in a GPU's UUID.
 const GPU_A: u8 = 0xaa;

@@ -2,12 +2,11 @@
 
 use memwatch_common::record::ProcessEvent;
 
-use super::{ATTACHED_NS, SECOND_NS, TestPipeline, show};
+use super::{ATTACHED_NS, SECOND_NS, TestPipeline, names, show};
 use crate::decode::{StackRef, TensorChange, TensorEvent};
 use crate::features::oom::view::{OomView, SurvivedView};
 use crate::input::Input;
-use crate::input::held_names::{HeldGroup, HeldNames};
-use crate::input::holdings::HoldingClass;
+use crate::input::held_names::HeldNames;
 use crate::test_calls::rm::{NEWEST, Rm, video};
 use crate::test_calls::*;
 use crate::words::{CauseKind, Ordinal, Tgid, Tid};
@@ -80,21 +79,6 @@ fn failure_lists_the_rm_requests_refused_during_its_call() {
     watch.returns(mem_alloc(0, 800 * MIB).failing(OUT_OF_MEMORY), call_ns);
     let failures = watch.failures();
     assert_eq!((failures.len(), failures[0].more, failures[0].refused.len()), (1, 1, 3));
-}
-
-/// A reading of process 7 with this much memory in a list.
-fn names(time_ns: u64, bytes: u64) -> HeldNames {
-    let group = HeldGroup {
-        ordinal: Ordinal(0),
-        class: HoldingClass::Tensor,
-        is_kv_cache: false,
-        name: Some("kept[*]".to_owned()),
-        kept_by: None,
-        dtype: None,
-        bytes,
-        blocks: bytes / MIB,
-    };
-    HeldNames { tgid: Tgid(7), time_ns, groups: vec![group], ..HeldNames::default() }
 }
 
 #[test]

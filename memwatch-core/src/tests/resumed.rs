@@ -1,11 +1,9 @@
 //! A replay that continues at later states instead of following every input.
 
 use super::*;
-use crate::input::held_names::{HeldGroup, HeldNames};
-use crate::input::holdings::HoldingClass;
 use crate::pipeline::excerpt::Excerpt;
 use crate::snapshot::Viewer;
-use crate::words::{CauseKind, Ordinal};
+use crate::words::CauseKind;
 
 /// A recorder: every input, and the detectors that an agent has.
 fn recorder() -> TestPipeline {
@@ -98,20 +96,9 @@ fn process_that_a_later_state_does_not_know_has_not_ended() {
 fn failure_of_a_process_before_a_restart_has_its_cause() {
     let mut recorder = recorder();
     let (mut replay, since_ns) = (replay(&recorder), recorder.now_ns - SECOND_NS);
-    let group = |bytes| HeldGroup {
-        ordinal: Ordinal(0),
-        class: HoldingClass::Tensor,
-        is_kv_cache: false,
-        name: Some("kept[*]".to_owned()),
-        kept_by: None,
-        dtype: None,
-        bytes,
-        blocks: bytes,
-    };
     for bytes in [10, 40, 90] {
         let time_ns = recorder.later();
-        let reading = HeldNames { tgid: Tgid(7), time_ns, groups: vec![group(bytes)], ..HeldNames::default() };
-        recorder.pipeline.step(Input::HeldNames(Box::new(reading)));
+        recorder.pipeline.step(Input::HeldNames(Box::new(names(time_ns, bytes << 20))));
     }
     recorder.calls([mem_alloc(0, 1 << 40).process(7).failing(OUT_OF_MEMORY)]).tick();
     replay.resume(saved(&recorder), since_ns);
