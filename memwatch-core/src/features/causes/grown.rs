@@ -49,7 +49,7 @@ impl GrownName {
 
 /// Returns the names that grew in each of the last readings, by at least a tenth of all in sum; the
 /// one that grew most first. Readings are ordered by time.
-fn grown(readings: &[HeldNames]) -> Vec<GrownName> {
+pub(super) fn grown(readings: &[HeldNames]) -> Vec<GrownName> {
     let usable: Vec<&HeldNames> = readings.iter().filter(|reading| reading.without_names.is_none()).collect();
     let Some((last, earlier)) = usable.split_last() else { return Vec::new() };
     let threshold = last.bytes() / LEAST_PART;

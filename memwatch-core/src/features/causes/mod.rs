@@ -18,6 +18,7 @@ mod populations;
 mod report;
 mod serving;
 
+use self::grown::grown;
 pub use self::grown::{GrownName, grown_before};
 pub use self::held::{held_names, names_of_blocks};
 pub use self::report::report;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::attribution::process::Process;
-use crate::features::causes::{Cause, CauseEvidence, GrownName, causes, grown_before, held_names};
+use crate::features::causes::{Cause, CauseEvidence, GrownName, causes, grown, grown_before, held_names};
 use crate::features::leak::model::Leaks;
 use crate::features::leak::view::LeaksView;
 use crate::features::oom::OomLog;
@@ -48,7 +48,12 @@ fn causes_of(process: &Process, leaks: &[LeaksView], ooms: Option<&OomLog>) -> V
     // Live objects explain a failure; in a program that still runs they may be intended.
     let whole = failure.and_then(|_| process.tensors.as_ref()?.held());
     let whole = whole.map(|held| held_names(held, &[]));
-    let grown = failure.map(grown_before).unwrap_or_default();
+    let is_growing = own.is_some_and(|own| own.findings.iter().any(|finding| finding.verdict.grows()));
+    let grown = match failure {
+        Some(failure) => grown_before(failure),
+        None if is_growing => grown(process.held_names.readings()),
+        None => Vec::new(),
+    };
     let known = failure.map(|failure| of_failure(failure, &grown)).unwrap_or_default();
     causes(&CauseEvidence {
         tgid,
