@@ -5,9 +5,9 @@ use memwatch_common::record::ProcessEvent;
 use super::{ATTACHED_NS, SECOND_NS, TestPipeline, show};
 use crate::decode::{StackRef, TensorChange, TensorEvent};
 use crate::features::oom::view::{OomView, SurvivedView};
-use crate::input::Input;
 use crate::input::held_names::{HeldGroup, HeldNames};
 use crate::input::holdings::HoldingClass;
+use crate::input::{Input, ProcessFacts};
 use crate::test_calls::rm::{NEWEST, Rm, video};
 use crate::test_calls::*;
 use crate::words::{CauseKind, Ordinal, Tgid, Tid};
@@ -303,6 +303,23 @@ fn failures_of_one_owner_do_not_displace_those_of_others() {
     let failures = watch.failures();
     assert_eq!((failures.len(), failures[0].tgid), (64, Tgid(8)));
     assert_eq!(watch.pipeline.ooms().1, 137);
+}
+
+#[test]
+fn failures_of_many_subordinate_ids_do_not_displace_those_of_another_user() {
+    let mut watch = watched();
+    let (hostile, other) = (1001, 1002);
+    for number in 0..200 {
+        let (tgid, login_uid) = if number == 0 { (8, other) } else { (100 + number, hostile) };
+        let (uid, login_uid) = (Some(100_000 + number), Some(login_uid));
+        let facts = ProcessFacts { tgid, start_ns: watch.later(), uid, login_uid, ..ProcessFacts::default() };
+        watch.pipeline.step(Input::Process(facts));
+        let (entered_ns, returned_ns) = (watch.later(), watch.later());
+        let call = mem_alloc(0, MIB).failing(OUT_OF_MEMORY).process(tgid);
+        watch.pipeline.step(call.thread(tgid).at(entered_ns, returned_ns).input());
+    }
+    let failures = watch.failures();
+    assert_eq!((failures.len(), failures[0].tgid), (64, Tgid(8)));
 }
 
 #[test]

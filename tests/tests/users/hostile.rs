@@ -79,6 +79,29 @@ const ATTACKS: &[Attack] = &[
     script("leases", &["leases", "FOLDER", "LIBRARY", "8"], &["leases", "FOLDER", "LIBRARY", "500"]),
     Attack { ids: (2, 9), ..script("clients of the socket", &["socket", "SOCKET"], &["socket", "SOCKET"]) },
     Attack { ids: (1, 3), ..script("clients by HTTP", &["http", "HOST", "PORT"], &["http", "HOST", "PORT"]) },
+    Attack {
+        ids: (2, 9),
+        calls: true,
+        ..script("watches", &["watches", "SOCKET", "FOLDER", "PROGRAM"], &["watches", "SOCKET", "FOLDER", "PROGRAM"])
+    },
+    Attack {
+        calls: true,
+        ..script(
+            "parts of the history",
+            &["past", "SOCKET", "LIBRARY", "1000"],
+            &["past", "SOCKET", "LIBRARY", "300000"],
+        )
+    },
+    Attack {
+        ids: (2, 9),
+        calls: true,
+        ..script(
+            "failures and their followers",
+            &["events", "SOCKET", "PROGRAM", "20"],
+            &["events", "SOCKET", "PROGRAM", "250"],
+        )
+    },
+    Attack { means: Means::Torch, ids: (1, 2), ..endless("objects and names without end", &["3000000"]) },
 ];
 
 fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {

@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 use crate::allocators::Refused;
 use crate::allocators::pytorch::{DeviceAllocator, PoolSize};
 use crate::attribution::device::resolve;
+use crate::attribution::process::Process;
 use crate::attribution::workload::WorkloadKey;
 use crate::decode::{Call, TensorEvent};
 use crate::features::fragments::model::{shapes, usual_shapes};
@@ -169,8 +170,8 @@ impl OomLog {
 
     fn keep_failure(&mut self, view: OomView, call: (Tid, Option<OpenCall>), state: &State) {
         let process = state.processes.get(&view.tgid);
-        let owner = process
-            .map(|process| (WorkloadKey::of(&process.owner), process.facts.as_ref().and_then(|facts| facts.uid)));
+        let user = |process: &Process| process.facts.as_ref().and_then(|facts| facts.login_uid.or(facts.uid));
+        let owner = process.map(|process| (WorkloadKey::of(&process.owner), user(process)));
         self.keep(view, call, owner);
     }
 }

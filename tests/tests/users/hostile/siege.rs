@@ -17,8 +17,8 @@ use memwatch_tests::mounts::after_mounting;
 use memwatch_tests::oracle::{Agreement, assert_process_agrees};
 use memwatch_tests::report::ReportLine;
 use memwatch_tests::{
-    MIB, PrologueShape, SimulatedGpu, SimulatedWorkload, TIMEOUT, forget_peak, http, peak_resident_bytes,
-    resident_bytes, until,
+    MIB, PrologueShape, SimulatedGpu, SimulatedWorkload, TIMEOUT, TorchAllocator, forget_peak, http,
+    peak_resident_bytes, resident_bytes, until,
 };
 
 const ROOT: u32 = 0;
@@ -46,6 +46,8 @@ pub(super) enum Means {
     Process,
     /// `tests/hostile/attacker.py`, which uses files and connections.
     Script,
+    /// `tests/hostile/names.py`, on real PyTorch.
+    Torch,
 }
 
 /// Load on the agent during an attack, and its time limits.
@@ -219,7 +221,11 @@ impl Siege {
         let uids = std::iter::once(MALLORY).chain(SUBORDINATE..).take(ids.try_into().expect("a small number"));
         for uid in uids {
             let mut command = self.attack(means, uid, words);
-            command.uid(uid).gid(uid).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
+            command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
+            // A user may not read PyTorch's files: that program changes its user itself.
+            if !matches!(means, Means::Torch) {
+                command.uid(uid).gid(uid);
+            }
             // The kernel ends an attack if the test is killed. SAFETY: a plain system call, made
             // after the change of user, which would undo it.
             unsafe {
@@ -245,15 +251,21 @@ impl Siege {
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir(&folder).expect("a folder in the temporary one");
         chown(&folder, Some(uid), Some(uid)).expect("it is given away");
+        if matches!(means, Means::Torch) {
+            let (script, user) = (source_file("names.py").display().to_string(), uid.to_string());
+            let words: Vec<&str> = [&*script, &user].into_iter().chain(words.iter().copied()).collect();
+            return self.gpu.torch_command("2.15", TorchAllocator::Native, &words);
+        }
         let mut command = match means {
             Means::Process => Command::new(&self.attacker),
-            Means::Script => Command::new("python3"),
+            Means::Script | Means::Torch => Command::new("python3"),
         };
         if matches!(means, Means::Script) {
             command.arg("-c").arg(include_str!("../../../hostile/attacker.py"));
         }
         let word = |word: &&str| match *word {
             "FOLDER" => folder.display().to_string(),
+            "PROGRAM" => self.attacker.display().to_string(),
             "LIBRARY" => self.driver.display().to_string(),
             "SOCKET" => self.agent.socket().display().to_string(),
             "HOST" => self.address.ip().to_string(),
@@ -306,8 +318,13 @@ fn timed(work: impl FnOnce()) -> Duration {
     took
 }
 
+fn source_file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("hostile").join(name)
+}
+
 fn compile(source: &str, file: &Path, words: &[&str]) {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("hostile").join(source);
-    let status = Command::new("cc").args(["-O2", "-Wall", "-Werror", "-o"]).arg(file).arg(source).args(words).status();
+    let mut command = Command::new("cc");
+    command.args(["-O2", "-Wall", "-Werror", "-o"]).arg(file).arg(source_file(source)).args(words);
+    let status = command.status();
     assert!(status.is_ok_and(|status| status.success()), "no {}", file.display());
 }
