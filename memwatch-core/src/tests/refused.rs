@@ -323,6 +323,33 @@ fn failures_of_many_subordinate_ids_do_not_displace_those_of_another_user() {
 }
 
 #[test]
+fn failure_lists_itself_and_the_processes_with_most_memory_only() {
+    let mut watch = watched();
+    for tgid in 100..300 {
+        let (start_ns, command) = (watch.later(), "c".repeat(4096));
+        let facts = ProcessFacts { tgid, start_ns, command, uid: Some(1001), ..ProcessFacts::default() };
+        watch.pipeline.step(Input::Process(facts));
+        let (entered_ns, returned_ns) = (watch.later(), watch.later());
+        let address = u64::from(tgid) << 32;
+        let call = mem_alloc(address, u64::from(tgid) * MIB).process(tgid);
+        watch.pipeline.step(call.thread(tgid).at(entered_ns, returned_ns).input());
+    }
+    for tgid in [7, 100] {
+        let (entered_ns, returned_ns) = (watch.later(), watch.later());
+        let call = mem_alloc(0, 1000 * MIB).failing(OUT_OF_MEMORY).process(tgid);
+        watch.pipeline.step(call.thread(tgid).at(entered_ns, returned_ns).input());
+    }
+    for (failure, own) in watch.failures().iter().zip([7, 100]) {
+        let listed: Vec<u32> = failure.snapshot.processes.iter().map(|process| process.tgid.0).collect();
+        let expected: Vec<u32> = std::iter::once(own).chain(237..300).collect();
+        assert_eq!(listed, expected);
+        let failed = failure.snapshot.processes[0].failures.len();
+        let longest = failure.snapshot.processes[1..].iter().map(|process| process.command.len()).max();
+        assert_eq!((failed, longest), (1, Some(256)), "its own state is of this moment");
+    }
+}
+
+#[test]
 fn of_many_survived_ones_the_last_are_kept_and_all_are_counted() {
     let mut watch = watched();
     (1..=40).for_each(|mib| watch.refuses_again("cuLaunchKernel", 1, mib * MIB));

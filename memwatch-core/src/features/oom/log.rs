@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+use super::moment::Moments;
 use super::requests::RefusedRequests;
 use super::view::OomView;
 use super::{DEATH_NS, ONE_NS};
@@ -98,6 +99,8 @@ pub struct OomLog {
     /// Snapshot of the last failure cancelled by a retry, for reuse: programs retry often, and
     /// snapshots are expensive.
     spare: Option<(Tgid, u64, Box<Snapshot>)>,
+    #[serde(skip)]
+    pub(super) moments: Moments,
 }
 
 impl OomLog {
