@@ -25,10 +25,12 @@ struct Attack {
     large: &'static [&'static str],
     /// Whether the attacking processes call their driver, so that they are reported.
     calls: bool,
+    /// Time that the largest attack lasts, at least.
+    lasts: Duration,
 }
 
 const fn process(name: &'static str, quick: &'static [&'static str], large: &'static [&'static str]) -> Attack {
-    Attack { name, means: Means::Process, ids: (1, 1), quick: Some(quick), large, calls: true }
+    Attack { name, means: Means::Process, ids: (1, 1), quick: Some(quick), large, calls: true, lasts: Duration::ZERO }
 }
 
 const fn script(name: &'static str, quick: &'static [&'static str], large: &'static [&'static str]) -> Attack {
@@ -37,8 +39,13 @@ const fn script(name: &'static str, quick: &'static [&'static str], large: &'sta
 
 /// An attack that calls one function without end; only in the largest size.
 const fn endless(name: &'static str, large: &'static [&'static str]) -> Attack {
-    Attack { name, means: Means::Process, ids: (1, 1), quick: None, large, calls: true }
+    Attack { name, means: Means::Process, ids: (1, 1), quick: None, large, calls: true, lasts: Duration::ZERO }
 }
+
+/// Time in which each worker of the agent begins and ends several times.
+const SOME_TIME: Duration = Duration::from_secs(20);
+/// Time in which the flight recorder reads a process several times.
+const LONG: Duration = Duration::from_secs(60);
 
 const ATTACKS: &[Attack] = &[
     process("calls of every kind", &["calls", "all", "10000"], &["calls", "all", "300000"]),
@@ -82,10 +89,12 @@ const ATTACKS: &[Attack] = &[
     Attack {
         ids: (2, 9),
         calls: true,
+        lasts: SOME_TIME,
         ..script("watches", &["watches", "SOCKET", "FOLDER", "PROGRAM"], &["watches", "SOCKET", "FOLDER", "PROGRAM"])
     },
     Attack {
         calls: true,
+        lasts: SOME_TIME,
         ..script(
             "parts of the history",
             &["past", "SOCKET", "LIBRARY", "1000"],
@@ -95,13 +104,14 @@ const ATTACKS: &[Attack] = &[
     Attack {
         ids: (2, 9),
         calls: true,
+        lasts: SOME_TIME,
         ..script(
             "failures and their followers",
             &["events", "SOCKET", "PROGRAM", "20"],
             &["events", "SOCKET", "PROGRAM", "250"],
         )
     },
-    Attack { means: Means::Torch, ids: (1, 2), ..endless("objects and names without end", &["3000000"]) },
+    Attack { means: Means::Torch, ids: (1, 2), lasts: LONG, ..endless("objects and names without end", &["3000000"]) },
 ];
 
 fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
@@ -122,9 +132,11 @@ fn hostile_workloads_in_turn_do_not_affect_other_users() {
     let rounds = setting("MEMWATCH_HOSTILE_ROUNDS").unwrap_or(1);
     let mut siege = Siege::lay(demands);
     for attack in (0..rounds).flat_map(|_| ATTACKS).filter(|attack| attack.name.contains(&only)) {
+        let Attack { name, means, calls, .. } = *attack;
         let (ids, words) = if is_large { (attack.ids.1, Some(attack.large)) } else { (attack.ids.0, attack.quick) };
+        let lasts = if is_large { attack.lasts } else { Duration::ZERO };
         if let Some(words) = words {
-            siege.stand(attack.name, (attack.means, attack.calls), ids, words);
+            siege.stand(name, (means, calls, lasts), ids, words);
         }
     }
 }

@@ -107,7 +107,8 @@ impl FlightRecorder {
             if self.running[at].is_some() {
                 continue;
             }
-            let Some(place) = self.watches.place() else { return };
+            let cannot_wait = due == Due::AfterFailure && self.schedule.has_failed();
+            let Some(place) = self.watches.place(cannot_wait) else { continue };
             let next = self.schedule.next(due, Instant::now());
             self.state.left_out = self.schedule.left_out();
             if let Some(planned) = next {

@@ -137,6 +137,11 @@ impl NamesSchedule {
         }
     }
 
+    /// Whether an allocation of some process has failed since its last reading.
+    pub(super) fn has_failed(&self) -> bool {
+        self.processes.values().any(|process| process.has_failed)
+    }
+
     /// Returns the reading that is to begin now, and counts its process as read. Of several, it is one
     /// of the user with the longest wait.
     pub(super) fn next(&mut self, due: Due, now: Instant) -> Option<PlannedReading> {

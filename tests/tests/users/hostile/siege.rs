@@ -114,13 +114,22 @@ impl Siege {
     }
 
     /// Runs one attack with `ids` of the attacker's user ids, and checks the agent during and after
-    /// it. `calls` tells whether the attacking processes call their driver.
-    pub(super) fn stand(&mut self, name: &str, (means, calls): (Means, bool), ids: u32, words: &[&str]) {
+    /// it, for at least the time `lasts`. `calls` tells whether the attacking processes call their
+    /// driver.
+    pub(super) fn stand(
+        &mut self,
+        name: &str,
+        (means, calls, lasts): (Means, bool, Duration),
+        ids: u32,
+        words: &[&str],
+    ) {
         forget_peak(self.agent.tgid());
         let attackers = self.attackers(means, ids, words);
         self.bob.report(&format!("loop cuMemAlloc {CALLS} 2M"));
         let (mut answer, mut health) = (Duration::ZERO, Duration::ZERO);
-        for _ in 0..self.demands.questions {
+        let (begun, mut asked) = (Instant::now(), 0);
+        while asked < self.demands.questions || begun.elapsed() < lasts {
+            asked += 1;
             answer = answer.max(timed(|| drop(self.ask())));
             health = health.max(timed(|| self.is_healthy()));
         }
