@@ -84,6 +84,9 @@ impl OomLog {
         let mut behind = self.take_of_thread(event.tgid, event.tid, event.time_ns);
         behind.extend(self.requests.take_of_thread(event.tgid, event.tid));
         let Some(refused) = self.join_last((event.tgid, event.tid), event.time_ns, behind) else { return };
+        if !self.may_list(event.tgid, event.time_ns, state) {
+            return;
+        }
         let snapshot = self.moments.at(state, event.tgid, event.time_ns);
         let Some(process) = state.processes.get(&event.tgid) else { return };
         let Some(tensors) = &process.tensors else { return };
@@ -143,6 +146,9 @@ impl OomLog {
 
     fn note_call_failure(&mut self, call: &Call, open: OpenCall, refused: Vec<RefusedView>, state: &State) {
         let spare = self.take_spare(call.tgid, call.returned_ns);
+        if spare.is_none() && !self.may_list(call.tgid, call.returned_ns, state) {
+            return;
+        }
         let snapshot = spare.unwrap_or_else(|| self.moments.at(state, call.tgid, call.returned_ns));
         let own = snapshot.processes.iter().rfind(|process| process.tgid == call.tgid);
         let failure = own.and_then(|process| process.failures.iter().rfind(|one| one.requested_bytes == open.bytes));
@@ -168,12 +174,22 @@ impl OomLog {
         self.keep_failure(view, (open.tid, Some(open)), state);
     }
 
+    /// Counts a failure. Returns false if its user has too many; it is then one of the dropped ones.
+    fn may_list(&mut self, tgid: Tgid, time_ns: u64, state: &State) -> bool {
+        let may_list = self.moments.allows(state.processes.get(&tgid).and_then(login_user), time_ns);
+        self.forgotten += u64::from(!may_list);
+        may_list
+    }
+
     fn keep_failure(&mut self, view: OomView, call: (Tid, Option<OpenCall>), state: &State) {
         let process = state.processes.get(&view.tgid);
-        let user = |process: &Process| process.facts.as_ref().and_then(|facts| facts.login_uid.or(facts.uid));
-        let owner = process.map(|process| (WorkloadKey::of(&process.owner), user(process)));
+        let owner = process.map(|process| (WorkloadKey::of(&process.owner), login_user(process)));
         self.keep(view, call, owner);
     }
+}
+
+fn login_user(process: &Process) -> Option<u32> {
+    process.facts.as_ref().and_then(|facts| facts.login_uid.or(facts.uid))
 }
 
 /// Returns the state of a caching allocator; `None` if its segments are not traced.
