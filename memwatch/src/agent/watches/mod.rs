@@ -76,7 +76,7 @@ impl WatchesInside {
         self.watched.values().flatten().count()
     }
 
-    /// Ends the longest watch of the owner with most of them, for an owner who has none, once it has
+    /// Ends the longest watch of the owner with most of them, for an owner without one, once it has
     /// had its turn. Its place is free a moment later.
     fn end_longest(&self, now: Instant) {
         let of_most = self.watched.values().max_by_key(|watches| watches.len());
