@@ -63,7 +63,7 @@ impl RunningReading {
             let most_ns = |why| (why, u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
             // The receiver is gone if the agent ends.
             let _ = sender.send(answer.map_err(most_ns));
-            // Memory mapped from a file system whose server does not answer keeps a worker from ending.
+            // Memory mapped from a file system without an answering server keeps a worker from ending.
             drop(worker);
         });
         if let Err(error) = &thread {

@@ -54,7 +54,7 @@ pub(super) struct PlannedReading {
     pub(super) tgid: Tgid,
     /// Start of the process: `CLOCK_BOOTTIME`, nanoseconds.
     pub(super) start_ns: u64,
-    /// Login user of the process, whose share it takes even if the process is gone by its end.
+    /// Login user of the process. Its share pays even if the process is gone by the end.
     pub(super) user: Option<u32>,
     due: Due,
 }
@@ -412,7 +412,7 @@ mod tests {
     }
 
     /// Returns how often a process of an honest user is read in an hour, beside a user with ever new
-    /// processes whose readings take this long and have no result.
+    /// processes: their readings take this long and have no result.
     fn honest_readings(hostile_ns: u64) -> (usize, usize) {
         let (mut schedule, begun) = (NamesSchedule::new(Instant::now()), Instant::now());
         let (mut honest, mut hostile) = (0, 0);
