@@ -349,21 +349,22 @@ def leaving_clients(path, message):
     return work
 
 
-def started(program, *words):
-    """Starts the other attacker in the group of processes of this one."""
-    process = subprocess.Popen([program, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    process.stdout.readline()
-    # Its driver is probed by then, or its first calls are not traced.
+def started(program, *words, count=1):
+    """Starts the other attacker this many times in the group of processes of this one."""
+    all_of_them = [subprocess.Popen([program, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(count)]
+    # Their driver is probed by then, or their first calls are not traced.
     time.sleep(2)
-    process.stdin.write(b"\n")
-    process.stdin.flush()
-    process.stdout.readline()
-    return process
+    for process in all_of_them:
+        process.stdout.readline()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+    return all_of_them
 
 
 def attack_watches(path, folder, program):
     all_descriptors()
-    own = [started(program, "churn", "1") for _ in range(4)]
+    own = started(program, "churn", "1", count=4)
     pipe = os.path.join(folder, "program")
     os.mkfifo(pipe)
     programs = [None, None, [pipe], ["/dev/zero"], ["/proc/kcore"], ["\x1b[2J" * 100], ["/bin/true", "\n" * 800], [folder]]

@@ -102,14 +102,10 @@ const ATTACKS: &[Attack] = &[
         )
     },
     Attack {
-        ids: (2, 9),
-        calls: true,
+        means: Means::Script,
+        ids: (1, 9),
         lasts: SOME_TIME,
-        ..script(
-            "failures and their followers",
-            &["events", "SOCKET", "PROGRAM", "20"],
-            &["events", "SOCKET", "PROGRAM", "250"],
-        )
+        ..endless("failures and their followers", &["events", "SOCKET", "PROGRAM", "250"])
     },
     Attack { means: Means::Torch, ids: (1, 2), lasts: LONG, ..endless("objects and names without end", &["3000000"]) },
 ];
