@@ -4,6 +4,7 @@
    inside THREADS             threads that never return from a call
    herd COUNT                 children that make one call and keep running
    forks                      children that make one call and exit, in an endless loop
+   failures COUNT             children of which allocations fail: COUNT that keep running, then others in an endless loop, with a long command line
    churn THREADS              allocates and frees in an endless loop
    mappings COUNT FOLDER NAME maps a file with this name and a path of maximum length, page by page
 
@@ -131,6 +132,41 @@ static void forks(void) {
     }
 }
 
+/* More than the driver library has. */
+#define TOO_MUCH (1ull << 41)
+#define LONG_WORD (64 << 10)
+
+static void fail(void) {
+    uint64_t given;
+    prctl(PR_SET_NAME, NAME);
+    symbol("cuInit")(0, 0, 0, 0, 0, 0);
+    symbol("cuMemAlloc_v2")((uint64_t)(uintptr_t)&given, 1 << 20, 0, 0, 0, 0);
+    symbol("cuMemAlloc_v2")((uint64_t)(uintptr_t)&given, TOO_MUCH, 0, 0, 0, 0);
+}
+
+/* Fails once a second, as long as it lives. */
+static void fail_often(void) { for (;;) { fail(); sleep(1); } }
+
+static void failures(long count) {
+    static char word[LONG_WORD + 1];
+    for (size_t at = 0; at < LONG_WORD; at++) word[at] = NAME[at % (sizeof NAME - 1)];
+    char *words[] = {word, "fail", word, 0};
+    while (count) {
+        int child = fork();
+        if (!child) fail_often();
+        if (child < 0) break;
+        count--;
+    }
+    if (count) fprintf(stderr, "%ld processes are not to be had\n", count);
+    ready();
+    for (long running = 0;;) {
+        int child = fork();
+        if (!child) { execv("/proc/self/exe", words); _exit(2); }
+        running += child > 0;
+        while (waitpid(-1, 0, running > 8 ? 0 : WNOHANG) > 0) running--;
+    }
+}
+
 static void mappings(long count, const char *folder, const char *file) {
     char name[251] = {0};
     memset(name, 'n', 250);
@@ -150,6 +186,7 @@ static void mappings(long count, const char *folder, const char *file) {
 int main(int words, char **word) {
     const char *what = words > 1 ? word[1] : "";
     use_driver();
+    if (!strcmp(what, "fail")) { fail(); return 0; }
     /* Calls before the probes are in place would not be traced. */
     if (write(1, "mapped\n", 7) != 7 || read(0, (char[1]){0}, 1) != 1) return 2;
     if (!strcmp(what, "calls") && words == 4) calls(word[2], atol(word[3]));
@@ -157,6 +194,7 @@ int main(int words, char **word) {
     if (!strcmp(what, "churn") && words == 3) threads(allocate_and_free, atol(word[2]));
     if (!strcmp(what, "herd") && words == 3) herd(atol(word[2]));
     if (!strcmp(what, "forks") && words == 2) forks();
+    if (!strcmp(what, "failures") && words == 3) failures(atol(word[2]));
     if (!strcmp(what, "mappings") && words == 5) mappings(atol(word[2]), word[3], word[4]);
     fprintf(stderr, "%s is no attack\n", what);
     return 2;

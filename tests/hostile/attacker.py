@@ -5,6 +5,11 @@ libraries FOLDER LIBRARY COUNT  COUNT driver libraries, each in use
 leases FOLDER LIBRARY COUNT     the same, and opening one blocks until a lease is broken
 socket PATH                     clients of the agent that send nothing, send nonsense, do not read the replies, or reconnect all the time
 http HOST PORT                  the same with HTTP
+watches PATH FOLDER PROGRAM     clients that have processes watched: their own, others', with programs that are none
+past PATH LIBRARY COUNT         clients that ask for their part of the history, after COUNT live allocations
+events PATH PROGRAM COUNT       failing allocations of COUNT processes that stay and of others without end, and clients that follow events
+
+PROGRAM is the compiled attacker.c.
 
 It prints "ready" when this is done or running, and runs until it is killed.
 """
@@ -20,6 +25,7 @@ import shutil
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -301,6 +307,122 @@ def attack_http(host, port):
 
     besides(half, nonsense, deaf, bytewise, flood)
 
+# Times that a client may send, in nanoseconds since 1970.
+TIMES = [None, 0, 1, -1, (1 << 63) - 1, -(1 << 63), 1 << 60]
+DAY_MS = 86_400_000
+
+
+def connected(path, *messages):
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(0.2)
+    client.connect(path)
+    client.sendall(HELLO + b"".join(frame(message) for message in messages))
+    return client
+
+
+def deaf_clients(path, count, message):
+    """Returns work that keeps `count` clients which read nothing, and replaces them after a while."""
+
+    def work(state):
+        if len(state["held"]) == count:
+            time.sleep(4)
+            state["held"].clear()
+        state["held"].append(connected(path, message(state["random"])))
+        time.sleep(0.05)
+
+    return work
+
+
+def leaving_clients(path, message):
+    """Returns work in which a client leaves at any moment of its answer, or tries to change the request."""
+
+    def work(state):
+        some = state["random"]
+        with connected(path, message(some)) as client:
+            if some.randrange(2):
+                time.sleep(some.random())
+            if some.randrange(2):
+                client.sendall(some.choice([frame(b'"end_watch"'), frame(b'"snapshot"'), frame(b"[" * 4000), b"\0\0\0"]))
+            if some.randrange(2):
+                client.recv(1 << 16)
+
+    return work
+
+
+def started(program, *words, count=1):
+    """Starts the other attacker this many times in the group of processes of this one."""
+    all_of_them = [subprocess.Popen([program, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(count)]
+    # Their driver is probed by then, or their first calls are not traced.
+    time.sleep(2)
+    for process in all_of_them:
+        process.stdout.readline()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+    return all_of_them
+
+
+def attack_watches(path, folder, program):
+    all_descriptors()
+    own = started(program, "churn", "1", count=4)
+    pipe = os.path.join(folder, "program")
+    os.mkfifo(pipe)
+    programs = [None, None, [pipe], ["/dev/zero"], ["/proc/kcore"], ["\x1b[2J" * 100], ["/bin/true", "\n" * 800], [folder]]
+
+    def watch(some, pids, duration_ms):
+        tensors = {"level": some.choice(["off", "read", "lines", "modules"]), "reports_only": False, "all_stacks": True, "budget_ns": None}
+        request = {"pids": pids, "tensors": tensors, "duration_ms": duration_ms, "program": some.choice(programs)}
+        return {"watch": request}
+
+    def own_watch(some):
+        return watch(some, [some.choice(own).pid], some.choice([0, 1, 500, DAY_MS, (1 << 64) - 1]))
+
+    def lasting_watch(some):
+        return watch(some, [some.choice(own).pid], DAY_MS)
+
+    def others_watch(some):
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+        return watch(some, some.sample(pids, min(len(pids), 64)), 500)
+
+    hold, leave = deaf_clients(path, 3, lasting_watch), leaving_clients(path, own_watch)
+    besides(hold, leave, leave, leaving_clients(path, others_watch), leaving_clients(path, lasting_watch))
+
+
+def attack_past(path, library, count):
+    all_descriptors()
+    use(library)
+    allocate, given = ctypes.CDLL(library).cuMemAlloc_v2, ctypes.c_uint64()
+    for _ in range(int(count)):
+        allocate(ctypes.byref(given), ctypes.c_size_t(1 << 20))
+
+    def everything(_):
+        return {"past": {"since_unix_ns": None, "until_unix_ns": None}}
+
+    def any_period(some):
+        return {"past": {"since_unix_ns": some.choice(TIMES), "until_unix_ns": some.choice(TIMES)}}
+
+    def reads(_):
+        with connected(path, everything(None)) as client:
+            client.settimeout(10)
+            while client.recv(1 << 20):
+                pass
+
+    besides(deaf_clients(path, 4, everything), leaving_clients(path, any_period), leaving_clients(path, everything), reads)
+
+
+def attack_events(path, program, count):
+    all_descriptors()
+    own = started(program, "failures", count)
+
+    def following(some):
+        return {"events": {"since_unix_ns": some.choice(TIMES), "follow": True}}
+
+    def once(some):
+        return {"events": {"since_unix_ns": some.choice(TIMES), "follow": False}}
+
+    besides(deaf_clients(path, 5, following), leaving_clients(path, following), leaving_clients(path, once))
+    del own
+
 
 ATTACKS = {
     "sparse": sparse,
@@ -308,5 +430,8 @@ ATTACKS = {
     "leases": leases,
     "socket": attack_socket,
     "http": attack_http,
+    "watches": attack_watches,
+    "past": attack_past,
+    "events": attack_events,
 }
 ATTACKS[sys.argv[1]](*sys.argv[2:])

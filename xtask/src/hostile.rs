@@ -6,6 +6,7 @@ use crate::binary;
 use crate::integration;
 use crate::repo::{BuildProfile, Repo};
 use crate::run::run;
+use crate::torch;
 use anyhow::Result;
 
 /// The test, which also runs with small attacks in the normal test suite.
@@ -23,6 +24,7 @@ pub(crate) fn task(repo: &Repo, mut args: TaskArgs) -> Result<()> {
     binary::build(repo, BuildProfile::Tested)?;
     integration::build_simulators(repo)?;
     let mut variables = integration::simulated(repo);
+    variables.extend(integration::torch_variables(repo, torch::VERSIONS[0])?);
     let settings = [
         ("MEMWATCH_HOSTILE", "large".to_owned()),
         ("MEMWATCH_HOSTILE_ATTACK", attack),

@@ -95,6 +95,16 @@ pub(crate) fn torch_environment(repo: &Repo, version: &str) -> Result<TorchEnv> 
     torch::ensure(repo.root(), &repo.made("torch"), version).with_context(|| format!("PyTorch {version}"))
 }
 
+/// Returns the environment variables of the tests with one PyTorch version, after making it if needed.
+///
+/// # Errors
+/// Those of [`install_torch`].
+pub(crate) fn torch_variables(repo: &Repo, version: &str) -> Result<[(String, OsString); 2]> {
+    let (environment, name) = (torch_environment(repo, version)?, variable_part(version));
+    let (python, runtime) = (environment.python.into(), environment.runtime_lib_dir.into());
+    Ok([(format!("TORCH_{name}_PYTHON"), python), (format!("TORCH_{name}_RUNTIME"), runtime)])
+}
+
 /// Returns the environment variables that every integration test needs: memwatch and the simulated
 /// GPU.
 pub(crate) fn simulated(repo: &Repo) -> Vec<(String, OsString)> {
@@ -111,10 +121,7 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
     let mut variables = simulated(repo);
     variables.push(("PROFILE_READERS".to_owned(), repo.made(profile_readers::FOLDER).into()));
     for version in torch::VERSIONS.iter().chain(torch::EARLIER) {
-        let environment = torch_environment(repo, version)?;
-        let name = variable_part(version);
-        variables.push((format!("TORCH_{name}_PYTHON"), environment.python.into()));
-        variables.push((format!("TORCH_{name}_RUNTIME"), environment.runtime_lib_dir.into()));
+        variables.extend(torch_variables(repo, version)?);
     }
     for version in torch::BETWEEN {
         // If it cannot be made, `install_torch` has reported why.

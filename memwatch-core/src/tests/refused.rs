@@ -5,8 +5,8 @@ use memwatch_common::record::ProcessEvent;
 use super::{ATTACHED_NS, SECOND_NS, TestPipeline, names, show};
 use crate::decode::{StackRef, TensorChange, TensorEvent};
 use crate::features::oom::view::{OomView, SurvivedView};
-use crate::input::Input;
 use crate::input::held_names::HeldNames;
+use crate::input::{Input, ProcessFacts};
 use crate::test_calls::rm::{NEWEST, Rm, video};
 use crate::test_calls::*;
 use crate::words::{CauseKind, Ordinal, Tgid, Tid};
@@ -287,6 +287,50 @@ fn failures_of_one_owner_do_not_displace_those_of_others() {
     let failures = watch.failures();
     assert_eq!((failures.len(), failures[0].tgid), (64, Tgid(8)));
     assert_eq!(watch.pipeline.ooms().1, 137);
+}
+
+#[test]
+fn failures_of_many_subordinate_ids_do_not_displace_those_of_another_user() {
+    let mut watch = watched();
+    let (hostile, other) = (1001, 1002);
+    for number in 0..200 {
+        let (tgid, login_uid) = if number == 0 { (8, other) } else { (100 + number, hostile) };
+        let (uid, login_uid) = (Some(100_000 + number), Some(login_uid));
+        let facts = ProcessFacts { tgid, start_ns: watch.later(), uid, login_uid, ..ProcessFacts::default() };
+        watch.pipeline.step(Input::Process(facts));
+        let (entered_ns, returned_ns) = (watch.later(), watch.later());
+        let call = mem_alloc(0, MIB).failing(OUT_OF_MEMORY).process(tgid);
+        watch.pipeline.step(call.thread(tgid).at(entered_ns, returned_ns).input());
+    }
+    let failures = watch.failures();
+    assert_eq!((failures.len(), failures[0].tgid), (64, Tgid(8)));
+}
+
+#[test]
+fn failure_lists_itself_and_the_processes_with_most_memory_only() {
+    let mut watch = watched();
+    for tgid in 100..300 {
+        let (start_ns, command) = (watch.later(), "c".repeat(4096));
+        let facts = ProcessFacts { tgid, start_ns, command, uid: Some(1001), ..ProcessFacts::default() };
+        watch.pipeline.step(Input::Process(facts));
+        let (entered_ns, returned_ns) = (watch.later(), watch.later());
+        let address = u64::from(tgid) << 32;
+        let call = mem_alloc(address, u64::from(tgid) * MIB).process(tgid);
+        watch.pipeline.step(call.thread(tgid).at(entered_ns, returned_ns).input());
+    }
+    for tgid in [7, 100] {
+        let (entered_ns, returned_ns) = (watch.later(), watch.later());
+        let call = mem_alloc(0, 1000 * MIB).failing(OUT_OF_MEMORY).process(tgid);
+        watch.pipeline.step(call.thread(tgid).at(entered_ns, returned_ns).input());
+    }
+    for (failure, own) in watch.failures().iter().zip([7, 100]) {
+        let listed: Vec<u32> = failure.snapshot.processes.iter().map(|process| process.tgid.0).collect();
+        let expected: Vec<u32> = std::iter::once(own).chain(277..300).collect();
+        assert_eq!(listed, expected);
+        let failed = failure.snapshot.processes[0].failures.len();
+        let longest = failure.snapshot.processes[1..].iter().map(|process| process.command.len()).max();
+        assert_eq!((failed, longest), (1, Some(256)), "its own state is of this moment");
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ use crate::agent::args::EventArgs;
 use crate::client::protocol::events::EventMessage;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
+use crate::sources::login_users::login_user;
 use crate::watch::alert::{AlertActions, Alerts};
 use crate::watch::events::bounded::{BoundedEvents, EventBounds};
 use crate::watch::events::{EventWatch, MachineEvent, failed};
@@ -162,7 +163,7 @@ impl AgentEvents {
         kept.sort_by_key(|event| event.unix_ns);
         EventSubscription {
             kept_since_unix_ns: self.kept_since_unix_ns,
-            left_out: self.kept.left_out(viewer),
+            left_out: self.kept.left_out(owner_of(viewer)),
             kept,
             later: self.later.subscribe(),
         }
@@ -172,10 +173,10 @@ impl AgentEvents {
         let taken_at = TakenAt::here();
         // The forecast of a GPU changes rarely.
         if !matches!(event, MachineEvent::Forecast(_)) {
-            let share = self.shares.entry(event.owner()).or_insert_with(EventShare::full);
+            let share = self.shares.entry(owner(event)).or_insert_with(EventShare::full);
             let Some(left_out) = share.take(Instant::now()) else {
                 self.left_out += 1;
-                self.kept.note_left_out(event.owner());
+                self.kept.note_left_out(owner(event));
                 return;
             };
             if let MachineEvent::OutOfMemory(failure) = event {
@@ -193,10 +194,23 @@ impl AgentEvents {
 
     fn keep(&mut self, event: &MachineEvent, taken_at: &TakenAt) -> Arc<AgentEvent> {
         let kept = Arc::new(AgentEvent::of(event, self.forms, taken_at));
-        self.kept.push(event.owner(), kept.bytes(), Arc::clone(&kept));
+        self.kept.push(owner(event), kept.bytes(), Arc::clone(&kept));
         // Without a client that follows there is no receiver.
         let _ = self.later.send(Arc::clone(&kept));
         kept
+    }
+}
+
+/// Returns the login user of an event: all subordinate ids of a user have one share.
+fn owner(event: &MachineEvent) -> Option<u32> {
+    event.owner().map(login_user)
+}
+
+/// Returns the viewer as the owner of events.
+fn owner_of(viewer: Viewer) -> Viewer {
+    match viewer {
+        Viewer::Everything => viewer,
+        Viewer::User(uid) => Viewer::User(login_user(uid)),
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use memwatch_tests::test;
 use memwatch_tests::{MIB, TIMEOUT};
 
-use siege::{Demands, Means, Siege};
+use siege::{AttackCourse, Demands, Means, Siege};
 
 /// A kind of attack.
 struct Attack {
@@ -23,22 +23,34 @@ struct Attack {
     /// The attacker's arguments in normal runs. `None` if the attack is too large for them.
     quick: Option<&'static [&'static str]>,
     large: &'static [&'static str],
-    /// Whether the attacking processes call their driver, so that they are reported.
-    calls: bool,
+    /// Its course in the largest size.
+    course: AttackCourse,
 }
 
+/// An attack of a script, which calls no driver.
+const QUIET: AttackCourse = AttackCourse { calls: false, ..CALLS };
+/// An attack for which the agent starts workers.
+const WORKERS: AttackCourse = AttackCourse { lasts: SOME_TIME, has_workers: true, ..CALLS };
+/// An attack of processes that call their driver.
+const CALLS: AttackCourse = AttackCourse { calls: true, lasts: Duration::ZERO, has_workers: false };
+
 const fn process(name: &'static str, quick: &'static [&'static str], large: &'static [&'static str]) -> Attack {
-    Attack { name, means: Means::Process, ids: (1, 1), quick: Some(quick), large, calls: true }
+    Attack { name, means: Means::Process, ids: (1, 1), quick: Some(quick), large, course: CALLS }
 }
 
 const fn script(name: &'static str, quick: &'static [&'static str], large: &'static [&'static str]) -> Attack {
-    Attack { means: Means::Script, calls: false, ..process(name, quick, large) }
+    Attack { means: Means::Script, course: QUIET, ..process(name, quick, large) }
 }
 
 /// An attack that calls one function without end; only in the largest size.
 const fn endless(name: &'static str, large: &'static [&'static str]) -> Attack {
-    Attack { name, means: Means::Process, ids: (1, 1), quick: None, large, calls: true }
+    Attack { name, means: Means::Process, ids: (1, 1), quick: None, large, course: CALLS }
 }
+
+/// Time in which each worker of the agent begins and ends several times.
+const SOME_TIME: Duration = Duration::from_secs(20);
+/// Time in which the flight recorder reads a process several times.
+const LONG: Duration = Duration::from_secs(60);
 
 const ATTACKS: &[Attack] = &[
     process("calls of every kind", &["calls", "all", "10000"], &["calls", "all", "300000"]),
@@ -65,7 +77,7 @@ const ATTACKS: &[Attack] = &[
         &["mappings", "65000", "FOLDER", "libtorch_cuda.so"],
     ),
     Attack {
-        calls: true,
+        course: CALLS,
         ..script("libraries with endless tables", &["sparse", "FOLDER", "LIBRARY"], &["sparse", "FOLDER", "LIBRARY"])
     },
     Attack {
@@ -79,6 +91,31 @@ const ATTACKS: &[Attack] = &[
     script("leases", &["leases", "FOLDER", "LIBRARY", "8"], &["leases", "FOLDER", "LIBRARY", "500"]),
     Attack { ids: (2, 9), ..script("clients of the socket", &["socket", "SOCKET"], &["socket", "SOCKET"]) },
     Attack { ids: (1, 3), ..script("clients by HTTP", &["http", "HOST", "PORT"], &["http", "HOST", "PORT"]) },
+    Attack {
+        ids: (2, 9),
+        course: WORKERS,
+        ..script("watches", &["watches", "SOCKET", "FOLDER", "PROGRAM"], &["watches", "SOCKET", "FOLDER", "PROGRAM"])
+    },
+    Attack {
+        course: WORKERS,
+        ..script(
+            "parts of the history",
+            &["past", "SOCKET", "LIBRARY", "1000"],
+            &["past", "SOCKET", "LIBRARY", "300000"],
+        )
+    },
+    Attack {
+        means: Means::Script,
+        ids: (1, 9),
+        course: WORKERS,
+        ..endless("failures and their followers", &["events", "SOCKET", "PROGRAM", "250"])
+    },
+    Attack {
+        means: Means::Torch,
+        ids: (1, 2),
+        course: AttackCourse { lasts: LONG, ..WORKERS },
+        ..endless("objects and names without end", &["3000000"])
+    },
 ];
 
 fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
@@ -99,9 +136,13 @@ fn hostile_workloads_in_turn_do_not_affect_other_users() {
     let rounds = setting("MEMWATCH_HOSTILE_ROUNDS").unwrap_or(1);
     let mut siege = Siege::lay(demands);
     for attack in (0..rounds).flat_map(|_| ATTACKS).filter(|attack| attack.name.contains(&only)) {
+        let Attack { name, means, mut course, .. } = *attack;
         let (ids, words) = if is_large { (attack.ids.1, Some(attack.large)) } else { (attack.ids.0, attack.quick) };
+        if !is_large {
+            course.lasts = Duration::ZERO;
+        }
         if let Some(words) = words {
-            siege.stand(attack.name, (attack.means, attack.calls), ids, words);
+            siege.stand(name, (means, course), ids, words);
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+use super::moment::Moments;
 use super::requests::RefusedRequests;
 use super::view::OomView;
 use super::{DEATH_NS, ONE_NS};
@@ -14,8 +15,8 @@ use crate::kernel_driver::process_ledger::REFUSED_KEPT;
 use crate::snapshot::{ProcessView, RefusedView, Snapshot, Viewer};
 use crate::words::{OUT_OF_MEMORY, Tgid, Tid};
 
-/// Maximum number of failures. The owner with most failures loses its oldest one, so that one owner
-/// cannot displace the failures of all others.
+/// Maximum number of failures. The user with most failures loses the oldest one of its workload with
+/// most, so that neither a user with many workloads nor a workload displaces the failures of others.
 const KEPT: usize = 64;
 
 /// Granted requests of the thread that failed, and size in bytes of a single one, that show that its
@@ -23,7 +24,7 @@ const KEPT: usize = 64;
 const WORK_REQUESTS: u32 = 32;
 const WORK_BYTES: u64 = 1 << 20;
 
-/// Workload and user of a process.
+/// Workload and login user of a process.
 type FailureOwner = Option<(WorkloadKey, Option<u32>)>;
 
 /// A refused call that a retry may still make up for.
@@ -98,6 +99,8 @@ pub struct OomLog {
     /// Snapshot of the last failure cancelled by a retry, for reuse: programs retry often, and
     /// snapshots are expensive.
     spare: Option<(Tgid, u64, Box<Snapshot>)>,
+    #[serde(skip)]
+    pub(super) moments: Moments,
 }
 
 impl OomLog {
@@ -157,9 +160,12 @@ impl OomLog {
         if self.kept.len() < KEPT {
             return;
         }
-        let count = |owner: &FailureOwner| self.kept.iter().filter(|one| one.owner == *owner).count();
+        let user = |owner: &FailureOwner| owner.as_ref().and_then(|(_, user)| *user);
+        let of_user = |owner| self.kept.iter().filter(|one| user(&one.owner) == user(owner)).count();
+        let of_owner = |owner: &FailureOwner| self.kept.iter().filter(|one| one.owner == *owner).count();
         // Of several owners with the same count the one with the oldest failure.
-        let most = self.kept.iter().enumerate().rev().max_by_key(|(_, one)| count(&one.owner));
+        let owners = self.kept.iter().enumerate().rev();
+        let most = owners.max_by_key(|(_, one)| (of_user(&one.owner), of_owner(&one.owner)));
         let owner = most.map(|(_, one)| one.owner.clone());
         if let Some(at) = owner.and_then(|owner| self.kept.iter().position(|one| one.owner == owner)) {
             self.kept.remove(at);

@@ -4,15 +4,15 @@
 #[cfg(test)]
 pub(crate) mod fixture;
 mod log;
+mod moment;
 mod requests;
 pub mod room;
 pub mod view;
 
-use std::collections::BTreeSet;
-
 use crate::allocators::Refused;
 use crate::allocators::pytorch::{DeviceAllocator, PoolSize};
 use crate::attribution::device::resolve;
+use crate::attribution::process::Process;
 use crate::attribution::workload::WorkloadKey;
 use crate::decode::{Call, TensorEvent};
 use crate::features::fragments::model::{shapes, usual_shapes};
@@ -20,12 +20,12 @@ pub use crate::features::oom::log::OomLog;
 use crate::features::oom::log::OpenCall;
 use crate::features::oom::view::{CacheView, OomView, SurvivedView};
 use crate::ledger::totals::DeviceRef;
+use crate::snapshot::RefusedView;
 use crate::snapshot::build::explained;
 use crate::snapshot::build::places::whose;
-use crate::snapshot::{RefusedView, Snapshot};
 use crate::state::State;
 use crate::state::event::{Detector, Event};
-use crate::words::{Framework, GpuUuid, OUT_OF_MEMORY, Tgid, Tid};
+use crate::words::{Framework, OUT_OF_MEMORY, Tgid, Tid};
 
 /// Failures of one process within this time are one failure, in nanoseconds: programs retry.
 const ONE_NS: u64 = 1_000_000_000;
@@ -54,6 +54,7 @@ impl Detector for OomLog {
             Event::Tick => {
                 self.requests.settle(state.now_ns.saturating_sub(ONE_NS));
                 self.settle(state.now_ns);
+                self.moments.forget(state.now_ns);
             }
             _ => {}
         }
@@ -83,7 +84,10 @@ impl OomLog {
         let mut behind = self.take_of_thread(event.tgid, event.tid, event.time_ns);
         behind.extend(self.requests.take_of_thread(event.tgid, event.tid));
         let Some(refused) = self.join_last((event.tgid, event.tid), event.time_ns, behind) else { return };
-        let snapshot = snapshot_at(state, event.tgid, event.time_ns);
+        if !self.may_list(event.tgid, event.time_ns, state) {
+            return;
+        }
+        let snapshot = self.moments.at(state, event.tgid, event.time_ns);
         let Some(process) = state.processes.get(&event.tgid) else { return };
         let Some(tensors) = &process.tensors else { return };
         let wanted_by = tensors.attribution().refused().back().map(|refusal| whose(tensors.names(), &refusal.whose));
@@ -142,7 +146,10 @@ impl OomLog {
 
     fn note_call_failure(&mut self, call: &Call, open: OpenCall, refused: Vec<RefusedView>, state: &State) {
         let spare = self.take_spare(call.tgid, call.returned_ns);
-        let snapshot = spare.unwrap_or_else(|| snapshot_at(state, call.tgid, call.returned_ns));
+        if spare.is_none() && !self.may_list(call.tgid, call.returned_ns, state) {
+            return;
+        }
+        let snapshot = spare.unwrap_or_else(|| self.moments.at(state, call.tgid, call.returned_ns));
         let own = snapshot.processes.iter().rfind(|process| process.tgid == call.tgid);
         let failure = own.and_then(|process| process.failures.iter().rfind(|one| one.requested_bytes == open.bytes));
         let view = OomView {
@@ -167,30 +174,22 @@ impl OomLog {
         self.keep_failure(view, (open.tid, Some(open)), state);
     }
 
+    /// Counts a failure. Returns false if its user has too many; it is then one of the dropped ones.
+    fn may_list(&mut self, tgid: Tgid, time_ns: u64, state: &State) -> bool {
+        let may_list = self.moments.allows(state.processes.get(&tgid).and_then(login_user), time_ns);
+        self.forgotten += u64::from(!may_list);
+        may_list
+    }
+
     fn keep_failure(&mut self, view: OomView, call: (Tid, Option<OpenCall>), state: &State) {
         let process = state.processes.get(&view.tgid);
-        let owner = process
-            .map(|process| (WorkloadKey::of(&process.owner), process.facts.as_ref().and_then(|facts| facts.uid)));
+        let owner = process.map(|process| (WorkloadKey::of(&process.owner), login_user(process)));
         self.keep(view, call, owner);
     }
 }
 
-/// Returns the state of the machine at a failure of this process, with the processes on its GPUs: a
-/// log of all processes of a large machine would take hundreds of megabytes.
-fn snapshot_at(state: &State, tgid: Tgid, time_ns: u64) -> Box<Snapshot> {
-    let mut snapshot = state.snapshot();
-    let own = snapshot.processes.iter().rfind(|process| process.tgid == tgid);
-    let own: BTreeSet<Option<GpuUuid>> =
-        own.iter().flat_map(|process| &process.gpus).map(|gpu| gpu.uuid.clone()).collect();
-    // A process on an unknown GPU may be on any.
-    if !own.is_empty() && !own.contains(&None) {
-        let is_there = |uuid: &Option<GpuUuid>| uuid.is_none() || own.contains(uuid);
-        snapshot.processes.retain(|process| {
-            let is_related = process.tgid == tgid || process.left_behind.is_some();
-            is_related || process.gpus.iter().any(|gpu| is_there(&gpu.uuid))
-        });
-    }
-    Box::new(Snapshot { time_ns: snapshot.time_ns.max(time_ns), ..snapshot })
+fn login_user(process: &Process) -> Option<u32> {
+    process.facts.as_ref().and_then(|facts| facts.login_uid.or(facts.uid))
 }
 
 /// Returns the state of a caching allocator; `None` if its segments are not traced.

@@ -11,14 +11,15 @@ mod schedule;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use memwatch_core::input::Input;
 use memwatch_core::words::Tgid;
 
-use self::reading::RunningReading;
 pub(in crate::agent) use self::reading::{NamesAnswer, NamesOrder};
-use self::schedule::{Due, NamesSchedule};
+use self::reading::{Refusal, RunningReading};
+use self::schedule::{Due, NamesSchedule, PlannedReading};
 use super::args::FlightRecorderMode;
 use super::watches::Watches;
 use crate::watch::session::Session;
@@ -45,6 +46,8 @@ pub(super) struct FlightRecorder {
     schedule: NamesSchedule,
     /// The reading that is due by time or by a new peak, and the one after a failure.
     running: [Option<RunningReading>; 2],
+    /// Threads of readings that are over, as long as their worker has not ended, with the login user.
+    ending: Vec<(Option<u32>, JoinHandle<()>)>,
     /// Failures that were seen.
     seen: BTreeSet<(Tgid, u64)>,
     state: FlightRecorderState,
@@ -59,6 +62,7 @@ impl FlightRecorder {
             watches: Arc::clone(watches),
             schedule: NamesSchedule::new(Instant::now()),
             running: [None, None],
+            ending: Vec::new(),
             seen: failures(session),
             state: FlightRecorderState::default(),
         })
@@ -72,12 +76,11 @@ impl FlightRecorder {
     /// Takes finished readings, and begins those that are due.
     pub(super) fn tend(&mut self, session: &mut Session) {
         for at in 0..self.running.len() {
-            if let Some(running) = &self.running[at]
-                && let Some(answer) = running.answer()
-            {
-                let tgid = running.tgid;
-                self.running[at] = None;
-                self.take(tgid, answer, session);
+            let answer = self.running[at].as_ref().and_then(RunningReading::answer);
+            if let (Some(answer), Some(running)) = (answer, self.running[at].take_if(|_| true)) {
+                self.take(&running.planned, answer, session);
+                let user = running.planned.user;
+                self.ending.extend(running.into_thread().map(|thread| (user, thread)));
             }
         }
         self.schedule.update(session.pipeline().state.allocated_by_pytorch(), Instant::now());
@@ -98,34 +101,36 @@ impl FlightRecorder {
     }
 
     fn advance(&mut self) {
+        self.ending.retain(|(_, thread)| !thread.is_finished());
+        self.schedule.set_stuck(self.ending.iter().map(|(user, _)| *user).collect());
         for (at, due) in [Due::InTime, Due::AfterFailure].into_iter().enumerate() {
             if self.running[at].is_some() {
                 continue;
             }
-            let Some(place) = self.watches.place() else { return };
+            let cannot_wait = due == Due::AfterFailure && self.schedule.has_failed();
+            let Some(place) = self.watches.place(cannot_wait) else { continue };
             let next = self.schedule.next(due, Instant::now());
             self.state.left_out = self.schedule.left_out();
-            if let Some((tgid, start_ns)) = next {
-                let order = NamesOrder { tgid: tgid.0, start_ns };
-                self.running[at] = Some(RunningReading::begin(order, self.options.clone(), place));
+            if let Some(planned) = next {
+                self.running[at] = Some(RunningReading::begin(planned, self.options.clone(), place));
             }
         }
     }
 
-    fn take(&mut self, tgid: Tgid, answer: Result<NamesAnswer, String>, session: &mut Session) {
+    fn take(&mut self, planned: &PlannedReading, answer: Result<NamesAnswer, Refusal>, session: &mut Session) {
         match answer {
             Ok(NamesAnswer { names, processor_ns }) => {
                 self.state.processor_ns = self.state.processor_ns.saturating_add(processor_ns);
-                self.schedule.note_read(tgid, processor_ns, Instant::now());
+                self.schedule.note_read(planned, processor_ns, Instant::now());
                 if let Some(names) = names {
                     self.state.readings += 1;
                     session.learn(Input::HeldNames(names));
                 }
             }
-            Err(why) => {
-                log::info!("process {tgid}: its live objects were not read: {why}", tgid = tgid.0);
+            Err((why, most_ns)) => {
+                log::info!("process {tgid}: its live objects were not read: {why}", tgid = planned.tgid.0);
                 self.state.failed += 1;
-                self.schedule.note_refused(tgid, Instant::now());
+                self.schedule.note_refused(planned, most_ns, Instant::now());
             }
         }
     }

@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::io::Read as _;
 use std::os::fd::AsRawFd as _;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use memwatch_core::input::held_names::HeldNames;
-use memwatch_core::words::Tgid;
 use serde::{Deserialize, Serialize};
 
+use super::schedule::PlannedReading;
 use crate::agent::watches::WatchPermit;
 use crate::agent::watches::worker::WorkerOrder;
 use crate::agent::watches::worker_process::{WorkerProcess, ready};
@@ -40,41 +40,64 @@ pub(in crate::agent) struct NamesAnswer {
     pub(in crate::agent) processor_ns: u64,
 }
 
+/// Why there is no answer, and what the attempt has cost at most, in nanoseconds of a processor.
+pub(super) type Refusal = (String, u64);
+
 /// A reading in progress.
 pub(super) struct RunningReading {
-    pub(super) tgid: Tgid,
-    answer: Receiver<Result<NamesAnswer, String>>,
+    pub(super) planned: PlannedReading,
+    answer: Receiver<Result<NamesAnswer, Refusal>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl RunningReading {
-    /// Begins a reading, which occupies `place` until its end.
-    pub(super) fn begin(order: NamesOrder, options: Vec<OsString>, place: WatchPermit) -> Self {
+    /// Begins a reading, which occupies `place` until its worker has ended.
+    pub(super) fn begin(planned: PlannedReading, options: Vec<OsString>, place: WatchPermit) -> Self {
+        let order = NamesOrder { tgid: planned.tgid.0, start_ns: planned.start_ns };
         let (sender, answer) = channel();
         let thread = thread::Builder::new().name(format!("names {}", order.tgid)).spawn(move || {
             let _place = place;
+            let begun = Instant::now();
+            let (answer, worker) = read(order, &options);
+            // A worker has one thread that works.
+            let most_ns = |why| (why, u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
             // The receiver is gone if the agent ends.
-            let _ = sender.send(read(order, &options));
+            let _ = sender.send(answer.map_err(most_ns));
+            // Memory mapped from a file system without an answering server keeps a worker from ending.
+            drop(worker);
         });
-        if let Err(error) = thread {
+        if let Err(error) = &thread {
             // The sender is gone, which says that there is no answer.
             log::warn!("a reading cannot be started: {error}");
         }
-        Self { tgid: Tgid(order.tgid), answer }
+        Self { planned, answer, thread: thread.ok() }
     }
 
     /// Returns the answer once it is there.
-    pub(super) fn answer(&self) -> Option<Result<NamesAnswer, String>> {
+    pub(super) fn answer(&self) -> Option<Result<NamesAnswer, Refusal>> {
         match self.answer.try_recv() {
             Ok(answer) => Some(answer),
             Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(Err("the reading was not made".to_owned())),
+            Err(TryRecvError::Disconnected) => Some(Err(("the reading was not made".to_owned(), 0))),
         }
+    }
+
+    /// Returns the thread, which ends with its worker.
+    pub(super) fn into_thread(self) -> Option<JoinHandle<()>> {
+        self.thread
     }
 }
 
-fn read(order: NamesOrder, options: &[OsString]) -> Result<NamesAnswer, String> {
+/// Returns the answer, and the worker if there is one: it may take long to end.
+fn read(order: NamesOrder, options: &[OsString]) -> (Result<NamesAnswer, String>, Option<WorkerProcess>) {
+    match WorkerProcess::start(options, &WorkerOrder::Names(order)) {
+        Ok(mut worker) => (answer_of(&mut worker, order), Some(worker)),
+        Err(error) => (Err(format!("the worker: {error}")), None),
+    }
+}
+
+fn answer_of(worker: &mut WorkerProcess, order: NamesOrder) -> Result<NamesAnswer, String> {
     let failed = |error: std::io::Error| format!("the worker: {error}");
-    let mut worker = WorkerProcess::start(options, &WorkerOrder::Names(order)).map_err(failed)?;
     let mut output = worker.0.stdout.take().ok_or("the worker has no output")?;
     let until = Instant::now() + LONGEST;
     let mut answer = Vec::new();
@@ -94,7 +117,7 @@ fn read(order: NamesOrder, options: &[OsString]) -> Result<NamesAnswer, String> 
     }
     let answer: NamesAnswer = match serde_json::from_slice(&answer) {
         Ok(answer) => answer,
-        Err(_) => return Err(last_message(&mut worker)),
+        Err(_) => return Err(last_message(worker)),
     };
     let is_of_order = answer.names.as_ref().is_none_or(|names| names.tgid.0 == order.tgid);
     is_of_order.then_some(answer).ok_or_else(|| "the worker has read another process".to_owned())

@@ -111,18 +111,18 @@ impl From<io::Error> for Stop {
 }
 
 impl Forward {
-    /// Runs the watch. Blocks.
+    /// Runs the watch until its end, or until `is_over`. Blocks.
     ///
     /// # Errors
     /// The worker cannot be started; the reason is a sentence.
-    pub(super) fn run(mut self) -> Result<WatchEnd, String> {
+    pub(super) fn run(mut self, is_over: impl Fn() -> bool) -> Result<WatchEnd, String> {
         let mut targets = Targets::open(self.order.tgids())?;
         let order = self.order.of_worker(&targets);
         let started = WorkerProcess::start(&self.options, &order);
         let mut worker = started.map_err(|error| format!("a watch cannot be started: {error}"))?;
         let prepared = self.socket.set_nonblocking(false).and_then(|()| self.socket.set_write_timeout(Some(PATIENCE)));
         prepared.map_err(|error| format!("the connection: {error}"))?;
-        let why = match self.pass_on(&mut worker, &mut targets) {
+        let why = match self.pass_on(&mut worker, &mut targets, &is_over) {
             Ok(()) => None,
             Err(Stop::Client) => return Ok(WatchEnd::ClientLeft),
             Err(Stop::Reason(why)) => Some(why),
@@ -131,7 +131,12 @@ impl Forward {
         Ok(if self.socket.write_all(&last).is_ok() { WatchEnd::Sent } else { WatchEnd::ClientLeft })
     }
 
-    fn pass_on(&mut self, worker: &mut WorkerProcess, targets: &mut Targets) -> Result<(), Stop> {
+    fn pass_on(
+        &mut self,
+        worker: &mut WorkerProcess,
+        targets: &mut Targets,
+        is_over: &impl Fn() -> bool,
+    ) -> Result<(), Stop> {
         let (Some(mut output), Some(mut errors)) = (worker.0.stdout.take(), worker.0.stderr.take()) else {
             return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
         };
@@ -149,6 +154,9 @@ impl Forward {
                 polled(errors.as_raw_fd(), has_errors),
             ];
             let [is_recorded, is_asked, is_said] = ready(descriptors, CHECK)?;
+            if is_over() {
+                return Err(Stop::Reason("another user waits for its place, and it has had its turn".to_owned()));
+            }
             if is_asked && self.is_to_end(&mut inbox)? {
                 interrupt(worker);
                 ends_by.get_or_insert_with(|| Instant::now() + END);

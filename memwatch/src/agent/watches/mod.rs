@@ -13,6 +13,7 @@ pub(super) mod worker_process;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memwatch_core::snapshot::Viewer;
@@ -40,6 +41,9 @@ const BURST: u32 = 12;
 /// Interval of an owner's watches beyond that.
 const EACH: Duration = Duration::from_secs(5);
 
+/// Time for which a watch keeps its place although an owner without any waits for one.
+const TURN: Duration = Duration::from_mins(1);
+
 /// Watches in progress.
 #[derive(Debug)]
 pub(super) struct Watches {
@@ -51,15 +55,37 @@ pub(super) struct Watches {
 
 #[derive(Debug, Default)]
 struct WatchesInside {
-    /// The processes of each watch in progress, by owner.
-    watched: BTreeMap<u32, Vec<Vec<u32>>>,
+    /// Each watch in progress, by owner.
+    watched: BTreeMap<u32, Vec<WatchInProgress>>,
     /// Number of places that the agent's own work has.
     own: usize,
     /// For each owner, the time at which the watches so far would have begun at an even pace.
     even: BTreeMap<u32, Instant>,
 }
 
+#[derive(Debug)]
+struct WatchInProgress {
+    tgids: Vec<u32>,
+    since: Instant,
+    /// Set when its place is given to another owner.
+    is_over: Arc<AtomicBool>,
+}
+
 impl WatchesInside {
+    fn taken(&self) -> usize {
+        self.watched.values().flatten().count()
+    }
+
+    /// Ends the longest watch of the owner with most of them, for an owner without one, once it has
+    /// had its turn. Its place is free a moment later.
+    fn end_longest(&self, now: Instant) {
+        let of_most = self.watched.values().max_by_key(|watches| watches.len());
+        let longest = of_most.into_iter().flatten().min_by_key(|watch| watch.since);
+        if let Some(watch) = longest.filter(|watch| now.saturating_duration_since(watch.since) >= TURN) {
+            watch.is_over.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Counts a watch of this owner, and returns when it may begin.
     fn begin_of(&mut self, owner: u32, now: Instant) -> Instant {
         self.even.retain(|_, even| *even > now);
@@ -81,8 +107,8 @@ pub(super) struct WatchPermit {
 enum PlaceKind {
     /// The agent's.
     Own,
-    /// An owner's, for a watch of these processes.
-    Watch { owner: u32, tgids: Vec<u32> },
+    /// An owner's, for a watch that is to end when this is set.
+    Watch { owner: u32, is_over: Arc<AtomicBool> },
 }
 
 impl Watches {
@@ -107,20 +133,24 @@ impl Watches {
     fn enter(self: &Arc<Self>, owner: u32, tgids: &[u32]) -> Result<(WatchPermit, Instant), String> {
         let mut all = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let of_agent = if self.most < MOST { all.own } else { 0 };
-        let inside = &mut all.watched;
-        if let Some(tgid) =
-            tgids.iter().find(|tgid| inside.values().flatten().flatten().any(|watched| watched == *tgid))
-        {
+        let is_watched = |tgid: &&u32| all.watched.values().flatten().any(|watch| watch.tgids.contains(*tgid));
+        if let Some(tgid) = tgids.iter().find(is_watched) {
             return Err(format!("process {tgid} is being watched already: try again when that watch has ended"));
         }
-        let of_owner = inside.get(&owner).map_or(0, Vec::len);
+        let of_owner = all.watched.get(&owner).map_or(0, Vec::len);
         let share = if owner == 0 { self.most } else { (self.most / 2).max(1) };
-        if of_owner >= share || inside.values().flatten().count() + of_agent >= self.most {
+        let is_full = all.taken() + of_agent >= self.most;
+        if is_full && of_owner == 0 {
+            all.end_longest(Instant::now());
+        }
+        if of_owner >= share || is_full {
             return Err("it watches as many programs at once as it may: try again in a moment".to_owned());
         }
-        inside.entry(owner).or_default().push(tgids.to_vec());
-        let begin = all.begin_of(owner, Instant::now());
-        let place = PlaceKind::Watch { owner, tgids: tgids.to_vec() };
+        let (since, is_over) = (Instant::now(), Arc::new(AtomicBool::new(false)));
+        let watch = WatchInProgress { tgids: tgids.to_vec(), since, is_over: Arc::clone(&is_over) };
+        all.watched.entry(owner).or_default().push(watch);
+        let begin = all.begin_of(owner, since);
+        let place = PlaceKind::Watch { owner, is_over };
         Ok((WatchPermit { watches: Arc::clone(self), place }, begin))
     }
 
@@ -130,11 +160,13 @@ impl Watches {
     }
 
     /// Takes a place for a moment's work of the agent itself, if memory allows. It is one of the places
-    /// for watches only where memory is limited.
-    pub(super) fn place(self: &Arc<Self>) -> Option<WatchPermit> {
+    /// for watches only where memory is limited; if it `cannot_wait`, it has its turn there.
+    pub(super) fn place(self: &Arc<Self>, cannot_wait: bool) -> Option<WatchPermit> {
         let mut all = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = all.watched.values().flatten().count() + all.own;
-        if self.most < MOST && taken >= self.most {
+        if self.most < MOST && all.taken() + all.own >= self.most {
+            if cannot_wait && all.own == 0 {
+                all.end_longest(Instant::now());
+            }
             return None;
         }
         all.own += 1;
@@ -186,10 +218,7 @@ impl Watches {
         sleep_until(begin).await;
         let socket = stream.as_fd().try_clone_to_owned().map_err(|error| format!("the connection: {error}"))?;
         let forward = Forward { order, socket: socket.into(), options: self.options.clone() };
-        let ended = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            forward.run()
-        });
+        let ended = tokio::task::spawn_blocking(move || forward.run(|| permit.is_over()));
         ended.await.map_err(|error| format!("the watch failed: {error}"))?
     }
 }
@@ -206,18 +235,23 @@ fn worker_options(common: &CommonArgs) -> Vec<OsString> {
     words
 }
 
+impl WatchPermit {
+    /// Whether its watch has had its turn and another owner waits for the place.
+    fn is_over(&self) -> bool {
+        matches!(&self.place, PlaceKind::Watch { is_over, .. } if is_over.load(Ordering::Relaxed))
+    }
+}
+
 impl Drop for WatchPermit {
     fn drop(&mut self) {
         let mut all = self.watches.inside.lock().unwrap_or_else(PoisonError::into_inner);
-        let PlaceKind::Watch { owner, tgids } = &self.place else {
+        let PlaceKind::Watch { owner, is_over } = &self.place else {
             all.own -= 1;
             return;
         };
         let inside = &mut all.watched;
         if let Some(own) = inside.get_mut(owner) {
-            if let Some(at) = own.iter().position(|watched| watched == tgids) {
-                own.swap_remove(at);
-            }
+            own.retain(|watch| !Arc::ptr_eq(&watch.is_over, is_over));
             if own.is_empty() {
                 inside.remove(owner);
             }
@@ -251,10 +285,29 @@ mod tests {
     fn own_work_of_the_agent_takes_a_place_only_where_memory_is_limited() {
         for (most, is_refused) in [(1, true), (MOST, false)] {
             let watches = Watches::with(Vec::new(), most);
-            let own = watches.place().expect("room");
-            assert_eq!((watches.enter(1000, &[7]).is_err(), watches.place().is_none()), (is_refused, is_refused));
+            let own = watches.place(false).expect("room");
+            assert_eq!((watches.enter(1000, &[7]).is_err(), watches.place(false).is_none()), (is_refused, is_refused));
             drop(own);
             assert!(watches.enter(1000, &[7]).is_ok());
+        }
+    }
+
+    #[test]
+    fn an_owner_without_a_place_gets_the_one_of_a_watch_that_has_had_its_turn() {
+        for (most, owners) in [(1, &[1000][..]), (4, &[1000, 1000, 1001, 1001])] {
+            let watches = Watches::with(Vec::new(), most);
+            let take = |(tgid, owner): (u32, &u32)| watches.enter(*owner, &[tgid]).expect("room").0;
+            let permits: Vec<WatchPermit> = (1..).zip(owners).map(take).collect();
+            let asks = |owner| watches.enter(owner, &[77]).err().map(|_| permits.iter().any(WatchPermit::is_over));
+            assert_eq!([asks(1002), asks(0)], [Some(false); 2], "none has had its turn");
+            for watch in watches.inside.lock().expect("nobody panicked").watched.values_mut().flatten() {
+                watch.since = watch.since.checked_sub(TURN).expect("the machine runs that long");
+            }
+            assert_eq!(asks(1000), Some(false), "this owner has a place");
+            assert_eq!(asks(1002), Some(true));
+            let over = permits.iter().filter(|permit| permit.is_over()).count();
+            drop(permits);
+            assert_eq!((over, watches.inside.lock().expect("nobody panicked").taken()), (1, 0));
         }
     }
 

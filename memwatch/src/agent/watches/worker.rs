@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt::Display;
+use std::fs;
 use std::io::{self, BufWriter, Read as _};
 use std::time::Duration;
 
@@ -184,6 +185,9 @@ fn request(watched: WatchedTensors) -> TensorRequest {
 
 /// Bounds memory and priority of this process, and has it end with the agent.
 fn bound() {
+    // If memory is short, the kernel ends this process and not the agent, whichever is larger. Where
+    // /proc is read-only, the size decides.
+    let _ = fs::write("/proc/self/oom_score_adj", "1000");
     let limit = libc::rlimit { rlim_cur: LIMIT_BYTES, rlim_max: LIMIT_BYTES };
     // SAFETY: the pointer is to an initialized `rlimit`; the other calls take none.
     unsafe {

@@ -116,7 +116,8 @@ pub(crate) fn outcome(survived: &SurvivedView) -> String {
 pub(crate) struct OomHolder<'a> {
     /// The process.
     pub(crate) process: &'a ProcessView,
-    /// Bytes on the GPU: the larger of NVML's last reading and the process's own calls.
+    /// Bytes on the GPU: the larger of NVML's last reading and the process's own calls, as far as NVML
+    /// does not contradict these.
     pub(crate) held_bytes: u64,
 }
 
@@ -125,7 +126,7 @@ pub(crate) fn holders(oom: &OomView) -> Vec<OomHolder<'_>> {
     let Some(gpu) = oom.gpu() else { return Vec::new() };
     let on_it = |process: &'_ ProcessView| {
         let own = process.gpus.iter().find(|own| own.uuid.as_ref() == Some(&gpu.uuid))?;
-        Some(own.used_bytes.unwrap_or(0).max(own.live_bytes))
+        Some(own.used_bytes.unwrap_or(0).max(own.confirmed_live_bytes()))
     };
     let alive = oom.snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
     let mut holders: Vec<OomHolder<'_>> =
