@@ -219,6 +219,16 @@ impl RingFileWriter {
         if self.limits.continues { self.limits.limit_bytes / 4 } else { self.limits.limit_bytes }
     }
 
+    /// Returns the size from which on a keyframe is wanted that replaces the file, or begins the next
+    /// one, if the last keyframe has this size. Of several files, each has as many inputs as its state is
+    /// large, as far as it may: else a large state would be written again and again.
+    fn replaced_bytes(&self, keyframe: u64) -> u64 {
+        if !self.limits.continues {
+            return self.full_bytes();
+        }
+        self.full_bytes().max((2 * keyframe).min(self.most_bytes() / 4 * 3))
+    }
+
     fn add(&mut self, chunk: &[u8], latest_ns: u64) -> io::Result<()> {
         let more = chunk.len() as u64;
         if !self.limits.continues && self.kept.bytes + more > self.full_bytes() {
@@ -236,7 +246,7 @@ impl RingFileWriter {
         let last = self.keyframes.back().map_or(0, |(last, _)| self.kept.bytes - self.since - last);
         let keyframes = if self.limits.continues { KEYFRAMES_IN_ONE_OF_SEVERAL } else { KEYFRAMES };
         if self.since >= (self.full_bytes() / keyframes).max(2 * last)
-            || self.kept.bytes > self.full_bytes()
+            || self.kept.bytes > self.replaced_bytes(last)
             || latest_ns >= self.next_keyframe_ns
         {
             self.flags.is_due.store(true, Ordering::Relaxed);
@@ -371,11 +381,15 @@ mod tests {
     const LIMIT: u64 = 60_000;
 
     fn writer(directory: &Path) -> RingFileWriter {
+        writer_of(directory, false)
+    }
+
+    fn writer_of(directory: &Path, continues: bool) -> RingFileWriter {
         let path = directory.join("job.mwr");
         let front = Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES, ..Front::default() });
         fs::write(&path, &front).expect("the directory is ours");
         let file = OpenOptions::new().append(true).open(&path).expect("it is there");
-        let limits = RingLimits { limit_bytes: LIMIT, waits: true, continues: false };
+        let limits = RingLimits { limit_bytes: LIMIT, waits: true, continues };
         RingFileWriter::new(path, file, front, limits, Arc::default())
     }
 
@@ -432,19 +446,42 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path()).expect("it is there").count(), 1, "no copy is left");
     }
 
-    #[test]
-    fn ring_recording_with_an_oversized_keyframe_ends_and_keeps_the_rest() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let (mut writer, mut encoder) = (writer(directory.path()), Encoder::default());
+    /// Returns a state that does not compress.
+    fn noise(bytes: usize) -> Vec<u8> {
         let mut word = 1_u64;
-        let noise: Vec<u8> = std::iter::repeat_with(|| {
+        let next = || {
             word ^= word << 13;
             word ^= word >> 7;
             word ^= word << 17;
             word.to_le_bytes()[4]
-        })
-        .take(70_000)
-        .collect();
+        };
+        std::iter::repeat_with(next).take(bytes).collect()
+    }
+
+    #[test]
+    fn state_larger_than_a_file_is_written_once_for_as_many_inputs() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut writer, mut encoder) = (writer_of(directory.path(), true), Encoder::default());
+        let state = noise(5_000);
+        assert!(state.len() as u64 > writer.full_bytes());
+        let front = KeyframeFront { time_ns: 1, ..KeyframeFront::default() };
+        let keyframe = Keyframe::pack(front, &state).expect("it is small");
+        writer.add_keyframe(&keyframe, front).expect("there is room");
+        let (mut inputs, mut number) = (0, 0);
+        while !writer.flags.is_due.load(Ordering::Relaxed) {
+            number += 1;
+            let chunk = chunk(&mut encoder, number);
+            inputs += chunk.len();
+            writer.add(&chunk, encoder.latest_ns()).expect("there is room");
+        }
+        assert!(inputs > keyframe.len() / 2 && writer.kept.bytes <= writer.most_bytes(), "{inputs}");
+    }
+
+    #[test]
+    fn ring_recording_with_an_oversized_keyframe_ends_and_keeps_the_rest() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut writer, mut encoder) = (writer(directory.path()), Encoder::default());
+        let noise = noise(70_000);
         let failed = (1..=400).find_map(|number| add_both(&mut writer, &mut encoder, number, &noise).err());
         let sentence = failed.expect("it does not fit").to_string();
         assert!(sentence.contains("--max-size"), "{sentence}");
