@@ -1,6 +1,7 @@
 //! What the running PyTorch processes have allocated.
 
 use super::State;
+use super::room::answers;
 use crate::attribution::process::Process;
 use crate::words::{Framework, Tgid};
 
@@ -36,6 +37,5 @@ fn allocated(process: &Process) -> Option<AllocatedBytes> {
     let facts = process.facts.as_ref().filter(|_| process.ended.is_none())?;
     let reported = process.tensors.iter().flat_map(|tensors| tensors.reported().into_values());
     let bytes = reported.map(|now| now.allocated_bytes).fold(0, u64::saturating_add);
-    let user = facts.login_uid.or(facts.uid);
-    Some(AllocatedBytes { tgid: process.tgid, start_ns: facts.start_ns, user, bytes })
+    Some(AllocatedBytes { tgid: process.tgid, start_ns: facts.start_ns, user: answers(process), bytes })
 }

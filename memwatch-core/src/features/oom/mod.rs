@@ -12,7 +12,6 @@ pub mod view;
 use crate::allocators::Refused;
 use crate::allocators::pytorch::{DeviceAllocator, PoolSize};
 use crate::attribution::device::resolve;
-use crate::attribution::process::Process;
 use crate::attribution::workload::WorkloadKey;
 use crate::decode::{Call, TensorEvent};
 use crate::features::fragments::model::{shapes, usual_shapes};
@@ -25,6 +24,7 @@ use crate::snapshot::build::explained;
 use crate::snapshot::build::places::whose;
 use crate::state::State;
 use crate::state::event::{Detector, Event};
+use crate::state::room::answers;
 use crate::words::{Framework, OUT_OF_MEMORY, Tgid, Tid};
 
 /// Failures of one process within this time are one failure, in nanoseconds: programs retry.
@@ -176,20 +176,16 @@ impl OomLog {
 
     /// Counts a failure. Returns false if its user has too many; it is then one of the dropped ones.
     fn may_list(&mut self, tgid: Tgid, time_ns: u64, state: &State) -> bool {
-        let may_list = self.moments.allows(state.processes.get(&tgid).and_then(login_user), time_ns);
+        let may_list = self.moments.allows(state.processes.get(&tgid).and_then(answers), time_ns);
         self.forgotten += u64::from(!may_list);
         may_list
     }
 
     fn keep_failure(&mut self, view: OomView, call: (Tid, Option<OpenCall>), state: &State) {
         let process = state.processes.get(&view.tgid);
-        let owner = process.map(|process| (WorkloadKey::of(&process.owner), login_user(process)));
+        let owner = process.map(|process| (WorkloadKey::of(&process.owner), answers(process)));
         self.keep(view, call, owner);
     }
-}
-
-fn login_user(process: &Process) -> Option<u32> {
-    process.facts.as_ref().and_then(|facts| facts.login_uid.or(facts.uid))
 }
 
 /// Returns the state of a caching allocator; `None` if its segments are not traced.

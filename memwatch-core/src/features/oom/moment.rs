@@ -46,7 +46,7 @@ impl Moments {
         // Records of several processors come in any order.
         let is_shared = |last: &(Snapshot, u64)| last.1.abs_diff(time_ns) < SHARED_NS;
         let (mut all, taken_ns) = self.last.take().filter(is_shared).unwrap_or_else(|| (running(state), time_ns));
-        let ended = || state.ended.iter().rfind(|process| process.tgid == tgid);
+        let ended = || state.ended.last(tgid);
         let own = state.processes.get(&tgid).or_else(ended).map(|process| state.surroundings().process(process));
         let everybody = std::mem::take(&mut all.processes);
         let processes = related(&everybody, tgid, own);

@@ -76,8 +76,7 @@ impl FlightRecorder {
     /// Takes finished readings, and begins those that are due.
     pub(super) fn tend(&mut self, session: &mut Session) {
         for at in 0..self.running.len() {
-            let answer = self.running[at].as_ref().and_then(RunningReading::answer);
-            if let (Some(answer), Some(running)) = (answer, self.running[at].take_if(|_| true)) {
+            if let Some((running, answer)) = RunningReading::take_finished(&mut self.running[at]) {
                 self.take(&running.planned, answer, session);
                 let user = running.planned.user;
                 self.ending.extend(running.into_thread().map(|thread| (user, thread)));

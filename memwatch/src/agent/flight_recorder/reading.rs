@@ -73,8 +73,14 @@ impl RunningReading {
         Self { planned, answer, thread: thread.ok() }
     }
 
+    /// Takes a reading with its answer once that is there. A reading without one goes on.
+    pub(super) fn take_finished(running: &mut Option<Self>) -> Option<(Self, Result<NamesAnswer, Refusal>)> {
+        let answer = running.as_ref()?.answer()?;
+        Some((running.take()?, answer))
+    }
+
     /// Returns the answer once it is there.
-    pub(super) fn answer(&self) -> Option<Result<NamesAnswer, Refusal>> {
+    fn answer(&self) -> Option<Result<NamesAnswer, Refusal>> {
         match self.answer.try_recv() {
             Ok(answer) => Some(answer),
             Err(TryRecvError::Empty) => None,
@@ -132,4 +138,27 @@ fn last_message(worker: &mut WorkerProcess) -> String {
     let message = String::from_utf8_lossy(&message);
     let why = message.lines().rev().find_map(|line| line.strip_prefix("memwatch: ")).unwrap_or("it ended early");
     why.escape_debug().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_core::state::AllocatedBytes;
+    use memwatch_core::words::Tgid;
+
+    use super::*;
+    use crate::agent::flight_recorder::schedule::{Due, NamesSchedule};
+
+    #[test]
+    fn reading_goes_on_until_its_answer_is_there() {
+        let (sender, answer) = channel();
+        let (mut schedule, now) = (NamesSchedule::new(Instant::now()), Instant::now());
+        schedule.note_failure(AllocatedBytes { tgid: Tgid(7), start_ns: 1, user: Some(1000), bytes: 0 }, now);
+        let planned = schedule.next(Due::AfterFailure, now).expect("it has failed");
+        let mut running = Some(RunningReading { planned, answer, thread: None });
+        assert!(RunningReading::take_finished(&mut running).is_none() && running.is_some(), "it has none yet");
+        sender.send(Ok(NamesAnswer { names: None, processor_ns: 5 })).expect("it is waited for");
+        let (finished, answer) = RunningReading::take_finished(&mut running).expect("it is there");
+        assert_eq!((finished.planned.tgid, answer.expect("it was read").processor_ns), (Tgid(7), 5));
+        assert!(running.is_none());
+    }
 }
